@@ -7,10 +7,11 @@ says so. Scores are not computed here (see analysis.results.decompose).
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from analysis.tables.reading import (
     EXPERT_COLUMNS,
     PHASE_COLUMNS,
     RANK_COLUMNS,
+    Columns,
     Reader,
 )
 from analysis.tables.run_row import encodable, text
-from analysis.tables.workers import mapped
+from analysis.tables.workers import mapped, uncollected
 from suite.card import Card, Target
 from suite.compliance.check import CheckedLog, rulesets_of_logs
 from suite.files import read_bytes
@@ -65,6 +67,7 @@ class Tables:
         return {name: getattr(self, name) for name in names}
 
 
+@uncollected()
 def ingest(
     paths: Sequence[Path],
     cards: Mapping[str, Card],
@@ -79,15 +82,16 @@ def ingest(
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
     places = sorted(range(len(logs)), key=lambda place: _by_size(logs[place]))
+    chunks = _chunks(places, [_by_size(logs[place])[0] for place in places])
     found = mapped(
-        Reader.read,
+        Reader.read_all,
         Reader(cards, rules),
-        [logs[place] for place in places],
-        chunk=CHUNK_LOGS,
-        tell=tell,
+        [[logs[place] for place in chunk] for chunk in chunks],
+        tell=lambda done, total: tell(done * len(logs) // total, len(logs)),
         alone=len(logs) < POOL_FROM_LOGS,
     )
-    readings = [reading for _, reading in sorted(zip(places, found, strict=True), key=itemgetter(0))]
+    read = dict(zip(chain.from_iterable(chunks), chain.from_iterable(found), strict=True))
+    readings = [read[place] for place in range(len(logs))]
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
@@ -97,22 +101,48 @@ def ingest(
     _complete_from_systems(runs, systems)
     return Tables(
         runs=pd.DataFrame(runs),
-        epochs=pd.DataFrame([row for reading in readings for row in reading.epochs], columns=EPOCH_COLUMNS),
-        evals=pd.DataFrame([row for reading in readings for row in reading.evals], columns=EVAL_COLUMNS),
-        phases=pd.DataFrame([row for reading in readings for row in reading.phases], columns=PHASE_COLUMNS),
-        ranks=pd.DataFrame([row for reading in readings for row in reading.ranks], columns=RANK_COLUMNS),
-        experts=pd.DataFrame([row for reading in readings for row in reading.experts], columns=EXPERT_COLUMNS),
+        epochs=_frame(EPOCH_COLUMNS, runs, [reading.epochs for reading in readings]),
+        evals=_frame(EVAL_COLUMNS, runs, [reading.evals for reading in readings]),
+        phases=_frame(PHASE_COLUMNS, runs, [reading.phases for reading in readings]),
+        ranks=_frame(RANK_COLUMNS, runs, [reading.ranks for reading in readings]),
+        experts=_frame(EXPERT_COLUMNS, runs, [reading.experts for reading in readings]),
         systems=pd.DataFrame(list(systems.values())),
-        records={reading.run["run"]: reading.record for reading in readings},
+        records={reading.run["run"]: _of(log, reading.record) for log, reading in zip(logs, readings, strict=True)},
         targets={reading.run["group"]: reading.target for reading in readings},
         skipped=skipped,
         judged={log.path: reading.checked for log, reading in zip(logs, readings, strict=True) if reading.checked},
     )
 
 
+def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Sequence[Columns]) -> pd.DataFrame:
+    """The table of these columns of all runs; the first column is the run's name."""
+    filled = [(row["run"], columns) for row, columns in zip(runs, parts, strict=True) if columns]
+    named = chain.from_iterable(repeat(run, len(columns[0])) for run, columns in filled)
+    whole = [named, *map(chain.from_iterable, zip(*(columns for _, columns in filled), strict=True))]
+    data = dict(zip(names, map(list, whole), strict=True)) if filled else None
+    return pd.DataFrame(data, columns=list(names))
+
+
+def _of(log: LogFile, record: RunRecord) -> RunRecord:
+    """The record of a log, which may have been made of an equal one."""
+    return record if record.path == log.path else replace(record, path=log.path)
+
+
+def _chunks(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Cut the places into chunks of `CHUNK_LOGS` or a few more: equal logs, which have one size, stay together."""
+    chunks: list[list[int]] = []
+    last = None
+    for place, size in zip(places, sizes, strict=True):
+        if not chunks or (len(chunks[-1]) >= CHUNK_LOGS and (size != last or len(chunks[-1]) >= 2 * CHUNK_LOGS)):
+            chunks.append([])
+        chunks[-1].append(place)
+        last = size
+    return chunks
+
+
 def _by_size(log: LogFile) -> tuple[int, str]:
     """Long logs first, so that no process ends long after the others; equal ones, which have one name in all rounds, meet."""
-    return -log.path.stat().st_size, log.path.name
+    return -os.stat(log.path).st_size, log.path.name  # noqa: PTH116  a third of the time of Path.stat
 
 
 def parsed(text: object) -> dict[str, Any]:

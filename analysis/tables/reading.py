@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,19 @@ EXPERT_COLUMNS = [
 ]  # fmt: skip
 
 
+Columns = Sequence[Sequence[Any]]  # of a table, but for its first, the name of the run; empty if there are no rows
+
+
 @dataclass(frozen=True)
 class Reading:
-    """What the tables take from one log."""
+    """What the tables take from one log. Equal logs share all but ``run``: the path in ``record`` is that of the first."""
 
     run: dict[str, Any]
-    epochs: list[tuple[Any, ...]]
-    evals: list[tuple[Any, ...]]
-    phases: list[tuple[Any, ...]]
-    ranks: list[tuple[Any, ...]]
-    experts: list[tuple[Any, ...]]
+    epochs: Columns
+    evals: Columns
+    phases: Columns
+    ranks: Columns
+    experts: Columns
     record: RunRecord
     target: Target | None
     checked: CheckedLog | None = None
@@ -76,6 +79,10 @@ class Reader:
         self._last: tuple[LogFile, int, Log, Reading] | None = None
         self._scaling: dict[Path, float | None] = {}
 
+    def read_all(self, files: Sequence[LogFile]) -> list[Reading]:
+        """Read several logs as `read` does."""
+        return [self.read(file) for file in files]
+
     def read(self, file: LogFile) -> Reading:
         """Read one log. The content of a log never raises. Where its ruleset is known, it is judged as well: it is read once."""
         folder, rules = file.path.parent, self._rules.get(file.path)
@@ -83,10 +90,12 @@ class Reader:
             self._scaling[folder] = scaling_factor(folder)
         size = file.path.stat().st_size
         if self._last is not None and _alike(file, size, *self._last):
-            log, known = self._last[2:]
-            log, record = replace(log, path=file.path), replace(known.record, path=file.path)
-            checked = judge_log(log, ruleset(rules), str(file.path), record) if rules else None
-            return _named(known, file, record, checked, self._scaling[folder])
+            known, checked = self._last[3], None
+            if rules:
+                log, record = replace(self._last[2], path=file.path), replace(known.record, path=file.path)
+                checked = judge_log(log, ruleset(rules), str(file.path), record)
+            row = identity(file, known.record, known.run["benchmark"], known.run["sha256"], self._scaling[folder])
+            return replace(known, run=known.run | encodable(row), checked=checked)
         log, reading = _read(file, self._cards, rules, self._scaling[folder])
         self._last = file, size, log, reading
         return reading
@@ -106,19 +115,6 @@ def _alike(file: LogFile, size: int, other: LogFile, other_size: int, _: Log, kn
 _BLOCK_BYTES = 2**20
 
 
-def _named(
-    known: Reading, file: LogFile, record: RunRecord, checked: CheckedLog | None, scaling: float | None
-) -> Reading:
-    """The rows of a log whose content is known, for another file that holds it."""
-    row = known.run | encodable(identity(file, record, known.run["benchmark"], known.run["sha256"], scaling))
-    name = row["run"]
-    epochs, evals, phases, ranks, experts = (
-        [(name, *cells) for _, *cells in rows]
-        for rows in (known.epochs, known.evals, known.phases, known.ranks, known.experts)
-    )
-    return Reading(row, epochs, evals, phases, ranks, experts, record, known.target, checked)
-
-
 def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: float | None) -> tuple[Log, Reading]:
     digest = hashlib.sha256()
     log = read_events(file.path, steps=False, seen=digest.update)
@@ -133,69 +129,76 @@ def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: 
     if metric != summarised or log.until(mllog.RUN_STOP) is not log:
         line = timeline(log, metric)  # also of what came after run_stop
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line), scaling)
-    experts = _expert_rows(file.label, log)
+    experts = _expert_rows(log)
     row = encodable(run_row(content, digest.hexdigest()) | _expert_load(experts))
     return log, Reading(
         run=row,
-        epochs=_epoch_rows(row["run"], line, log),
-        evals=_eval_rows(row["run"], content),
-        phases=_phase_rows(row["run"], log),
-        ranks=_rank_rows(row["run"], log),
-        experts=experts,
+        epochs=_epoch_columns(line, log),
+        evals=_eval_columns(content),
+        phases=_columns(_phase_rows(log)),
+        ranks=_columns(_rank_rows(log)),
+        experts=_columns(experts),
         record=record,
         target=target,
         checked=checked,
     )
 
 
-def _epoch_rows(run: str, line: Timeline, log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `EPOCH_COLUMNS`."""
+def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
+    return tuple(zip(*rows, strict=True))
+
+
+def _epoch_columns(line: Timeline, log: Log) -> Columns:
+    """Columns of `EPOCH_COLUMNS`."""
+    if not line.epochs:
+        return ()
     rates = {
         number(event.metadata.get("epoch_num")): number(event.value.get("throughput"))
         for event in log.every(mllog.TRACKED_STATS)
         if isinstance(event.value, dict) and "epoch_num" in event.metadata
     }
     end_s = math.inf if line.run_s is None else line.run_s
-    return [
-        (
-            run,
-            index,
-            label,
-            start_s,
-            stop_s,
-            None if stop_s is None else stop_s - start_s,
-            start_s >= end_s,
-            rates.get(label),
-        )
-        for index, (label, start_s, stop_s) in enumerate(line.epochs, start=1)
-    ]
+    labels, starts, stops = zip(*line.epochs, strict=True)
+    return (
+        range(1, len(labels) + 1),
+        labels,
+        starts,
+        stops,
+        _durations(starts, stops),
+        [start_s >= end_s for start_s in starts],
+        list(map(rates.get, labels)),
+    )
 
 
-def _eval_rows(run: str, content: LogContent) -> list[tuple[Any, ...]]:
-    """Rows of `EVAL_COLUMNS`."""
-    line, target = content.line, content.target
-    return [
-        (
-            run,
-            index,
-            e.number,
-            e.step,
-            content.epochs.at(e),
-            e.start_s,
-            e.stop_s,
-            None if e.start_s is None or e.stop_s is None else e.stop_s - e.start_s,
-            e.reported_s,
-            e.value,
-            bool(target and e.value is not None and target.reached(e.value)),
-            line.run_s is not None and (e.reported_s or e.stop_s or 0.0) > line.run_s,
-            e.overlaps_training,
-        )
-        for index, e in enumerate(line.evals, start=1)
-    ]
+def _eval_columns(content: LogContent) -> Columns:
+    """Columns of `EVAL_COLUMNS`."""
+    line, target, at = content.line, content.target, content.epochs.at
+    if not line.evals:
+        return ()
+    labels, steps, starts, stops, reports, values, overlaps = zip(*line.evals, strict=True)
+    end_s = math.inf if line.run_s is None else line.run_s
+    return (
+        range(1, len(labels) + 1),
+        labels,
+        steps,
+        list(map(at, line.evals)),
+        starts,
+        stops,
+        _durations(starts, stops),
+        reports,
+        values,
+        [target is not None and value is not None and target.reached(value) for value in values],
+        [(report_s or stop_s or 0.0) > end_s for report_s, stop_s in zip(reports, stops, strict=True)],
+        overlaps,
+    )
 
 
-def _phase_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `PHASE_COLUMNS`."""
+def _durations(starts: Iterable[float | None], stops: Iterable[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else b - a for a, b in zip(starts, stops, strict=True)]
+
+
+def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `PHASE_COLUMNS` but for the run."""
     rows = []
     for event in log.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
         if not isinstance(event.value, dict):
@@ -206,24 +209,24 @@ def _phase_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
         for phase in (*STEP_PARTS, *BESIDE_STEP):
             seconds = number(event.value.get(phase))
             if seconds is not None:
-                rows.append((run, source, *where, phase, seconds, loss))
+                rows.append((source, *where, phase, seconds, loss))
     return rows
 
 
-def _rank_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `RANK_COLUMNS`; ``values`` is JSON, in rank order, where the log has every rank's."""
+def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `RANK_COLUMNS` but for the run; ``values`` is JSON, in rank order, where the log has every rank's."""
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.RANK_STATS):
         where = [number(event.metadata.get(name)) for name in ("epoch_num", "steps")]
         for quantity, spread in event.value.items() if isinstance(event.value, dict) else ():
             if isinstance(spread, dict):
                 numbers = [number(spread.get(name)) for name in RANK_COLUMNS[4:10]]
-                rows.append((run, *where, quantity, *numbers, text(spread.get("values"))))
+                rows.append((*where, quantity, *numbers, text(spread.get("values"))))
     return rows
 
 
-def _expert_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `EXPERT_COLUMNS`; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is JSON."""
+def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
+    """Rows of `EXPERT_COLUMNS` but for the run; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is JSON."""
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.WINDOW_STATS):
         stats = event.value if isinstance(event.value, dict) else {}
@@ -236,17 +239,17 @@ def _expert_rows(run: str, log: Log) -> list[tuple[Any, ...]]:
                 rates = [number(entry.get(name)) for name in ("drop_rate", "needed_capacity", "padding_waste")]
                 name = layer.encode("utf-8", "replace").decode()
                 even = max(tokens) * len(tokens) / sum(tokens)
-                rows.append((run, *where, name, len(tokens), sum(tokens), even, *rates, exposed, json.dumps(tokens)))
+                rows.append((*where, name, len(tokens), sum(tokens), even, *rates, exposed, json.dumps(tokens)))
     return rows
 
 
 def _expert_load(experts: list[tuple[Any, ...]]) -> dict[str, float | None]:
     """Expert load of a run: means over its windows and layers; seconds are the sum over windows."""
-    windows = {row[1:4]: row[11] for row in experts}  # logged once a window, for all layers
+    windows = {row[:3]: row[10] for row in experts}  # logged once a window, for all layers
     return {
-        "expert_imbalance": _mean(row[7] for row in experts),
-        "expert_drop_rate": _mean(row[8] for row in experts),
-        "expert_padding_waste": _mean(row[10] for row in experts),
+        "expert_imbalance": _mean(row[6] for row in experts),
+        "expert_drop_rate": _mean(row[7] for row in experts),
+        "expert_padding_waste": _mean(row[9] for row in experts),
         "exposed_all_to_all_s": sum(filter(None, windows.values())) if windows else None,
     }
 

@@ -22,6 +22,18 @@ MOST_PROCESSES = 16
 AHEAD = 2  # chunks that a process has been given: it never waits for the next one
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within the body no garbage is looked for: it would look through all results again and again, and they have no cycles."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
 def mapped(
     work: Callable[[Shared, Item], Result],
     shared: Shared,
@@ -48,7 +60,7 @@ def mapped(
     def of_chunk(begin: int) -> list[Result]:
         return [work(shared, item) for item in items[begin : begin + chunk]]
 
-    with _uncollected(), _started(of_chunk, min(count, MOST_PROCESSES, len(begins))) as children:
+    with uncollected(), _started(of_chunk, min(count, MOST_PROCESSES, len(begins))) as children:
         for begin, results in _answers(children, begins):
             found[begin] = results
             tell(min(len(found) * chunk, len(items)), len(items))
@@ -121,15 +133,3 @@ def _serve(asked: Connection, of_chunk: Callable[[int], Any], of_parent: Sequenc
             error.add_note(traceback.format_exc())
             answer = (begin, None, error)
         asked.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Within the body no garbage is looked for: it would look through all results again and again, and they have no cycles."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from suite import frozen
 from suite.files import LIMITS, byte_text, opened
-from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode
+from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode_lines
 from suite.log.limits import limits
 
 __all__ = ["LISTED_PROBLEMS", "STEP_KEYS", "Event", "Log", "Problem", "read_events"]
@@ -164,17 +164,25 @@ class _Parser:
 
     def _parse(self, data: bytes) -> None:
         """Append the events and problems of whole lines."""
-        at, number = 0, self._number
+        at, number, kept, numbers = 0, self._number, list[bytes](), list[int]()
         for block in () if self._steps or not any(key in data for key in _STEPS) else _step_blocks().finditer(data):
             begin, end = block.span()
             lines = data[begin : end - 1].split(b"\n")
             times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
             if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or times != sorted(times):
                 continue
-            number = decode(data[at : begin + len(lines[0])], number, self._found) + len(lines) - 2
+            kept.append(data[at : begin + len(lines[0]) + 1])
+            after = number + kept[-1].count(b"\n")
+            numbers += range(number, after)
+            number = after + len(lines) - 2
             self._skipped += len(lines) - 2
             at = end - 1 - len(lines[-1])
-        self._number = decode(data[at:], number, self._found)
+        after = number + data.count(b"\n", at) + (not data.endswith(b"\n"))
+        kept.append(data[at:])
+        self._number = after
+        decode_lines(
+            b"".join(kept), [*numbers, *range(number, after)] if numbers else range(number, after), self._found
+        )
 
 
 _NEWLINE = 10

@@ -6,8 +6,7 @@ numbers too large, other names) is left to `suite.log.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,21 +14,25 @@ import msgspec
 class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The names of an event, all of them there and no others."""
 
-    namespace: Any
+    namespace: Literal[""]
     time_ms: float
-    event_type: str
+    event_type: Literal["POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"]
     key: Annotated[str, msgspec.Meta(min_length=1)]
     value: Any
     metadata: dict[str, Any]
 
 
 NAMES = len(_Record.__struct_fields__)
-_DECODE = msgspec.json.Decoder(_Record).decode
+_DECODER = msgspec.json.Decoder(_Record)
+_BETWEEN = b'}\n{"'  # as no value has it: after its brace comes a comma, a bracket or a brace
 
 
-def decode(lines: Sequence[bytes]) -> list[_Record] | None:
-    """Decode lines of JSON, each by itself. None if any is not one event in the standard form."""
+def decode(text: bytes, lines: int) -> list[_Record] | None:
+    """Decode so many lines of JSON, each by itself. None if any is not one event in the standard form."""
     try:
-        return list(map(_DECODE, lines))
+        if text.count(_BETWEEN) == lines - 1:  # each line begins one value or more, and ends with one
+            records = _DECODER.decode_lines(text)
+            return records if len(records) == lines else None
+        return list(map(_DECODER.decode, text.split(b"\n")))
     except (ValueError, RecursionError):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.tables.ingest import Tables, ingest
+from analysis.tables.ingest import Tables, _chunks, ingest
 from suite.card import Card
 from suite.errors import InputError
 
@@ -263,3 +263,11 @@ def test_equal_logs_are_read_once_and_have_the_rows_that_each_alone_has(
             pd.testing.assert_frame_equal(mine[mine.run == row["run"]].reset_index(drop=True), alone.named()[name])
         assert together.records[row["run"]] == alone.records[own["run"]]
         assert together.records[row["run"]].path == path
+
+
+def test_logs_of_one_size_are_not_torn_apart_between_processes() -> None:
+    sizes = [*range(100, 89, -1), 7, 7, 7, *[5] * 40]
+    chunks = _chunks(range(len(sizes)), sizes)
+    assert [place for chunk in chunks for place in chunk] == list(range(len(sizes)))
+    assert [len(chunk) for chunk in chunks] == [14, 24, 16]  # a long row of one size is cut in the end
+    assert _chunks([], []) == []

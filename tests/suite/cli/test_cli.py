@@ -130,3 +130,60 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
     if kept:
         assert str(kept[0]) in done.stderr
         assert "Traceback" in kept[0].read_text()
+
+
+LEAVING = """
+import atexit, os, sys, threading, time
+from suite import cli
+sys.argv = ["mlhpc", "list"]
+atexit.register(print, "handled")
+usual = os._exit
+os._exit = lambda code: (os.write(2, b"at once"), usual(code))
+{before}
+cli.main = lambda: ({body})
+cli.program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "code", "ends_at_once"),
+    [
+        ("", "print('x' * 100_000), sys.exit(1)", 1, True),
+        ("", "print('done')", 0, True),
+        ("", "sys.exit(259)", 3, True),
+        ("", "open('kept', 'w').write('text'), sys.exit(2)", 2, True),
+        ("", "sys.exit('a line')", 1, False),
+        (
+            "threading.Thread(target=lambda: (time.sleep(0.3), print('waited for'))).start()",
+            "sys.exit(0)",
+            0,
+            False,
+        ),
+        ("sys.settrace(lambda *_: None)", "sys.exit(0)", 0, False),
+        ("sys.modules['torch'] = sys", "sys.exit(0)", 0, False),
+    ],
+)
+def test_a_command_ends_at_once_and_loses_nothing(
+    before: str, body: str, code: int, ends_at_once: bool, tmp_path: Path
+) -> None:
+    program = LEAVING.format(before=before, body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert ("at once" in done.stderr) == ends_at_once
+    assert "handled" in done.stdout
+    assert ("x" * 100_000 in done.stdout) == ("100_000" in body)
+    assert ("waited for" in done.stdout) == ("waited" in before)
+    assert "kept" not in body or (tmp_path / "kept").read_text() == "text"
+
+
+def test_a_command_whose_output_cannot_be_written_says_so_by_its_exit_code() -> None:
+    program = LEAVING.format(before="", body="sys.stdout.write('text'), sys.exit(0)")
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, env=buffered, timeout=60
+        )
+    assert done.returncode == 120  # as Python says it

@@ -81,6 +81,15 @@ OTHER = (
         PLAIN + b"\x00",
         PLAIN + b"\x0c",
     ),
+    *(  # as many values as lines, but not one on each
+        PLAIN.replace(b', "metadata"', b',\n:::MLLOG "metadata"') + PLAIN[9:],
+        PLAIN.replace(b"1,", b"{}\n:::MLLOG ,") + PLAIN[9:],
+        PLAIN + PLAIN[9:] + b"\n:::MLLOG ",
+        PLAIN + b" " + PLAIN[9:] + b"\n:::MLLOG \n",
+        PLAIN + PLAIN[9:] + b"\n" + PLAIN[:-1] + b"\n:::MLLOG }",
+        event(b'"}\n:::MLLOG {""') + PLAIN[9:],
+        PLAIN + PLAIN[9:] + b"\n" + PLAIN + b"\n" + PLAIN[:-1],
+    ),
 )
 
 
@@ -125,9 +134,9 @@ def both_ways(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(decoding, "_WORTH", 0)
     count = 0
 
-    def counted(lines: list[bytes], decode: object = typed.decode) -> object:
+    def counted(text: bytes, lines: int, decode: object = typed.decode) -> object:
         nonlocal count
-        records = decode(lines)
+        records = decode(text, lines)
         count += len(records or ())
         return records
 
