@@ -145,19 +145,22 @@ class Repeated:
             ways = [blocks[0].forward, partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])]
             ways += [partial(self._repeat, block, block.forward, blocks[PATTERN]) for block in blocks[PATTERN + 1 : -1]]
             for block, way in zip(blocks, (*ways, blocks[-1].forward), strict=True):
-                yield block, partial(self._once, way, block.forward, blocks[0])
+                yield block, partial(self._once, way if block is not blocks[0] else None, block.forward, blocks[0])
         stacked = {block for blocks in self._stacks for block in blocks}
         for part in (each for each in self._model.children() if each not in stacked):
-            yield part, partial(self._once, part.forward, part.forward, part)
+            yield part, partial(self._once, None, part.forward, part)
 
     def _once(
-        self, way: Callable[..., Any], forward: Callable[..., Any], pattern: nn.Module, *inputs: Any, **named: Any
+        self, way: Callable[..., Any] | None, forward: Callable[..., Any], pattern: nn.Module, *inputs: Any, **named: Any
     ) -> Any:
-        """Without gradients: run what was not called so before, else do what that did. With gradients go the other way."""
-        if torch.is_grad_enabled() or is_computed_again():
-            return way(*inputs, **named)
+        """Without gradients do what the pattern did, where that kept nothing. Else go the other way, None: be the pattern.
+
+        What keeps something are first calls under autocast: parameters in its type.
+        """
         live, key = self._live, _key(pattern, inputs, named)
-        call = self._calls.get(key)
+        call, plain = self._calls.get(key), torch.is_grad_enabled() or is_computed_again()
+        if plain or (call is None and way is not None):
+            return (way or forward)(*inputs, **named)
         if call is not None:
             self._repeated[key] += 1
             live.rise(call.rise)
