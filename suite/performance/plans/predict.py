@@ -28,8 +28,8 @@ from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
-from suite.training.parallel.states import ShardedStates, gathered_bytes
 from suite.training.parallel.spatial import Trace
+from suite.training.parallel.states import ShardedStates, gathered_bytes
 from suite.workload import Spread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
@@ -290,7 +290,9 @@ def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     common = common or Common()
     mesh = parallel.mesh
     places = {tuple(parts // 2 for parts in mesh.spatial)}
-    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(common.trace(descriptor, config, parallel), mesh.spatial):
+    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(
+        common.trace(descriptor, config, parallel), mesh.spatial
+    ):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
     ranks = {_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
     costs = [

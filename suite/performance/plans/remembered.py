@@ -24,7 +24,13 @@ ON_META = {  # whose results do not depend on the device
     *(aten.unbind.int, aten.constant_pad_nd.default, aten._to_copy.default, aten.split_with_sizes_copy.default),
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mm.default, aten.bmm.default),
     *(aten.addmm.default, aten.sigmoid.default, aten.sigmoid_backward.default, aten.relu.default, aten.tanh.default),
-    *(aten.threshold_backward.default, aten.sum.dim_IntList, aten.to.dtype, aten.cat.default, aten.tanh_backward.default),
+    *(
+        aten.threshold_backward.default,
+        aten.sum.dim_IntList,
+        aten.to.dtype,
+        aten.cat.default,
+        aten.tanh_backward.default,
+    ),
     *(aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default, aten.zero_.default, aten.fill_.Scalar),
 }
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

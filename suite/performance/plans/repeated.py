@@ -151,7 +151,12 @@ class Repeated:
             yield part, partial(self._once, None, part.forward, part)
 
     def _once(
-        self, way: Callable[..., Any] | None, forward: Callable[..., Any], pattern: nn.Module, *inputs: Any, **named: Any
+        self,
+        way: Callable[..., Any] | None,
+        forward: Callable[..., Any],
+        pattern: nn.Module,
+        *inputs: Any,
+        **named: Any,
     ) -> Any:
         """Without gradients do what the pattern did, where that kept nothing. Else go the other way, None: be the pattern.
 
