@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -118,7 +118,7 @@ class Common:
 
     def __init__(self) -> None:
         self.mode = RememberingFakeMode()
-        self.updates: dict[tuple[object, ...], Updated] = {}  # optimizers' steps by what parameters a rank has
+        self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None
 
@@ -131,6 +131,15 @@ class Common:
             except InputError:  # said when the plan is applied
                 self._traces[parallel.name] = None
         return self._traces[parallel.name]
+
+    def update(self, parallel: Parallel, run: Callable[[], Updated]) -> Updated:
+        """The optimizer's step and what it sends: ranks that hold the same parts of parameters take the same one."""
+        mesh = parallel.mesh
+        part = mesh.part if mesh.tensor > 1 else 0
+        place = parallel.name, mesh.size, mesh.shard, mesh.piece, mesh.tensor, part, mesh.expert
+        if place not in self._updates:
+            self._updates[place] = run()
+        return self._updates[place]
 
     def work(self, workload: Workload) -> Work:
         """The workload's closed form."""
@@ -171,11 +180,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
             _note_unseen(parallel, config, model, samples, note)
         exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
-        mesh = parallel.mesh
-        place = parallel.name, mesh.shard, mesh.piece, mesh.tensor, mesh.part if mesh.tensor > 1 else 0, mesh.expert
-        if place not in common.updates:
-            common.updates[place] = run_update(workload, model), tuple(_take(note, 1))
-        update, sent = common.updates[place]
+        update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take(note, 1))))
         exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
