@@ -3,7 +3,8 @@
 Children of one list or sequence with the same class, attributes and shapes do the same to tensors of the same shape. The first
 two and the last of them run. Those between give outputs without values and keep as many bytes for the backward pass as the
 second one does; its FLOPs and collectives count again for each. What lives while block i runs is a straight line in i, so the
-most of it is found in the blocks that run. Only for tensors without memory: no value is computed.
+most of it is found in the blocks that run. Without gradients nothing is kept, so of equal blocks, and of a part of the model that
+is called again, one call stands for all: its most is added to what lives then. Only for tensors without memory.
 """
 
 from __future__ import annotations
@@ -142,10 +143,11 @@ class Repeated:
     def _stand_ins(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Blocks and what stands for their forward passes."""
         for blocks in self._stacks:
-            ways = [blocks[0].forward, partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])]
+            ways: list[Callable[..., Any] | None]
+            ways = [None, partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])]
             ways += [partial(self._repeat, block, block.forward, blocks[PATTERN]) for block in blocks[PATTERN + 1 : -1]]
             for block, way in zip(blocks, (*ways, blocks[-1].forward), strict=True):
-                yield block, partial(self._once, way if block is not blocks[0] else None, block.forward, blocks[0])
+                yield block, partial(self._once, way, block.forward, blocks[0])
         stacked = {block for blocks in self._stacks for block in blocks}
         for part in (each for each in self._model.children() if each not in stacked):
             yield part, partial(self._once, None, part.forward, part)

@@ -51,7 +51,7 @@ class _MadeUp(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs or {})
 
 
-class _NotInitialised(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _NotInitialised(TorchFunctionMode):
     """Initialisers give their tensor back, and numbers become tensors of a type without a value."""
 
     def __torch_function__(
