@@ -128,7 +128,7 @@ class Common:
             try:
                 with explained():
                     self._traces[parallel.name] = trace_unsplit(parallel, build_on_meta(descriptor, config)[1])
-            except InputError:  # said when the plan is applied
+            except (InputError, KeyError):  # what does not fit, a boundary too, is said when the plan is applied
                 self._traces[parallel.name] = None
         return self._traces[parallel.name]
 
