@@ -149,7 +149,7 @@ class Repeated:
             for block, way in zip(blocks, (*ways, blocks[-1].forward), strict=True):
                 yield block, partial(self._once, way, block.forward, blocks[0])
         stacked = {block for blocks in self._stacks for block in blocks}
-        for part in (each for each in self._model.children() if each not in stacked):
+        for part in (each for each in self._model.children() if stacked.isdisjoint(each.modules())):
             yield part, partial(self._once, None, part.forward, part)
 
     def _once(
