@@ -27,7 +27,7 @@ from suite.files import byte_text, print_line
 
 if TYPE_CHECKING:
     from suite.performance.plans.machine import Machine
-    from suite.performance.plans.predict import Cost
+    from suite.performance.plans.predict import Common, Cost
     from suite.performance.plans.step_time import StepTime
 
 HELP_GROUP = "Run"
@@ -175,8 +175,13 @@ def _shipped(chosen: Descriptor) -> list[str]:
     return [name for name in DEFAULT_PLANS if name in shipped] + [name for name in shipped if name not in DEFAULT_PLANS]
 
 
-def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None) -> Cost:
-    """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory."""
+def _cost(
+    chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None, common: Common | None = None
+) -> Cost:
+    """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory.
+
+    ``common``: of the meshes of a sweep.
+    """
     from suite.data.sampling import check_batch
     from suite.performance.plans.predict import largest
     from suite.performance.plans.sweep import NotLegalError
@@ -190,7 +195,7 @@ def _cost(chosen: Descriptor, config: RunConfig, ranks: int | None, memory: floa
     parallel = Parallel.of(config, chosen, 0, count)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     try:
-        cost = largest(chosen, config, parallel)
+        cost = largest(chosen, config, parallel, common)
     except InputError as error:
         raise NotLegalError(str(error)) from None
     if memory is not None and cost.memory > memory * 2**30:
@@ -205,18 +210,20 @@ def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """The legal plans and meshes of so many ranks, and why others are not."""
+    from suite.performance.plans.predict import Common
     from suite.performance.plans.sweep import sweep
     from suite.training.parallel.plan import find_plan, read_plan
     from suite.training.parallel.sharing import placements
     from suite.training.parallel.skeleton import build_on_meta
 
     found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
+    common = Common()
     names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
     return sweep(
         found,
         ranks,
         lambda plan: placements(found[plan], names),
-        lambda plan, mesh: _cost(chosen, config.model_copy(update={"plan": plan, "mesh": mesh}), ranks, memory),
+        lambda plan, mesh: _cost(chosen, config.model_copy(update={"plan": plan, "mesh": mesh}), ranks, memory, common),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -28,8 +28,9 @@ from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.products import note_exchanges
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
+from suite.training.parallel.spatial import Trace
 from suite.training.parallel.states import ShardedStates, gathered_bytes
-from suite.workload import Spread, Workload, load_workload
+from suite.workload import Spread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
 Updated = tuple["Update | None", tuple["Exchange", ...]]
@@ -112,13 +113,46 @@ def _take(notes: Notes, times: int) -> list[Exchange]:
     ]
 
 
-def predict(
-    descriptor: Descriptor, config: RunConfig, parallel: Parallel, updates: dict[tuple[int, int], Updated] | None = None
-) -> Cost:
+class Common:
+    """What predictions of one configuration have in common, whatever its plan and mesh are."""
+
+    def __init__(self) -> None:
+        self.mode = RememberingFakeMode()
+        self._updates: dict[tuple[object, ...], Updated] = {}
+        self._traces: dict[str, Trace | None] = {}
+        self._work: Work | None = None
+
+    def trace(self, descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Trace | None:
+        """The extents at the layers of the unsplit model; they are the same on every mesh. None if a plan does not fit it."""
+        if parallel.name not in self._traces:
+            try:
+                with explained():
+                    self._traces[parallel.name] = trace_unsplit(parallel, build_on_meta(descriptor, config)[1])
+            except (InputError, KeyError):  # what does not fit, a boundary too, is said when the plan is applied
+                self._traces[parallel.name] = None
+        return self._traces[parallel.name]
+
+    def update(self, parallel: Parallel, run: Callable[[], Updated]) -> Updated:
+        """The optimizer's step and what it sends: ranks that hold the same parts of parameters take the same one."""
+        mesh = parallel.mesh
+        part = mesh.part if mesh.tensor > 1 else 0
+        place = parallel.name, mesh.size, mesh.shard, mesh.piece, mesh.tensor, part, mesh.expert
+        if place not in self._updates:
+            self._updates[place] = run()
+        return self._updates[place]
+
+    def work(self, workload: Workload) -> Work:
+        """The workload's closed form."""
+        self._work = self._work or workload.work()
+        return self._work
+
+
+def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
     """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit.
 
-    ``updates`` keeps the optimizer's step by ranks that hold the states and piece: ranks with the same piece take the same one.
+    ``common``: of predictions of the same configuration, whose plan and mesh may be others.
     """
+    common = common or Common()
     # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
     config = config.model_copy(update={"channels_last": False})
     plan = parallel.plan
@@ -128,10 +162,13 @@ def predict(
     note = Notes()
     workload: Workload = load_workload(descriptor)(config)
     workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
-    work, unsplit = workload.work(), _unsplit(descriptor, config, parallel)
-    with RememberingFakeMode():
+    work, unsplit, traced = common.work(workload), None, None
+    if math.prod(parallel.mesh.spatial) > 1:
+        traced = common.trace(descriptor, config, parallel)
+        unsplit = None if traced else build_on_meta(descriptor, config)[1]  # outside of fake tensors
+    with common.mode:
         model = build_without_memory(workload)
-        apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note)
+        apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
         wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _batch(parallel, samples)
         with explained():
@@ -143,11 +180,7 @@ def predict(
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
             _note_unseen(parallel, config, model, samples, note)
         exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
-        place = (parallel.mesh.shard, parallel.mesh.piece)
-        updates = {} if updates is None else updates
-        if place not in updates:
-            updates[place] = run_update(workload, model), tuple(_take(note, 1))
-        update, sent = updates[place]
+        update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take(note, 1))))
         exchanges += sent
     parameters = list(model.parameters())
     gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
@@ -172,11 +205,6 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
-
-
-def _unsplit(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> nn.Module | None:
-    """The whole model on meta tensors, where samples are split: made outside of fake tensors."""
-    return build_on_meta(descriptor, config)[1] if parallel.is_split and parallel.mesh.tensor == 1 else None
 
 
 def _rehearse(
@@ -259,32 +287,30 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
     }
 
 
-def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Cost:
+def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
     """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part).
 
-    Where all parts of every layer are equal that is the middle.
+    Where all parts of every layer are equal that is the middle. ``common``: as of `predict`.
     """
+    common = common or Common()
     mesh = parallel.mesh
     places = {tuple(parts // 2 for parts in mesh.spatial)}
-    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(descriptor, config, parallel):
+    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(
+        common.trace(descriptor, config, parallel), mesh.spatial
+    ):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
     ranks = {_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
-    updates: dict[tuple[int, int], Updated] = {}
     costs = [
-        predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), updates) for rank in sorted(ranks)
+        predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), common) for rank in sorted(ranks)
     ]
     return max(costs, key=lambda cost: (cost.memory, sum(each.bytes for each in cost.exchanges)))
 
 
-def _parts_are_equal(descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> bool:
+def _parts_are_equal(found: Trace | None, spatial: tuple[int, ...]) -> bool:
     """True if the ranks of a sample have as many positions of each tensor, but of those that all of them have whole."""
-    try:
-        with explained():
-            found = trace_unsplit(parallel, build_on_meta(descriptor, config)[1])
-    except InputError:  # `predict` says it better
-        return False
-    extents = [each for call in found.calls for each in (call.before, call.after) if set(each) != {1}]
-    return all(n % parts == 0 for each in extents for n, parts in zip(each, parallel.mesh.spatial, strict=True))
+    calls = found.calls if found is not None else []
+    extents = [each for call in calls for each in (call.before, call.after) if set(each) != {1}]
+    return found is not None and all(n % parts == 0 for each in extents for n, parts in zip(each, spatial, strict=True))
 
 
 def _rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:

@@ -17,11 +17,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
 AS_STRIDED = aten.as_strided.default  # the only one whose arguments say where memory begins
-ON_META = {  # move or copy one tensor, their first argument
+ON_META = {  # whose results do not depend on the device
     *(aten.clone.default, aten._unsafe_view.default, aten.view.default, aten.detach.default, aten.alias.default),
     *(aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default, aten.unsqueeze.default),
     *(aten.squeeze.dim, aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default),
     *(aten.unbind.int, aten.constant_pad_nd.default, aten._to_copy.default, aten.split_with_sizes_copy.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mm.default, aten.bmm.default),
+    *(aten.addmm.default, aten.sigmoid.default, aten.sigmoid_backward.default, aten.relu.default, aten.tanh.default),
+    *(
+        aten.threshold_backward.default,
+        aten.sum.dim_IntList,
+        aten.to.dtype,
+        aten.cat.default,
+        aten.tanh_backward.default,
+    ),
+    *(aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default, aten.zero_.default, aten.fill_.Scalar),
 }
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 MOST = 64  # tensors of a list; of longer ones nothing is remembered
@@ -54,8 +64,8 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         key = func, kinds, tensors[0].storage_offset() if func is AS_STRIDED else 0
         known = self._known.get(key)
         if known is None:
-            if func in ON_META and len(tensors) == 1 and not kwargs.get("device"):
-                known = self._known[key] = _of_meta(func, args, kwargs)
+            if func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1:
+                known = self._known[key] = _of_meta(func, args, kwargs, tensors)
             else:
                 found = super().__torch_dispatch__(func, types, args, kwargs)
                 self._known[key] = _noted(found, tensors)
@@ -86,12 +96,20 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return found
 
 
-def _of_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator that only moves or copies one tensor gives, noted: by torch's kernels of meta tensors, which are quick."""
-    given = args[0]
-    plain = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
-    found = func(plain, *args[1:], **kwargs)
-    return _noted(found, [plain], given.fake_device)
+def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
+    """What an operator gives, noted: by torch's kernels of meta tensors, which are quick."""
+    plain: dict[int, Tensor] = {}
+
+    def of(value: Any) -> Any:
+        if type(value) is FakeTensor:
+            if id(value) not in plain:
+                made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                plain[id(value)] = made
+            return plain[id(value)]
+        return type(value)(map(of, value)) if type(value) in (list, tuple) else value
+
+    found = func(*map(of, args), **{name: of(value) for name, value in kwargs.items()})
+    return _noted(found, [plain[id(each)] for each in tensors], tensors[0].fake_device)
 
 
 def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:

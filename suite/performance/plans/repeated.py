@@ -3,7 +3,8 @@
 Children of one list or sequence with the same class, attributes and shapes do the same to tensors of the same shape. The first
 two and the last of them run. Those between give outputs without values and keep as many bytes for the backward pass as the
 second one does; its FLOPs and collectives count again for each. What lives while block i runs is a straight line in i, so the
-most of it is found in the blocks that run. Only for tensors without memory: no value is computed.
+most of it is found in the blocks that run. Without gradients nothing is kept, so of equal blocks, and of a part of the model that
+is called again, one call stands for all: its most is added to what lives then. Only for tensors without memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.recompute import is_computed_again, is_recomputed
-from suite.training.parallel.states import OPEN, names_of
+from suite.training.parallel.states import OPEN, ShardedStates, names_of
 
 LEAST = 4  # equal blocks of a parent; of fewer all run
 PATTERN = 1  # which of them the others repeat
@@ -79,11 +80,18 @@ class _Output:
 class _Call:
     """What a block gives and keeps: bytes of its own tensors, which inputs (parameters among them), which outputs."""
 
+    kind: type | None  # of a result that is a dataclass
     tree: Any
     outputs: tuple[object, ...]  # an `_Output`, or the value itself
     kept: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
+    rise: int = 0  # the most bytes of tensors that it makes and that live at once
+
+    def found(self, values: list[Any]) -> Any:
+        """The result that has these values."""
+        found = tree_unflatten(values, self.tree)
+        return found if self.kind is None else self.kind(**found)
 
 
 class Repeated:
@@ -91,6 +99,7 @@ class Repeated:
 
     def __init__(self, model: nn.Module, live: LiveBytes, notes: Notes) -> None:
         self._live, self._notes = live, notes
+        self._model = model.module if isinstance(model, ShardedStates) else model
         self._calls: dict[Any, _Call | None] = {}  # None: cannot be repeated
         self._work: dict[Any, _Work] = {}
         self._repeated: Counter[Any] = Counter()
@@ -134,9 +143,47 @@ class Repeated:
     def _stand_ins(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """Blocks and what stands for their forward passes."""
         for blocks in self._stacks:
-            yield blocks[PATTERN], partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])
-            for block in blocks[PATTERN + 1 : -1]:
-                yield block, partial(self._repeat, block, block.forward, blocks[PATTERN])
+            ways: list[Callable[..., Any] | None]
+            ways = [None, partial(self._observe, blocks[PATTERN].forward, blocks[PATTERN])]
+            ways += [partial(self._repeat, block, block.forward, blocks[PATTERN]) for block in blocks[PATTERN + 1 : -1]]
+            for block, way in zip(blocks, (*ways, blocks[-1].forward), strict=True):
+                yield block, partial(self._once, way, block.forward, blocks[0])
+        stacked = {block for blocks in self._stacks for block in blocks}
+        for part in (each for each in self._model.children() if stacked.isdisjoint(each.modules())):
+            yield part, partial(self._once, None, part.forward, part)
+
+    def _once(
+        self,
+        way: Callable[..., Any] | None,
+        forward: Callable[..., Any],
+        pattern: nn.Module,
+        *inputs: Any,
+        **named: Any,
+    ) -> Any:
+        """Without gradients do what the pattern did, where that kept nothing. Else go the other way, None: be the pattern.
+
+        What keeps something are first calls under autocast: parameters in its type.
+        """
+        live, key = self._live, _key(pattern, inputs, named)
+        call, plain = self._calls.get(key), torch.is_grad_enabled() or is_computed_again()
+        if plain or (call is None and way is not None):
+            return (way or forward)(*inputs, **named)
+        if call is not None:
+            self._repeated[key] += 1
+            live.rise(call.rise)
+            device = next(each for each in tree_flatten((inputs, named))[0] if isinstance(each, Tensor)).device
+            with live.quiet():
+                return call.found([_made(each, device) for each in call.outputs])
+        before, now = self._so_far(), live.now
+        saved = _Saved([each for each in tree_flatten((inputs, named))[0] if isinstance(each, Tensor)], 0)
+        with live.alone() as most:
+            found = forward(*inputs, **named)
+        grown = live.now - now
+        call = saved.call(found, grown) if saved.inputs else None
+        if call is not None and not call.kept:
+            self._work[key] = self._so_far().less(before)
+            self._calls[key] = replace(call, rise=most() - now)
+        return found
 
     def _observe(self, forward: Callable[..., Any], pattern: nn.Module, *inputs: Any, **named: Any) -> Any:
         """Run a pattern, and note what it does."""
@@ -174,7 +221,7 @@ class Repeated:
         tensors = [each for each in tree_flatten((inputs, named))[0] if isinstance(each, Tensor)]
         with self._live.quiet():
             made = iter(_Again.apply(self, key, call, *tensors, *_parameters(block)))  # type: ignore[no-untyped-call]
-        return tree_unflatten([next(made) if isinstance(each, _Output) else each for each in call.outputs], call.tree)
+        return call.found([next(made) if isinstance(each, _Output) else each for each in call.outputs])
 
     def backward_of(self, key: Any) -> Any:
         """Count the backward pass of a repeated block, whose peak is none."""
@@ -234,7 +281,7 @@ class _Again(torch.autograd.Function):
         ctx.gradients = [(each.shape, each.dtype) if each.requires_grad else None for each in tensors]
         device = tensors[0].device
         outputs = [each for each in call.outputs if isinstance(each, _Output)]
-        made = tuple(torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=device) for each in outputs)
+        made = tuple(_made(each, device) for each in outputs)
         # Of no extent, whatever it holds: what is kept in a checkpointed block has the same shape when it is computed again.
         own = torch.empty(0 if is_computed_again() else call.kept, dtype=torch.uint8, device=device)[:0]
         ctx.save_for_backward(own, *(tensors[i] for i in call.kept_inputs), *(made[i] for i in call.kept_outputs))
@@ -281,7 +328,8 @@ class _Saved:
 
     def call(self, found: Any, grown: int) -> _Call | None:
         """What the others repeat. None if they cannot: outputs that lie in inputs or in each other, or that are no tensors."""
-        values, tree = tree_flatten(found)
+        kind = type(found) if dataclasses.is_dataclass(found) else None
+        values, tree = tree_flatten(found if kind is None else vars(found))
         tensors = [each for each in values if isinstance(each, Tensor)]
         storages = [each.untyped_storage() for each in (*self.inputs, *tensors)]
         outputs = storages[len(self.inputs) :]
@@ -292,6 +340,7 @@ class _Saved:
         kept = [id(each) in self._packed and self._packed[id(each)]() is each for each in storages]
         grad = torch.is_grad_enabled()
         return _Call(
+            kind,
             tree,
             tuple(
                 _Output(each.shape, each.stride(), each.dtype, each.requires_grad) if isinstance(each, Tensor) else each
@@ -301,6 +350,12 @@ class _Saved:
             tuple(i for i in range(len(self.inputs)) if kept[i] or (i < self._recomputed and grad)),
             tuple(i for i in range(len(tensors)) if kept[len(self.inputs) + i]),
         )
+
+
+def _made(output: object, device: torch.device) -> Any:
+    if not isinstance(output, _Output):
+        return output
+    return torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=device)
 
 
 def _same(tensor: Any) -> Any:
@@ -314,7 +369,8 @@ def _key(pattern: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> 
         (each.shape, each.stride(), each.dtype, each.requires_grad) if isinstance(each, Tensor) else _plain(each)
         for each in values
     )
-    return pattern, str(tree), called, torch.is_grad_enabled(), is_computed_again()
+    cast = torch.is_autocast_enabled("cpu")
+    return pattern, str(tree), called, cast, torch.is_grad_enabled(), is_computed_again()
 
 
 def _parameters(block: nn.Module) -> Iterator[Tensor]:

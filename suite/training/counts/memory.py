@@ -60,6 +60,22 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
         finally:
             self._quiet = before
 
+    def rise(self, size: int) -> None:
+        """Note that so many bytes more lived for a moment."""
+        if not self._quiet:
+            self.peak = max(self.peak, self.now + size)
+
+    @contextmanager
+    def alone(self) -> Iterator[Callable[[], int]]:
+        """Within the body the peak begins anew; what is yielded returns it after the body, when it is that of all again."""
+        before, self.peak = self.peak, self.now
+        most = before
+        try:
+            yield lambda: most
+        finally:
+            most = self.peak
+            self.peak = max(before, most)
+
     def _watch(self, storage: Any, size: int) -> None:
         key, label = id(storage), self.label
 

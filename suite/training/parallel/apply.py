@@ -119,10 +119,12 @@ def apply(
     unsplit: Callable[[], nn.Module],
     *,
     note: Note | None = None,
+    traced: Trace | None = None,
 ) -> None:
     """Apply a plan to a model that is not wrapped yet. All ranks call it; torch.distributed must be set up, unless on meta.
 
-    ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta.
+    ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta; ``traced``: the
+    extents at its layers, if they are known.
     """
     plan = parallel.plan
     if plan is None:
@@ -130,7 +132,7 @@ def apply(
     check_model(parallel, model, workload)
     if parallel.mesh.spatial and parallel.is_split:
         with explained():
-            found = trace_unsplit(parallel, unsplit())
+            found = traced or trace_unsplit(parallel, unsplit())
         check_extents(found, parallel.mesh.spatial, plan.split)
         if note is None:
             _check_forward(parallel, unsplit(), found)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.config import RunConfig
@@ -16,6 +17,12 @@ from suite.transport import Alone
 from suite.workload import Workload, load_workload
 from suite.world import World
 
+aten = torch.ops.aten
+VALUES = {  # write values into their first argument, and change nothing else of it
+    *(aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor),
+    *(aten.mul_.Tensor, aten.add_.Tensor, aten.erfinv_.default, aten.clamp_.default),
+}
+INITIALISERS = {nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}  # as a mode sees them
 ALONE = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
 
 
@@ -25,19 +32,42 @@ def has_values(tensor: Tensor) -> bool:
 
 
 class _MadeUp(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory have none."""
+    """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory have none.
+
+    What only writes values is left out.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled within, and to guard against it takes as long as an operator
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and not has_values(args[0]):
+        if func in VALUES and not has_values(args[0]):
+            return args[0]
+        if func is aten._local_scalar_dense.default and not has_values(args[0]):
             return False if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         return func(*args, **kwargs or {})
 
 
+class _NotInitialised(TorchFunctionMode):
+    """Initialisers give their tensor back, and numbers become tensors of a type without a value."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.new_tensor and type(args[1]) is float and not has_values(args[0]):
+            return torch.empty((), dtype=args[0].dtype)  # of `trunc_normal_`, twice for each weight
+        if func in INITIALISERS and not has_values(tensor := (*args, *kwargs.values())[0]):
+            return tensor
+        return func(*args, **kwargs)
+
+
 def build_without_memory(workload: Workload) -> nn.Module:
     """The model of a workload, for use where new tensors have no memory. Draws no random number."""
-    with torch.random.fork_rng(devices=[]), _MadeUp():  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]), _MadeUp(), _NotInitialised():  # type: ignore[no-untyped-call]
         return workload.build_model(ALONE)
 
 

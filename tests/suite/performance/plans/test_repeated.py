@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.performance.plans import repeated
-from suite.performance.plans.predict import Cost, predict
+from suite.performance.plans.predict import Common, Cost, predict
 from suite.performance.plans.repeated import Notes, NotSeenError, Repeated, stacks
 from suite.training.counts.flops import formulas
 from suite.training.counts.memory import LiveBytes
@@ -219,3 +219,52 @@ def test_blocks_that_a_model_computes_again_itself_cost_what_all_of_them_do(monk
     few = _cost("openfold", FOLDING)
     monkeypatch.setattr(repeated, "LEAST", 1000)
     assert few == _cost("openfold", FOLDING)
+
+
+class Again(nn.Module):
+    """A stack that is called several times without gradients, then with them; casts make first calls keep something."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(Block(notes, 1) for _ in range(BLOCKS)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        scale, held = x.new_ones(WIDTH), []
+        for _ in range(times):
+            with torch.no_grad():
+                for block in self.blocks:
+                    x = block(x, scale)[0]
+                x = self.last(x)
+                held.append(x.clone())  # more lives in each time
+        for block in self.blocks:
+            x = block(x, scale)[0]
+        return self.last(x).sum() + torch.stack(held).sum()
+
+
+@pytest.mark.parametrize("rows", [1, 16 * ROWS])
+def test_passes_without_gradients_cost_what_all_of_them_do(rows: int) -> None:
+    found, times = [], 3
+    for repeat in (True, False):
+        notes = Notes()
+        with FakeTensorMode():
+            model = Again(notes)
+            x = torch.empty(rows, WIDTH)
+            live = LiveBytes((*model.parameters(), x), formulas)
+            with live, Repeated(model, live, notes).active() if repeat else torch.enable_grad():
+                loss = model(x, times)
+                kept = live.now
+                loss.backward()
+        found.append((kept, live.peak, int(live.flops), dict(notes.found)))
+    assert found[0] == found[1]
+    assert sum(found[0][3].values()) == (times + 1) * BLOCKS
+
+
+def test_meshes_of_a_sweep_cost_what_each_costs_alone() -> None:
+    """They share fake tensors, extents of layers and steps of the optimizer."""
+    config = load_config(descriptor("moe_lm"), "smoke", ("plan=sharded",))
+    common = Common()
+    for mesh in ("data=4", "data=1,shard=4", "data=2,shard=2", "data=4"):
+        given = config.model_copy(update={"mesh": mesh})
+        parallel = Parallel.of(given, descriptor("moe_lm"), 0, 4)
+        shared, alone = (predict(descriptor("moe_lm"), given, parallel, each) for each in (common, None))
+        assert shared == alone
