@@ -36,6 +36,7 @@ NODES = {1: 1, 2: 1, 4: 2, 6: 3}
 MODES = (("dropless", None), ("capacity", None), ("capacity", 0.0), ("capacity", -1.25), ("einsum", 1.5))
 LOADS = ("balanced", "skewed", "idle expert", "idle rank")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+AT_A_KINK = 1e-6
 
 FORMS = (  # back end, type, one of how many cases of the matrix, about how many of its slice
     ("loop", torch.float64, 1, 48),
@@ -113,8 +114,29 @@ def tokens_of(rank: int, ranks: int, case: Case) -> int:
 
 
 def inputs(ranks: int, case: Case, seed: int) -> tuple[Tensor, Weights, list[Tensor], list[Tensor]]:
-    """Router weights, all experts, and each rank's tokens and output gradients, in float64."""
+    """Router weights, all experts, and each rank's tokens and output gradients, in float64.
+
+    Where rounding would decide whether a relu passes a value on, they are drawn again.
+    """
     generator = torch.Generator().manual_seed(seed)
+    while True:
+        drawn = drawn_inputs(ranks, case, generator)
+        if case.activation != "relu" or case.dtype == torch.float64 or nearest_to_zero(drawn) > AT_A_KINK:
+            return drawn
+
+
+def nearest_to_zero(drawn: tuple[Tensor, Weights, list[Tensor], list[Tensor]]) -> float:
+    """The smallest value, without its sign, that any expert's activation could get from any token."""
+    _, weights, x, _ = drawn
+    hidden = torch.einsum("td,ehd->teh", torch.cat(x), weights.up_EHD)
+    hidden = hidden if weights.up_bias_EH is None else hidden + weights.up_bias_EH
+    return float(hidden.abs().min()) if hidden.numel() else math.inf
+
+
+def drawn_inputs(
+    ranks: int, case: Case, generator: torch.Generator
+) -> tuple[Tensor, Weights, list[Tensor], list[Tensor]]:
+    """Once."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
