@@ -82,7 +82,7 @@ def stated_key(key: Sequence[object], data: object) -> tuple[str, ...]:
     path = []
     for number, part in enumerate(key):
         if (isinstance(data, Mapping) and part in data) or (isinstance(data, list) and isinstance(part, int)):
-            data = data[part]
+            data = data[part]  # type: ignore[call-overload]
         elif not (isinstance(data, Mapping) and number == len(key) - 1):
             continue
         path.append(str(part))

@@ -145,13 +145,13 @@ class MoELayer(nn.Module):
                 self._all_weights = self.experts.weights().map(lambda weight: self._gather_all(weight, self._computed))
         return self
 
-    def update_bias(self) -> None:
+    def update_bias(self, everyone: Group | None) -> None:
         """Move the selection bias by the last step's load of all ranks; called after an optimizer step with balance ``bias``.
 
-        Without expert parallelism the ranks of torch.distributed, if any, are data parallel, and the load of all counts.
+        Without expert parallelism the load of ``everyone`` counts, by default that of all ranks of torch.distributed, if any.
         """
         assert self.step_load_E is not None
-        group: Group | None = dist.group.WORLD if dist.is_initialized() else None
+        group = everyone or (dist.group.WORLD if dist.is_initialized() else None)
         if self.mesh is not None:
             group = self.mesh.all_ranks
         self.router.update_bias(self.step_load_E, group)

@@ -18,7 +18,7 @@ from workloads.moe.autotune import Autotuner
 from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh, rehearsed_mesh
+from workloads.moe.mesh import ExpertMesh, Unsent, rehearsed_mesh
 from workloads.moe.parallel import (
     MoEMonitor,
     expert_copy,
@@ -110,7 +110,9 @@ class MoEWorkload(Workload):
         optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas, fused=True)
         layers = list(model.moe_layers().values())
         if layers and training.moe.balance == "bias":
-            optimizer.register_step_post_hook(lambda *_: _update_biases(layers))
+            note, size = self.spread.note, self.spread.size
+            everyone = None if note is None or size == 1 else Unsent("all", size, note)
+            optimizer.register_step_post_hook(lambda *_: _update_biases(layers, everyone))
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
 
     def training_hyperparameters(self) -> dict[str, Any]:
@@ -162,6 +164,6 @@ class MoEWorkload(Workload):
         return self.config.device != "cpu" and torch.cuda.is_available()
 
 
-def _update_biases(layers: Sequence[MoELayer]) -> None:
+def _update_biases(layers: Sequence[MoELayer], everyone: Unsent | None) -> None:
     for layer in layers:
-        layer.update_bias()
+        layer.update_bias(everyone)

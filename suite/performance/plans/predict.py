@@ -259,11 +259,14 @@ def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
 
 
 def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
-    """Note what regions exchange in a part of a step that cannot run. InputError where that depends on what a layer computes in."""
+    """Note what regions exchange in a part of a step that cannot run. InputError where that is not known without running it."""
     plan = parallel.plan
     assert plan is not None
-    if parallel.mesh.axial > 1:
-        raise InputError("plan: what the axial axis sends is not known: the loss needs values, or inputs are missing")
+    for axis, ranks in (("axial", parallel.mesh.axial), ("expert", parallel.mesh.expert)):
+        if ranks > 1:
+            raise InputError(
+                f"plan: what the {axis} axis sends is not known: the loss needs values, or inputs are missing"
+            )
     if parallel.mesh.tensor == 1:
         return
     assert plan.tensor is not None

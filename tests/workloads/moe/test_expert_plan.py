@@ -61,6 +61,37 @@ def test_a_capacity_makes_what_is_sent_known_and_clipping_adds_a_number() -> Non
     assert sent(cost)["all", "all_reduce"] == (4, 1, 4)
 
 
+@pytest.mark.parametrize(
+    ("plan", "mesh", "ranks", "of"),
+    [
+        ("sharded", "data=2", 2, "all"),
+        ("sharded", "data=1,shard=2", 2, "all"),
+        ("tensor", "data=2,tensor=2", 4, "all"),
+        ("experts", "data=1,expert=2", 2, "expert"),
+        ("experts", "data=2,expert=2", 4, "all"),
+    ],
+)
+def test_ranks_add_their_load_after_a_step_where_a_bias_balances(plan: str, mesh: str, ranks: int, of: str) -> None:
+    """One number for each expert; no rank sends anything where there is no other."""
+    words = ("--plan", plan, "--mesh", mesh, "--set", "global_batch_size=16", "--set")
+    none, bias = (sent(planned("moe_lm", *words, f"hyperparameters.moe.balance={each}")) for each in ("none", "bias"))
+    assert bias == none | {(of, "all_reduce"): (ranks, 1, 4 * EXPERTS)}
+    assert (of, "all_reduce") not in none
+
+
+def test_what_experts_send_is_not_left_out_where_no_step_can_run(tmp_path: Path) -> None:
+    lines = SHIPPED.read_text().splitlines()
+    first = lines.index("inputs:")
+    end = next(i for i in range(first + 1, len(lines)) if not lines[i].startswith(" "))
+    (path := tmp_path / "blind.yaml").write_text("\n".join([*lines[:first], *lines[end:]]))
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "data=1,expert=2")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "mlhpc: plan: what the expert axis sends is not known: the loss needs values, or inputs are missing\n"
+    )
+    assert mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "data=2").returncode == 0
+
+
 def test_two_levels_send_twice_and_chunks_more_often() -> None:
     moe = "hyperparameters.moe."
     settings = (f"{moe}all_to_all=2dh", f"{moe}ranks_per_node=2", f"{moe}overlap_degree=2", "global_batch_size=32")
