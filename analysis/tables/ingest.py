@@ -82,13 +82,14 @@ def ingest(
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
     places = sorted(range(len(logs)), key=lambda place: _by_size(logs[place]))
-    chunks = _chunks(places, [_by_size(logs[place])[0] for place in places])
+    alone = len(logs) < POOL_FROM_LOGS
+    chunks = [[place] for place in places] if alone else _chunks(places, [_by_size(logs[place])[0] for place in places])
     found = mapped(
         Reader.read_all,
         Reader(cards, rules),
         [[logs[place] for place in chunk] for chunk in chunks],
         tell=lambda done, total: tell(done * len(logs) // total, len(logs)),
-        alone=len(logs) < POOL_FROM_LOGS,
+        alone=alone,
     )
     read = dict(zip(chain.from_iterable(chunks), chain.from_iterable(found), strict=True))
     readings = [read[place] for place in range(len(logs))]

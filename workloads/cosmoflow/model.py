@@ -71,7 +71,7 @@ class CosmoFlowNet(nn.Module):
         x_NDHWC = torch.log1p(counts_NDHWC.float())
         if self.standardise:  # whole rows at once: along four numbers a processor's vector instructions do not help
             side = counts_NDHWC.shape[3]
-            rows_NDHR = x_NDHWC.flatten(3).sub_(self.input_mean_C.repeat(side)).mul_(self.input_factor_C.repeat(side))
+            rows_NDHR = (x_NDHWC.flatten(3) - self.input_mean_C.repeat(side)).mul_(self.input_factor_C.repeat(side))
             x_NDHWC = rows_NDHR.view(counts_NDHWC.shape)
         x_NCDHW = x_NDHWC.permute(0, 4, 1, 2, 3)
         if not self.channels_last:
