@@ -81,9 +81,10 @@ def ingest(
     """
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
-    places = sorted(range(len(logs)), key=lambda place: _by_size(logs[place]))
+    order = list(map(_by_size, logs))
+    places = sorted(range(len(logs)), key=order.__getitem__)
     alone = len(logs) < POOL_FROM_LOGS
-    chunks = [[place] for place in places] if alone else _chunks(places, [_by_size(logs[place])[0] for place in places])
+    chunks = [[place] for place in places] if alone else _chunks(places, [order[place][0] for place in places])
     found = mapped(
         Reader.read_all,
         Reader(cards, rules),
