@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.primitives import Attention, Linear, SharedDropout, Transition, mask_bias, recomputed
+from workloads.openfold.primitives import Attention, Linear, SharedDropout, Transition, in_order, mask_bias, recomputed
 
 
 class MsaRowAttention(nn.Module):
@@ -126,9 +126,9 @@ class TriangleMultiplication(nn.Module):
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
         """The update of z."""
         z, mask = self.layer_norm_in(z_NIJZ), mask_NIJ[..., None]
-        a = (self.linear_a_p(z) * self.linear_a_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
-        b = (self.linear_b_p(z) * self.linear_b_g(z).sigmoid() * mask).permute(0, 3, 1, 2)
-        x = self.linear_z(self.layer_norm_out(self.product(a, b).permute(0, 2, 3, 1)))
+        a = in_order((self.linear_a_p(z) * self.linear_a_g(z).sigmoid() * mask).permute(0, 3, 1, 2))
+        b = in_order((self.linear_b_p(z) * self.linear_b_g(z).sigmoid() * mask).permute(0, 3, 1, 2))
+        x = self.linear_z(self.layer_norm_out(in_order(self.product(a, b)).permute(0, 2, 3, 1)))
         return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]
 
 

@@ -100,6 +100,28 @@ class SharedDropout(nn.Module):
         return x * self.mask(x.new_ones(shape))  # type: ignore[no-any-return]
 
 
+class _InOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+def in_order(x: Tensor) -> Tensor:
+    """x, and its gradient, as they lie in memory when nothing is transposed.
+
+    torch multiplies batches of matrices whose rows and columns are both strided one by one, each after a copy.
+    """
+    return _InOrder.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def recomputed(block: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Any:
     """Run a block. If ``enabled``, its activations are recomputed in the backward pass instead of stored."""
     if enabled and torch.is_grad_enabled():

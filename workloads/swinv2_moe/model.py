@@ -6,6 +6,7 @@ N samples, R tokens along a side, W windows per sample, L tokens per window, C w
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ INIT_STD = 0.02
 FIRST_SCALE = 10.0  # of the cosine attention; its bound is 1 / tau with tau >= 0.01
 MAX_SCALE = 100.0
 MAX_BIAS = 16.0  # 16 sigmoid(.) keeps the position bias in the range of the scores
+SHORTEST = 1e-12  # norm of a query or key
 LOG_RANGE = 8.0  # offsets are scaled to 8 at the window's edge before the logarithm
 
 
@@ -94,6 +96,41 @@ class SwinBlock(nn.Module):
         return x_NRRC * (kept.to(x_NRRC.dtype) / (1 - self.drop_path))
 
 
+class _OfUnitLength(torch.autograd.Function):
+    """`F.normalize` of the last dimension, with half the passes over memory in the backward pass."""
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        inverse = x.norm(dim=-1, keepdim=True).clamp_min_(SHORTEST).reciprocal_()
+        return x * inverse, inverse
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        context.save_for_backward(*output)
+        context.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor, _: Any) -> Tensor:
+        y, inverse = context.saved_tensors
+        along = torch.linalg.vecdot(gradient, y).unsqueeze(-1)
+        return torch.addcmul(gradient, y, along, value=-1).mul_(inverse)
+
+
+def of_unit_length(x: Tensor) -> Tensor:
+    """x over the norm of its last dimension; vectors shorter than 1e-12 stay shorter than 1."""
+    return _OfUnitLength.apply(x)[0]  # type: ignore[no-any-return, no-untyped-call]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Attention of queries (N, B, L, d) with a bias (B, L, L) that is trained, unscaled.
+
+    On a CPU torch has no fused kernel with such a bias, and its general one also looks for rows without a key.
+    """
+    if q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
+    return (q @ k.transpose(-1, -2)).add_(bias).softmax(-1) @ v
+
+
 class WindowAttention(nn.Module):
     """Self-attention inside windows of a (shifted) grid: (N, R, R, C) to (N, R, R, C).
 
@@ -123,9 +160,8 @@ class WindowAttention(nn.Module):
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
         scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
-        q = F.normalize(q, dim=-1) * scale_A11.repeat(windows, 1, 1)
-        bias_BLL = self._bias(windows).to(v.dtype)
-        y = F.scaled_dot_product_attention(q.to(v.dtype), F.normalize(k, dim=-1).to(v.dtype), v, bias_BLL, scale=1.0)
+        q = of_unit_length(q) * scale_A11.repeat(windows, 1, 1)
+        y = attention(q.to(v.dtype), of_unit_length(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
         y_NWLC = y.view(n, windows, -1, self.window**2, self.head_width).transpose(2, 3).flatten(3)
         y_NRRC = from_windows(self.out(y_NWLC), resolution)
         return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC

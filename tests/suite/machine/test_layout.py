@@ -59,6 +59,15 @@ def test_measuring_leaves_the_model_and_random_states_as_they_were(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam"])
+def test_native_convolutions_are_not_tried_in_bfloat16(name: str) -> None:
+    torch.set_num_threads(1)
+    workload, model, _ = built(name, "precision=bfloat16")
+    asked = chooser()
+    workload.choose(model, asked)
+    assert asked.choices["layout"].seconds.keys() == {"channels_last", "contiguous"}
+
+
+@pytest.mark.parametrize("name", ["cosmoflow", "deepcam"])
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_every_layout_computes_the_same_loss_and_gradients(name: str, text: str) -> None:
     found = []
