@@ -54,6 +54,10 @@ COMMANDS: dict[str, list[list[str]]] = {
         for more in ([], ["--float64"], ["--seed", "2"])
     ],
     "workload_steps": [[sys.executable, "benchmarks/workload_steps.py", "--ranks", ranks] for ranks in "12"],
+    "reference_steps": [
+        [sys.executable, "benchmarks/reference_steps.py"],
+        [sys.executable, "benchmarks/reference_steps.py", "cosmoflow", "deepcam", "--precision", "bfloat16"],
+    ],
     "network_intervals": [
         [sys.executable, "benchmarks/network_intervals.py", *more]
         for more in ([], ["--first-seed", "2000", "--laws", "400"])

@@ -35,61 +35,7 @@ RATES = (0.02, 0.005)  # of two steps: the forms of momentum differ only where t
 ROUNDED = 1e-2  # if in one of two million windows the two largest values are equal to rounding, and another is taken; else 1e-5
 QUIET_ON_ONE_CORE = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
-RUN = """
-import functools, json, sys, types
-import numpy as np
-code, given, weights, data, out = sys.argv[1:]
-given = json.loads(given)
-
-def not_initialised(*_, **__):
-    raise ValueError
-
-for name in ("horovod", "horovod.tensorflow", "horovod.tensorflow.keras"):
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["horovod.tensorflow.keras"].rank = sys.modules["horovod.tensorflow.keras"].allreduce = not_initialised
-sys.path.insert(0, code)
-import tensorflow as tf
-from data import get_datasets
-from models import get_model
-from utils.optimizers import get_lr_schedule, get_optimizer
-
-class Largest(tf.keras.layers.Layer):
-    def __init__(self, pool_size):
-        super().__init__()
-    def call(self, x):
-        return functools.reduce(tf.maximum, (x[:, a::2, b::2, c::2] for a in (0, 1) for b in (0, 1) for c in (0, 1)))
-
-one_rank = types.SimpleNamespace(rank=0, size=1, local_rank=0, local_size=1)
-sets = get_datasets(name="cosmo", dist=one_rank, data_dir=data, compression="GZIP", n_epochs=1, shuffle_train=False,
-                    apply_log=True, prefetch=1, **given["data"])
-train, found = list(sets["train_dataset"]), {}
-for split in ("train", "valid"):
-    for name, parts in zip("xy", zip(*sets[f"{split}_dataset"])):
-        found[f"{split}.{name}"] = np.concatenate([part.numpy() for part in parts])
-found["count"] = get_model(**given["model"] | {"input_shape": [128, 128, 128, 4]}).count_params()
-arrays, models = np.load(weights), []
-tf.keras.layers.Largest = Largest
-for pooling in ("MaxPool3D", "Largest"):
-    model = get_model(input_shape=given["data"]["sample_shape"], pooling_type=pooling, **given["model"])
-    model.set_weights([arrays[name] for name in arrays.files])
-    model.compile(optimizer=get_optimizer("SGD", momentum=0.9), loss="mse", metrics=["mean_absolute_error"])
-    models.append(model)
-(x, y), *_ = train
-predicted = models[0](x, training=True)
-loss = models[0].compute_loss(x=x, y=y, y_pred=predicted)
-evaluated = models[0].evaluate(sets["valid_dataset"], steps=sets["n_valid_steps"], verbose=0, return_dict=True)
-with tf.GradientTape() as tape:
-    again = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
-gradients = tape.gradient(again, model.trainable_variables)
-for rate, (x, y) in zip(given["rates"], train, strict=True):
-    model.optimizer.learning_rate = rate
-    model.train_on_batch(x, y)
-schedule = get_lr_schedule(decay_schedule=dict(given["decay"]), **given["schedule"])
-found |= {f"gradient.{n}": value.numpy() for n, value in enumerate(gradients)}
-found |= {f"trained.{n}": value for n, value in enumerate(model.get_weights())}
-np.savez(out, predicted=predicted.numpy(), loss=float(loss), mae=evaluated["mean_absolute_error"],
-         rates=[schedule(epoch) for epoch in range(given["epochs"])], **found)
-"""
+RUN = Path(__file__).with_name("cosmoflow_code.py")
 
 
 @pytest.fixture
@@ -170,7 +116,7 @@ def found(
     given = json.dumps(settings(workload._settings))
     paths = [str(tmp_path / name) for name in ("weights.npz", "tfrecord", "found.npz")]
     subprocess.run(
-        [python, "-c", RUN, str(code), given, *paths], env=os.environ | QUIET_ON_ONE_CORE, cwd=tmp_path, check=True
+        [python, RUN, str(code), given, *paths], env=os.environ | QUIET_ON_ONE_CORE, cwd=tmp_path, check=True
     )
     return dict(np.load(tmp_path / "found.npz"))
 

@@ -1,7 +1,6 @@
 """OpenCatalyst beside the benchmark's code (mlcommons/hpc): LMDB files both ways, DimeNet++ with transferred weights, loss, metric.
 
-The reference runs in a Python with torch_geometric, where torch_scatter and torch_sparse, which are compiled for old versions, are
-stood in for by the few lines that it uses of them.
+The reference runs in a Python with torch_geometric.
 """
 
 from __future__ import annotations
@@ -45,70 +44,7 @@ with lmdb.open(path, subdir=False, map_size=1 << 24) as environment, environment
     put.put(b"length", pickle.dumps(2, protocol=-1))
 """
 
-RUN = """
-import sys, types
-from pathlib import Path
-import numpy as np, torch
-root, weights, lmdb, out = Path(sys.argv[1]) / "open_catalyst", sys.argv[2], sys.argv[3], sys.argv[4]
-
-def module(name, **members):
-    made = sys.modules[name] = types.ModuleType(name)
-    made.__dict__.update(members)
-    return made
-
-def scatter(src, index, dim=0, dim_size=None):
-    return src.new_zeros(int(index.max()) + 1 if dim_size is None else dim_size, *src.shape[1:]).index_add(dim, index, src)
-
-class SparseTensor:  # rows of a matrix in the order of rows, then columns
-    def __init__(self, row, col, value, sparse_sizes):
-        order = torch.argsort(row * sparse_sizes[1] + col, stable=True)
-        self.row, self.col, self.value, self.sizes = row[order], col[order], value[order], sparse_sizes
-    def __getitem__(self, rows):
-        begin = torch.searchsorted(self.row, torch.arange(self.sizes[0] + 1))
-        count = (begin[1:] - begin[:-1])[rows]
-        taken = torch.cat([torch.arange(begin[r], begin[r + 1]) for r in rows.tolist()])
-        part = SparseTensor.__new__(SparseTensor)
-        part.count, row = count, torch.repeat_interleave(torch.arange(len(rows)), count)
-        col, value = self.col[taken], self.value[taken]
-        part.storage = types.SimpleNamespace(col=lambda: col, value=lambda: value, row=lambda: row)
-        return part
-    def set_value(self, _):
-        return self
-    def sum(self, dim):
-        return self.count
-
-module("torch_scatter", scatter=scatter)
-module("torch_sparse", SparseTensor=SparseTensor)
-module("demjson")
-module("torch_geometric.nn.acts", swish=torch.nn.functional.silu)
-for package in ("ocpmodels", "ocpmodels.models", "ocpmodels.modules", "ocpmodels.datasets"):  # without what they import
-    module(package, __path__=[str(root / package.replace(".", "/"))])
-from ocpmodels.datasets.trajectory_lmdb import TrajectoryLmdbDataset, data_list_collater
-from ocpmodels.models.dimenet_plus_plus import DimeNetPlusPlusWrap
-from ocpmodels.modules.evaluator import Evaluator
-from ocpmodels.modules.loss import DDPLoss
-
-given = torch.load(weights)
-model = DimeNetPlusPlusWrap(None, None, 1, use_pbc=True, regress_forces=True, **given["shape"]).double()
-model.load_state_dict({name: given["state"][name] for name in model.state_dict()})
-data = TrajectoryLmdbDataset({"src": lmdb})
-batch = data_list_collater([data[number] for number in given["samples"]])
-found = {name: getattr(batch, name).numpy() for name in ("pos", "force", "y", "sid", "fid", "tags", "fixed", "edge_index")}
-for name in ("pos", "cell", "force"):
-    setattr(batch, name, getattr(batch, name).double())
-energy, forces = model(batch)
-free = batch.fixed == 0
-loss = 50 * DDPLoss(torch.nn.L1Loss())(forces[free], batch.force[free] / given["std"])
-loss.backward()
-metric = Evaluator("s2ef").eval(
-    {"energy": energy.view(-1).detach(), "forces": given["std"] * forces[free].detach(), "natoms": batch.natoms},
-    {"energy": batch.y.double(), "forces": batch.force[free],
-     "natoms": torch.tensor([int(free[batch.batch == n].sum()) for n in range(len(batch.natoms))])},
-)
-found |= {"energy": energy.detach().view(-1).numpy(), "forces": forces.detach().numpy(), "loss": loss.item()}
-found |= {f"grad.{name}": value.grad.numpy() for name, value in model.named_parameters() if value.grad is not None}
-np.savez(out, mae=metric["forces_mae"]["metric"], length=len(data), **found)
-"""
+RUN = Path(__file__).with_name("open_catalyst_code.py")
 
 LAYERS = {  # ours to theirs, in the names of weights
     "radial.frequency_K": "rbf.freq",
@@ -181,7 +117,7 @@ def test_the_reference_on_exported_data_is_ours(
     state = {theirs(name): value for name, value in model.state_dict().items()}
     torch.save({"shape": shape, "state": state, "samples": samples, "std": std}, tmp_path / "weights.pt")
     paths = [code, tmp_path / "weights.pt", tmp_path / "lmdb" / "train", tmp_path / "found.npz"]
-    subprocess.run([python, "-c", RUN, *map(str, paths)], check=True)
+    subprocess.run([python, RUN, *map(str, paths)], check=True)
     found = dict(np.load(tmp_path / "found.npz"))
 
     stored = ShardReader(tiny, "train").read(samples)

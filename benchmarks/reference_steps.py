@@ -1,0 +1,426 @@
+"""Training steps of the public reference codes and of ours on the same inputs, in interleaved blocks, one thread each.
+
+    MLHPC_REFERENCES=DIR python benchmarks/reference_steps.py [WORKLOAD ...] [--blocks 12] [--steps 4] [--data ROOT]
+                                                             [--precision float32]
+
+DIR has clones as `make test-reference` wants them. A reference whose packages are not in our environment runs in another Python of
+MLHPC_REFERENCE_PYTHONS (separated as in PATH). ROOT/open_catalyst-mini are OpenCatalyst's data.
+
+A step is: gradients to none, forward pass, loss, backward pass, clipping where the workload clips, optimizer. Inputs lie in
+memory; weights are random, drawn by each code, and of the same number. Both take the optimizer of the reference where it runs on
+a CPU: AdamW for DeepCAM, whose LAMB is of NVIDIA's apex. The references run in float32; --precision is that of our steps.
+Each code runs in a process of its own, as its authors set it up, ours with the settings that the harness chooses. Exactness is
+what `make test-reference` compares.
+
+Printed: median CPU-ms per step of each, and the median over pairs of blocks of theirs / ours with the least and the largest.
+A subject that cannot run here is named with the reason, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RATE = 1e-6  # of learning, in both: weights stay where they are
+Step = Callable[[], float]
+OPEN = ExitStack()  # until the process ends
+NEEDS = {  # packages of a reference, beside numpy
+    "cosmoflow": ("tensorflow", "keras"),
+    "deepcam": ("torch",),
+    "open_catalyst": ("torch", "torch_geometric", "lmdb"),
+    "openfold": ("torch", "Bio"),
+}
+SIZES = {  # the size whose network is compared, and how large a sample is
+    "cosmoflow": ("full", 4, ["hyperparameters.input_size=64"], "64^3 voxels of 128^3"),
+    "deepcam": (
+        "full",
+        2,
+        [f"hyperparameters.{each}" for each in ("height=96", "width=144", "optimizer=AdamW")],
+        "96 x 144 pixels of 768 x 1152",
+    ),
+    "open_catalyst": (
+        "full",
+        8,
+        [f"hyperparameters.{each}" for each in ("cutoff_angstrom=4.5", "max_neighbours=20")],
+        "frames of about 13 atoms",
+    ),
+    "openfold": (
+        "full",
+        1,
+        [
+            f"hyperparameters.{each}"
+            for each in ("crop_size=48", "max_msa_clusters=16", "max_extra_msa=32", "max_templates=2")
+        ]
+        + [f"hyperparameters.{each}" for each in ("evoformer_blocks=2", "extra_msa_blocks=1", "num_recycling_iters=0")],
+        "two blocks of 48, crops of 48 residues of 256",
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=[*SIZES])
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--data", type=Path, default=os.environ.get("MLHPC_DATA", "data"))
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of our steps")
+    parser.add_argument("--worker", nargs=2, metavar=("CODE", "FOLDER"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for name in args.workloads:
+        if name not in SIZES:
+            parser.error(f"{name}: expected {', '.join(SIZES)}")
+    if args.worker:
+        code, folder = args.worker
+        serve(globals()[f"{code}_{args.workloads[0]}" if code == "theirs" else "ours"](args, Path(folder)), args.steps)
+        return 0
+    print(
+        f"one thread each, {args.blocks} pairs of blocks of {args.steps} steps, load average {os.getloadavg()[0]:.1f}"
+    )
+    print(f"{'':14} {'samples':>7}  {'theirs, CPU-ms':>15} {'ours, CPU-ms':>15}  theirs / ours (range)")
+    missing = 0
+    for name in args.workloads:
+        try:
+            print(compared(args, name), flush=True)
+        except (OSError, RuntimeError) as error:
+            missing += 1
+            print(f"{name:14} not measured: {error}", flush=True)
+    return 1 if missing else 0
+
+
+def compared(args: argparse.Namespace, name: str) -> str:
+    """A line of the table. RuntimeError with the reason if there is none."""
+    references = os.environ.get("MLHPC_REFERENCES")
+    found = [
+        Path(references, each) for each in ("mlcommons+hpc", "hpc") if references and Path(references, each).is_dir()
+    ]
+    if not found:
+        raise RuntimeError("no clone of github.com/mlcommons/hpc in MLHPC_REFERENCES")
+    size, samples, _, extent = SIZES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "clone").symlink_to(found[0].resolve())
+        workers = [Worker(args, "ours", name, sys.executable, folder)]
+        try:
+            workers.append(Worker(args, "theirs", name, python_with(NEEDS[name]), folder))
+            ours, theirs = workers
+            if ours.parameters != theirs.parameters:
+                raise RuntimeError(f"{ours.parameters} parameters, but {theirs.parameters} in the reference")
+            pairs = []
+            for block in range(args.blocks):
+                times = {each: each.block() for each in (workers if block % 2 else workers[::-1])}
+                pairs.append((times[theirs], times[ours]))
+        finally:
+            for each in workers:
+                each.end()
+    texts = []
+    for column in zip(*pairs, strict=True):
+        ms = [1e3 * each / args.steps for each in column]
+        texts.append(f"{statistics.median(ms):9.1f} ± {statistics.stdev(ms):.1f}")
+    ratios = [a / b for a, b in pairs]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, n = {len(ratios)})"
+    about = f"{size}, {extent}; {ours.parameters:,} parameters; ours: {args.precision}, {ours.chosen or 'as shipped'}"
+    return f"{name:14} {samples:7}  {texts[0]:>15} {texts[1]:>15}  {ratio}   {about}"
+
+
+def python_with(packages: tuple[str, ...]) -> str:
+    """Our Python, or the first of MLHPC_REFERENCE_PYTHONS, that imports all packages."""
+    for python in (sys.executable, *filter(None, os.environ.get("MLHPC_REFERENCE_PYTHONS", "").split(os.pathsep))):
+        check = (
+            "import importlib.util, sys; sys.exit(any(importlib.util.find_spec(each) is None for each in sys.argv[1:]))"
+        )
+        if subprocess.run([python, "-c", check, *packages], capture_output=True).returncode == 0:
+            return python
+    raise RuntimeError(f"no Python in MLHPC_REFERENCE_PYTHONS has {', '.join(packages)}")
+
+
+class Worker:
+    """One code in a process of its own."""
+
+    def __init__(self, args: argparse.Namespace, code: str, name: str, python: str, folder: str) -> None:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        quiet = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        options = ["--steps", str(args.steps), "--data", str(args.data), "--precision", args.precision]
+        options += ["--worker", code, folder]
+        self._log = Path(folder, f"{code}.txt")
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [python, __file__, name, *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | quiet | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            )
+        ready = self._answer()
+        self.parameters, self.chosen = ready["parameters"], ready["chosen"]
+
+    def block(self) -> float:
+        """CPU seconds of a block of steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("block\n")
+        self._process.stdin.flush()
+        return float(self._answer()["cpu_s"])
+
+    def end(self) -> None:
+        """Ask it to end, and wait."""
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("answer "):
+                found: dict[str, Any] = json.loads(line.removeprefix("answer "))
+                return found
+        last = self._log.read_text(errors="replace").strip().splitlines()
+        raise RuntimeError(last[-1] if last else f"its process ended with {self._process.wait()}")
+
+
+def serve(made: tuple[Step, int, str], steps: int) -> None:
+    """Warm up, then answer each line of stdin with the CPU seconds of a block."""
+    step, parameters, chosen = made
+    for _ in range(3):
+        step()
+    print("answer", json.dumps({"parameters": parameters, "chosen": chosen}), flush=True)
+    for _ in sys.stdin:
+        begin = time.process_time()
+        for _ in range(steps):
+            step()
+        print("answer", json.dumps({"cpu_s": time.process_time() - begin}), flush=True)
+
+
+def torch_step(model: Any, optimizer: Any, loss: Callable[[], Any], clip: Callable[[], object] | None) -> Step:
+    """A step of a torch model."""
+    for group in optimizer.param_groups:
+        group["lr"] = RATE
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        if clip is not None:
+            clip()
+        optimizer.step()
+        return float(value.detach())
+
+    model.train()
+    return step
+
+
+def count(model: Any) -> int:
+    """Trainable parameters of a torch model."""
+    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+
+
+def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """Our step, set up as the harness does. What the reference's worker needs is written to the folder."""
+    import torch
+    from block import open_workload
+
+    from suite.machine.choice.chooser import make_chooser
+    from suite.training.loop import autocast
+    from suite.training.parallel.data import clip_gradients
+    from suite.training.startup import keep_freed_memory
+    from suite.world import World
+
+    name, world = args.workloads[0], World.create(None)
+    keep_freed_memory()
+    size, samples, overrides, _ = SIZES[name]
+    fixed = [f"precision={args.precision}", f"global_batch_size={samples}", "device=cpu"]
+    workload, config = open_workload(name, size, [*fixed, *overrides], world)
+    torch.manual_seed(0)
+    model = workload.build_model(world)
+    chooser = make_chooser(config, world, torch.device("cpu"))
+    workload.choose(model, chooser)
+    batch, given = INPUTS[name](workload, samples, args.data, folder)
+    optimization = workload.build_optimizer(model, 1000)
+    norm = optimization.clip_norm
+    torch.save(given | {"clip": norm}, folder / "given.pt")
+    clip = None if norm is None else lambda: clip_gradients(model, (), norm)
+
+    def loss() -> Any:
+        with autocast(config, torch.device("cpu")):
+            return workload.loss(model, batch)
+
+    step = torch_step(model, optimization.optimizer, loss, clip)
+    return step, count(model), ", ".join(str(choice.value) for choice in chooser.choices.values())
+
+
+def inputs_cosmoflow(workload: Any, samples: int, data: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Counts of particles as the data set stores them; the reference's pipeline gives their logarithms."""
+    settings = workload.config.hyperparameters
+    import numpy as np
+    import torch
+
+    random = np.random.default_rng(0)
+    x = random.poisson(1.0, (samples, *3 * [settings.input_size], 4)).astype(np.int16)
+    y = random.uniform(-1, 1, (samples, 4)).astype(np.float32)
+    np.savez(folder / "inputs.npz", x=np.log1p(x.astype(np.float32)), y=y)
+    model = {
+        "name": "cosmoflow",
+        "input_shape": list(x.shape[1:]),
+        "target_size": 4,
+        "conv_size": settings.conv_channels[0],
+        "n_conv_layers": len(settings.conv_channels),
+        "l2": settings.l2,
+        "dropout": settings.dropout,
+    }
+    (folder / "model.json").write_text(json.dumps(model))
+    return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, {}
+
+
+def theirs_cosmoflow(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """Keras's own training step."""
+    import numpy as np
+
+    from tests.reference.cosmoflow_code import load
+
+    code = load(str(folder / "clone" / "cosmoflow"))
+    found = np.load(folder / "inputs.npz")
+    x, y = found["x"], found["y"]
+    model = code.network(**json.loads((folder / "model.json").read_text()))
+    model.compile(optimizer=code.optimizer("SGD", momentum=0.9), loss="mse", metrics=["mean_absolute_error"])
+    model.optimizer.learning_rate = RATE
+    return lambda: float(model.train_on_batch(x, y)[0]), model.count_params(), ""
+
+
+def inputs_deepcam(workload: Any, samples: int, data: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Random fields and classes."""
+    settings = workload.config.hyperparameters
+    import torch
+
+    x = torch.rand(samples, settings.height, settings.width, 16)
+    y = torch.randint(3, (samples, settings.height, settings.width))
+    return {"x": x, "y": y.to(torch.uint8)}, {"x": x.permute(0, 3, 1, 2).contiguous(), "y": y}
+
+
+def theirs_deepcam(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """The network and loss of the reference."""
+    import torch
+
+    from workloads.deepcam.config import LOSS_WEIGHTS
+
+    given = torch.load(folder / "given.pt")
+    sys.path.insert(0, str(folder / "clone" / "deepcam" / "src" / "deepCam"))
+    from architecture.deeplab_xception import DeepLabv3_plus
+    from utils.losses import FPLoss
+
+    model = DeepLabv3_plus(given["x"].shape[1], 3, _print=False)
+    height, width = given["x"].shape[2:]
+    model.bottleneck.tiles = (1, 1, -(-height // 16), -(-width // 16))  # of 1152 x 768 pixels there
+    criterion, optimizer = FPLoss(LOSS_WEIGHTS), torch.optim.AdamW(model.parameters())
+    return torch_step(model, optimizer, lambda: criterion(model(given["x"]), given["y"]), None), count(model), ""
+
+
+def inputs_open_catalyst(
+    workload: Any, samples: int, data: Path, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Frames of the data set, exported for the reference's loader."""
+    settings = workload.config.hyperparameters
+    from workloads.open_catalyst.convert import export_lmdb
+
+    root, numbers = data / "open_catalyst-mini", [7 * each for each in range(samples)]
+    export_lmdb(root, folder / "lmdb")
+    shape = {
+        "hidden_channels": settings.hidden_channels,
+        "out_emb_channels": settings.output_channels,
+        "num_blocks": settings.blocks,
+        "int_emb_size": settings.triplet_channels,
+        "basis_emb_size": settings.basis_channels,
+        "num_spherical": settings.num_spherical,
+        "num_radial": settings.num_radial,
+        "cutoff": settings.cutoff_angstrom,
+        "envelope_exponent": settings.envelope_exponent,
+        "num_before_skip": settings.before_skip,
+        "num_after_skip": settings.after_skip,
+        "num_output_layers": settings.output_layers,
+    }
+    return workload.dataset("train", root).load(numbers, seed=0, epoch=1), {
+        "shape": shape,
+        "samples": numbers,
+        "std": settings.target_std_ev,
+    }
+
+
+def theirs_open_catalyst(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """The reference's loss of free atoms' forces."""
+    import torch
+
+    from tests.reference.open_catalyst_code import load, network
+
+    given, code = torch.load(folder / "given.pt"), load(folder / "clone")
+    model, data = network(code, given["shape"]), code.data_set({"src": str(folder / "lmdb" / "train")})
+    batch = code.collate([data[number] for number in given["samples"]])
+    free = batch.fixed == 0
+    target = batch.force[free] / given["std"]
+
+    def loss() -> Any:
+        _, forces = model(batch)
+        return 50 * code.loss(forces[free], target)
+
+    return torch_step(model, torch.optim.AdamW(model.parameters()), loss, None), count(model), ""
+
+
+def inputs_openfold(workload: Any, samples: int, data: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A protein of the generator."""
+    settings = workload.config.hyperparameters
+    import numpy as np
+    import torch
+
+    from workloads.openfold.features import sample
+    from workloads.openfold.proteins import Families, families
+
+    length = settings.crop_size
+    proteins = families(Families(length, length, 24, max(1, settings.max_templates)), 8, range(samples))
+    random = np.random.default_rng(2)
+    arrays = [sample(each, settings, random, length=length, training=True) for each in proteins]
+    batch = {name: torch.stack([torch.from_numpy(np.asarray(each[name])) for each in arrays]) for name in arrays[0]}
+    batch.setdefault("resolution", torch.full((samples,), 2.0))
+    return batch, {"batch": batch}
+
+
+def theirs_openfold(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """The reference's network of our widths, its loss and its clipping."""
+    import importlib
+    from types import SimpleNamespace
+
+    import torch
+
+    from suite.config import load_config
+    from suite.descriptor import descriptor
+    from tests.reference.openfold_code import openfold_code
+    from tests.reference.openfold_inputs import their_batch, their_net
+
+    given = torch.load(folder / "given.pt")
+    settings: Any = load_config(descriptor("openfold"), SIZES["openfold"][0], SIZES["openfold"][2]).hyperparameters
+    names = ("config", "loss", "model.alphafold", "data.transforms", "data.residue_constants")
+    OPEN.enter_context(openfold_code(folder / "clone"))  # it imports more when it is called
+    code = SimpleNamespace(**{each.rpartition(".")[2]: importlib.import_module(f"openfold.{each}") for each in names})
+    model, features = their_net(code, settings), their_batch(code, given["batch"])
+    criterion, last = code.loss.AlphaFoldLoss(code.config.LossConfig()), {k: v[..., -1] for k, v in features.items()}
+    clip = given["clip"]
+    return (
+        torch_step(
+            model,
+            torch.optim.Adam(model.parameters()),
+            lambda: criterion(model(features), last)[0],
+            None if clip is None else lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), clip),
+        ),
+        count(model),
+        "",
+    )
+
+
+INPUTS = {name: globals()[f"inputs_{name}"] for name in SIZES}
+
+if __name__ == "__main__":
+    sys.exit(main())
