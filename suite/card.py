@@ -7,15 +7,16 @@ rules from the card and never from the log: a run must not state its own rules.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from suite import frozen
+from suite import FORBID, Bound, fitted, frozen
 from suite.errors import InputError, unknown
-from suite.files import FORBID, Bound, compiled, fitted, read_typed
+from suite.files import YamlSource, compiled
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
@@ -202,9 +203,7 @@ class ReferencePoint:
     @property
     def mean(self) -> float:
         """Arithmetic mean of epochs to target."""
-        import statistics
-
-        return statistics.fmean(self.epochs)
+        return math.fsum(self.epochs) / len(self.epochs)
 
     @property
     def std(self) -> float:
@@ -229,12 +228,12 @@ class ReferencePoints:
 def read_card(path: Path, *, shipped: bool = False) -> Card:
     """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys.
 
-    ``shipped``: the card is part of an installed package, and may lie compiled beside its file (`suite.typed.compiled`).
+    ``shipped``: the card is part of an installed package, and may lie compiled beside its file (`suite.files.compiled`).
     """
     if shipped and (data := compiled(path)) is not None:
         with suppress(ValueError):  # what is wrong with it, the file itself tells
             return fitted(Card, data)
-    return read_typed(Card, path)
+    return YamlSource.read(path).fitted(Card)
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:

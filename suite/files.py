@@ -5,22 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass
-from functools import cache, partial
 from io import BufferedReader
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from zlib import crc32
 
-from suite import frozen
-from suite.errors import InputError, stated_key
+from suite import fitted, frozen
+from suite.errors import InputError, section_of, stated_key, unknown_key
 
 if TYPE_CHECKING:  # most commands read no document
     import yaml
@@ -238,16 +234,23 @@ class YamlSource:
         if len(text) > LARGEST_YAML:
             raise InputError(f"{path}: has more than {byte_text(LARGEST_YAML)}")
         try:
-            node, data = _yaml(text)
-        except (yaml.YAMLError, RecursionError) as error:
+            lines, data = _yaml(path, text)
+        except InputError:
+            raise
+        except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
             raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-        if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
+        if not isinstance(data, dict):
             raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
-        lines: dict[tuple[str, ...], int] = {}
-        _collect(node, (), lines, path)
         return YamlSource(path, data, lines)
+
+    def fitted(self, kind: type[Data]) -> Data:
+        """Make a dataclass of the data. InputError names file, line and value and what was expected, or all missing keys."""
+        try:
+            return fitted(kind, self.data)
+        except ValueError as error:
+            raise InputError(first_error(cast("ValidationError", error), self, kind)) from None
 
     def where(self, *key: str) -> str:
         """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
@@ -255,74 +258,99 @@ class YamlSource:
         return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
 
 
-def _yaml(text: str) -> tuple[Any, Any]:
-    """The node and the data of a YAML text. yaml.YAMLError of the slow loader, which says more, if it is none."""
+def _yaml(path: Path, text: str) -> tuple[dict[tuple[str, ...], int], Any]:
+    """The lines of the keys of a YAML text, and its data. yaml.YAMLError of the slow loader, which says more, if it is none.
+
+    Values with a tag that they do not fit raise what Python raises: ValueError for a date without a month.
+    """
     import yaml
 
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None and len(text) <= _SHORT:
         with suppress(yaml.YAMLError):
-            return yaml.compose(text, Loader=fast), yaml.load(text, Loader=fast)  # noqa: S506  it is safe
-    return yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+            return _loaded(path, fast(text))
+    return _loaded(path, yaml.SafeLoader(text))
+
+
+def _loaded(path: Path, loader: yaml.SafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:
+    lines: dict[tuple[str, ...], int] = {}
+    try:
+        node = loader.get_single_node()
+        if node is not None:
+            _collect(node, (), lines, path, {})  # before the data are made, which puts merged keys into the node
+        return lines, loader.construct_document(node) if node is not None else None
+    finally:
+        loader.dispose()
 
 
 LARGEST_YAML = 2**22  # bytes
 _SHORT = 2**13  # characters: the fast loader calls itself for each level, and ends the process where 2**15 are nested
 
 
-def _collect(node: yaml.Node, prefix: tuple[str, ...], lines: dict[tuple[str, ...], int], path: Path) -> None:
-    """Add the line of each key below ``prefix``. InputError for a repeated key, of which PyYAML silently keeps the last."""
+_MOST_VALUES = 10**6  # of which each alias counts as all that it stands for: a message may show them
+
+
+def _collect(
+    node: yaml.Node,
+    prefix: tuple[str, ...] | None,
+    lines: dict[tuple[str, ...], int],
+    path: Path,
+    sizes: dict[int, int],
+) -> int:
+    """Add the line of each key below ``prefix``, where its node is met first; returns the number of values. None: in a list.
+
+    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they are in.
+    """
     import yaml
 
+    if (known := sizes.get(id(node))) is not None:
+        if not known:
+            raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
+        return known
+    size, sizes[id(node)] = 1, 0
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*prefix, str(key.value))
-            if here in lines and key.value != "<<":
-                raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
-            lines[here] = key.start_mark.line + 1
-            _collect(value, here, lines, path)
+            here = None if prefix is None else (*prefix, str(key.value))
+            if here is not None:
+                if here in lines and key.value != "<<":
+                    raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+                lines[here] = key.start_mark.line + 1
+            size += _collect(value, here, lines, path, sizes)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            size += _collect(item, None, lines, path, sizes)
+    if size > _MOST_VALUES:
+        raise InputError(f"{path}:{node.start_mark.line + 1}: has more than {_MOST_VALUES} values, by aliases")
+    sizes[id(node)] = size
+    return size
 
 
-_WANTED = {"tuple_type": "expected a list", "list_type": "expected a list", "dict_type": "expected keys with values"}
+_WANTED = {
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "expected keys with values"),
+}
 
 
-def first_error(error: ValidationError, source: YamlSource) -> str:
+def first_error(error: ValidationError, source: YamlSource, model: type | None = None) -> str:
     """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected.
 
-    If a key is missing, all that are missing are named.
+    If a key is missing, all that are missing are named. With ``model``, what was to be made, an unknown key is answered by those
+    that there are.
     """
     item = error.errors()[0]
     key = stated_key(item["loc"], source.data)
     name = ".".join(key)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if model is not None and (section := section_of(model, key[:-1])) is not None:
+            return f"{source.where(*key)}: {unknown_key(section, key[-1])}"
         return f"{source.where(*key)}: unknown key {name!r}"
-    if item["type"] == "missing":
+    if item["type"] == "missing" and isinstance(item["loc"][-1], str):
         names = [".".join(stated_key(each["loc"], source.data)) for each in error.errors() if each["type"] == "missing"]
         return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
     wanted = _WANTED.get(item["type"], item["msg"].removeprefix("Value error, "))
+    if item["type"] == "missing":  # in a list of so many values
+        wanted = f"expected more values, number {int(item['loc'][-1]) + 1} is missing"
     return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {wanted}"
-
-
-def read_typed(kind: type[Data], path: Path) -> Data:
-    """Read a YAML file into a dataclass. InputError names file, line and value and what was expected, or all missing keys."""
-    source = YamlSource.read(path)
-    try:
-        return fitted(kind, source.data)
-    except ValueError as error:
-        raise InputError(first_error(cast("ValidationError", error), source)) from None
-
-
-def fitted(kind: type[Data], data: Any) -> Data:
-    """Make a dataclass of plain data by its annotations. pydantic.ValidationError, a ValueError, if they do not fit.
-
-    What fits exactly is made here; anything else is left to pydantic, which converts more and says what is wrong, slowly.
-    """
-    try:
-        return cast("Data", _maker(cast("Any", kind))(data))
-    except (TypeError, ValueError, LookupError, OverflowError):
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(kind).validate_python(data)
 
 
 def compiled(path: Path) -> Any | None:
@@ -346,73 +374,6 @@ def source_digest(text: bytes) -> str:
 def compiled_path(path: Path) -> Path:
     """Where the compiled form of a YAML file lies."""
     return path.with_name(f"{path.name}.json")
-
-
-FORBID = {"extra": "forbid"}  # the configuration of a dataclass, for pydantic
-
-
-class Bound:
-    """What a number or text in a dataclass must keep beside its type: ``ge``, ``gt``, ``lt``, ``pattern``, as in pydantic."""
-
-    def __init__(self, **limits: Any) -> None:
-        self._limits = limits
-
-    def kept(self, value: Any) -> bool:
-        """True if a value, which is None or of the right type, keeps it."""
-        if value is None:
-            return True
-        checks: dict[str, Callable[[Any], bool]] = {
-            "ge": lambda limit: value >= limit,
-            "gt": lambda limit: value > limit,
-            "lt": lambda limit: value < limit,
-            "pattern": lambda limit: re.search(limit, value) is not None and not value.endswith("\n"),
-        }
-        return all(checks[name](limit) for name, limit in self._limits.items())
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        schema = handler(source)
-        (schema["schema"] if schema["type"] == "nullable" else schema).update(self._limits)
-        return schema
-
-
-def _made(kind: Callable[..., Any], data: Any) -> Any:
-    """Make a dataclass, or the dataclasses in it, of a mapping. TypeError or LookupError if it does not fit."""
-    if type(data) is not dict:
-        raise TypeError
-    hints = _hints(kind)
-    return kind(**{name: _maker(hints[name])(value) for name, value in data.items()})
-
-
-_hints = cache(partial(get_type_hints, include_extras=True))
-
-
-@cache
-def _maker(hint: Any) -> Callable[[Any], Any]:
-    """The function that makes what an annotation asks of plain data of JSON or YAML, or raises as `_made`."""
-    origin, inner = get_origin(hint), get_args(hint)
-
-    def make(value: Any) -> Any:
-        if hint is Any or (value is None and type(None) in inner):
-            return value
-        if origin in (Union, UnionType):
-            return _maker(inner[0])(value)
-        if origin is Annotated and inner[1].kept(made := _maker(inner[0])(value)):
-            return made
-        if origin is Literal and any(type(value) is type(choice) and value == choice for choice in inner):
-            return value
-        if origin is tuple and type(value) in (list, tuple):
-            return tuple(map(_maker(inner[0]), value))
-        if origin is dict and type(value) is dict:
-            key, whole = _maker(inner[0]), inner[0] is int  # which in JSON is text
-            keys = [int(name) if whole and isinstance(name, str) and name.isdecimal() else key(name) for name in value]
-            return dict(zip(keys, map(_maker(inner[1]), value.values()), strict=True))
-        if hint is float and type(value) is int:
-            return float(value)
-        if type(value) is hint:
-            return value
-        raise TypeError
-
-    return partial(_made, cast("Any", hint)) if is_dataclass(hint) else make
 
 
 def as_path(given: object) -> Path:

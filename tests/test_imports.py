@@ -301,7 +301,19 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
         ),
         (["check", "--explain", "last-eval"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
         (["check", "--list-rules"], "pydantic yaml jinja2 msgspec rich difflib statistics"),
-        (["help", "status"], "pydantic yaml msgspec rich difflib"),
+        (
+            [
+                *("submit", "cosmoflow", "--system", "slurm-two-node", "--size", "mini", "--nodes", "2", "--runs", "2"),
+                *("--dry-run", "--set", "hyperparameters.dropout=0.25"),
+            ],
+            "pydantic jinja2 msgspec rich difflib statistics hashlib subprocess ctypes decimal random suite.log.reader "
+            "suite.log.record suite.launch.local",
+        ),
+        (["help", "submit"], "pydantic yaml jinja2 msgspec rich difflib statistics hashlib subprocess ctypes"),
+        (
+            ["help", "status"],
+            "pydantic yaml jinja2 msgspec rich difflib statistics hashlib subprocess ctypes suite.launch.local",
+        ),
         (["help", "score"], "pydantic yaml msgspec rich difflib statistics"),
         (["help", "package"], "pydantic yaml msgspec rich difflib subprocess"),
         (["help", "compare"], "pydantic yaml msgspec rich difflib"),

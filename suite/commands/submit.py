@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,9 +29,10 @@ from suite.errors import InputError
 from suite.files import print_line, write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder, create, default_folder, write_run_info
+
+if TYPE_CHECKING:  # only --estimate-from reads a log
+    from suite.log.record import RunRecord
 
 JOB_VERSION = 1
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
@@ -277,6 +279,9 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 
 def _earlier(folder: Path) -> RunRecord:
     """The first log of a run folder that has a complete epoch. InputError if none has."""
+    from suite.log.reader import read_events
+    from suite.log.record import summarise
+
     RunFolder(folder).read_info()
     for path in RunFolder(folder).results():
         record = summarise(read_events(path))

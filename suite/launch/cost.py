@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from suite import frozen
 from suite.card import ReferencePoints, SizeCard
 from suite.errors import InputError
 from suite.files import byte_text, duration_text
-from suite.log.record import RunRecord
+
+if TYPE_CHECKING:
+    from suite.log.record import RunRecord
 
 FILES_PER_TRIAL = 2  # log and output
 FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file

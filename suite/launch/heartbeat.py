@@ -13,7 +13,7 @@ from pathlib import Path
 
 from suite import frozen
 from suite.files import read_json, write_whole
-from suite.launch.local import read_code
+from suite.launch.exit_code import read_code
 from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 

@@ -23,12 +23,10 @@ from types import FrameType
 
 from suite import LAUNCH
 from suite.errors import InputError
-from suite.files import read_bytes
+from suite.launch.exit_code import WORKER_CODES, read_code
 from suite.launch.processes import end_with_parent, has_children, kill_marked, list_marked, signal_marked
-from suite.log.limits import EXIT_CODE_BYTES
 from suite.machine.probes.allowance import usable
 
-WORKER_CODES = (0, 1, 2, 3)
 STOPPED = 3  # ended by a signal, with a checkpoint left
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
@@ -191,15 +189,6 @@ def run_local(
     if message:
         say(f"{message}: see {log}")
     return code
-
-
-def read_code(path: Path | None) -> int | None:
-    """Read an exit code of a worker from a file. None if there is no such file, or it holds something else."""
-    try:
-        text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None
 
 
 class _Output:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-
 import suite
-from suite.errors import InputError, unknown, unknown_key
-from suite.files import YamlSource, first_error
+from suite import Bound, Checked, frozen
+from suite.config import Section
+from suite.errors import InputError, unknown
+from suite.files import YamlSource
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -38,92 +37,75 @@ def time_limit_s(text: str) -> int:
     return first * 60 + (second or 0)
 
 
-def _one_line(text: str) -> str:
+def _one_line(text: str) -> None:
     if "\n" in text or not text.strip():
         raise InputError("expected one line of text")
-    return text
 
 
-def _word(text: str) -> str:
+def _word(text: str) -> None:
     if not re.fullmatch(r"[^\s\"'`$\\#;&|<>()]+", text):
         raise InputError("expected one word without shell characters")
-    return text
 
 
-def _time_limit(text: str) -> str:
-    time_limit_s(text)
-    return text
+Line = Annotated[str, Checked(_one_line)]
+Word = Annotated[str, Checked(_word)]
+TimeLimit = Annotated[str, Checked(time_limit_s)]
 
 
-Line = Annotated[str, AfterValidator(_one_line)]
-Word = Annotated[str, AfterValidator(_word)]
-TimeLimit = Annotated[str, AfterValidator(_time_limit)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Container(_Section):
+class Container(Section):
     """The container in which the worker's Python runs. Paths and the image may use variables of the job."""
 
     runtime: Literal["none", "apptainer", "pyxis"] = "none"
     image: Line | None = None
-    mounts: tuple[Line, ...] = Field((), description="host:container paths; run folder, data and code must be visible")
-    options: tuple[Line, ...] = Field((), description="more options of `apptainer exec`, or of srun for pyxis")
+    mounts: Annotated[tuple[Line, ...], "host:container paths; run folder, data and code must be visible"] = ()
+    options: Annotated[tuple[Line, ...], "more options of `apptainer exec`, or of srun for pyxis"] = ()
 
-    @model_validator(mode="after")
-    def _has_image(self) -> Container:
+    def __post_init__(self) -> None:
         if (self.runtime == "none") != (self.image is None):
             raise InputError("runtime and image belong together: give both, or neither")
-        return self
 
 
-class Launcher(_Section):
+class Launcher(Section):
     """The launcher block of ``submissions/systems/<system>.yaml``: a site's Slurm. example.yaml explains every key."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Line | None = None
-    max_nodes: int | None = Field(None, ge=1, description="nodes of the partition; more are refused before sbatch")
-    ranks_per_node: int = Field(1, ge=1)
-    cpus_per_task: int = Field(1, ge=1)
-    gpus_per_node: int = Field(0, ge=0)
+    max_nodes: Annotated[int | None, Bound(ge=1), "nodes of the partition; more are refused before sbatch"] = None
+    ranks_per_node: Annotated[int, Bound(ge=1)] = 1
+    cpus_per_task: Annotated[int, Bound(ge=1)] = 1
+    gpus_per_node: Annotated[int, Bound(ge=0)] = 0
     exclusive: bool = True
     time_limit: TimeLimit = "01:00:00"
-    signal_margin_s: int = Field(120, ge=1, description="seconds before the time limit at which ranks save and stop")
-    requeue: bool = Field(False, description="the site allows `scontrol requeue` from inside a job")
-    mpi: Word = Field("pmi2", description="srun --mpi=; `srun --mpi=list` shows the site's")
+    signal_margin_s: Annotated[int, Bound(ge=1), "seconds before the time limit at which ranks save and stop"] = 120
+    requeue: Annotated[bool, "the site allows `scontrol requeue` from inside a job"] = False
+    mpi: Annotated[Word, "srun --mpi=; `srun --mpi=list` shows the site's"] = "pmi2"
     sbatch_options: tuple[Line, ...] = ()
     srun_options: tuple[Line, ...] = ()
     modules: tuple[Word, ...] = ()
-    environment: Mapping[str, str] = {}
-    setup: tuple[Line, ...] = Field(
-        (), description="lines of bash, run once per node before the ranks; all must succeed"
-    )
-    python: Line | None = Field(None, description="interpreter; default: the one that submits, python3 in a container")
+    environment: Mapping[str, str] = field(default_factory=dict)
+    setup: Annotated[tuple[Line, ...], "lines of bash, run once per node before the ranks; all must succeed"] = ()
+    python: Annotated[Line | None, "interpreter; default: the one that submits, python3 in a container"] = None
     container: Container = Container()
-    scratch: Line | None = Field(None, description="TMPDIR of the ranks")
-    staging_directory: Line | None = Field(None, description="node-local; {node} becomes the node's name")
-    cache_drop_command: Line | None = Field(
-        None, description="run once per node before each trial; its exit code is logged"
-    )
-    preflight_history: Line | None = Field(
-        None, description="folder in which `submit --preflight` keeps what it measured of good nodes"
-    )
-    flops_per_s_per_rank: float | None = Field(None, gt=0, description="stated rate for the estimate of `--dry-run`")
+    scratch: Annotated[Line | None, "TMPDIR of the ranks"] = None
+    staging_directory: Annotated[Line | None, "node-local; {node} becomes the node's name"] = None
+    cache_drop_command: Annotated[Line | None, "run once per node before each trial; its exit code is logged"] = None
+    preflight_history: Annotated[
+        Line | None, "folder in which `submit --preflight` keeps what it measured of good nodes"
+    ] = None
+    flops_per_s_per_rank: Annotated[float | None, Bound(gt=0), "stated rate for the estimate of `--dry-run`"] = None
 
 
-class SystemFile(_Section):
+class SystemFile(Section):
     """A system file. ``description`` is parsed by suite.machine.system."""
 
     name: Line
-    description: dict[str, Any] = {}
+    description: dict[str, Any] = field(default_factory=dict)
     launcher: Launcher = Launcher()
 
 
-@dataclass(frozen=True)
+@frozen
 class Job:
     """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 
@@ -189,8 +171,145 @@ class Job:
 
 
 def sbatch_script(job: Job) -> str:
-    """Render the job script."""
-    return _TEMPLATES.get_template("job.sbatch.j2").render(job=job, launcher=job.launcher, VERSION=suite.VERSION)
+    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out."""
+    parts = _parts(job)
+
+    def text(match: re.Match[str]) -> str:
+        found = parts[match[1] or match[2]]
+        return f"{found}\n" if found and match[1] else found
+
+    return _PLACE.sub(text, _template("job"))
+
+
+_PLACE = re.compile(r"^\{\{ (\w+) \}\}\n|\{\{ (\w+) \}\}", re.MULTILINE)  # a line of its own, or a part of one
+
+
+def _template(name: str) -> str:
+    return (Path(__file__).parent / "templates" / f"{name}.sbatch").read_text(encoding="utf-8")
+
+
+def _parts(job: Job) -> dict[str, str]:
+    """What stands in the template, by name. Text of a user is escaped for the place where it stands."""
+    launcher, weak = job.launcher, job.mode == "weak"
+    runs = (
+        f"{job.instances} instances at once (throughput mode), each"
+        if weak
+        else f"{_count(job.runs, 'scored run')}, one after another,"
+    )
+    return {
+        "login": " -l" if launcher.modules else "",
+        "workload": job.workload,
+        "size": job.size,
+        "system": job.system,
+        "what": f"{runs} of {_count(job.ranks, 'rank')} on {_count(job.nodes, 'node')}.",
+        "directives": "\n".join(f"#SBATCH {each}" for each in _directives(job)),
+        "modules": _modules(launcher),
+        "scratch": _inside_quotes(launcher.scratch) if launcher.scratch else "${TMPDIR:-/tmp}",
+        "environment": "\n".join(
+            f'export {name}="{_inside_quotes(value)}"' for name, value in launcher.environment.items()
+        ),
+        "python": _default(job.python),
+        "config_name": "MLHPC_CONFIG" if job.config.endswith((".yaml", ".yml")) else "MLHPC_SIZE",
+        "config": _default(job.config),
+        "run": _default(job.run) if job.run else f"runs/{job.workload}-{job.size}-$job",
+        "trials_name": "MLHPC_INSTANCES" if weak else "MLHPC_RUNS",
+        "trials": str(job.instances if weak else job.runs),
+        "seed": "" if job.seed is None else str(job.seed),
+        "overrides": _default(" ".join(job.overrides)),
+        "mpi": launcher.mpi,
+        "staging_directory": _default(launcher.staging_directory or ""),
+        "cache_drop_command": _default(launcher.cache_drop_command or ""),
+        "spares": str(job.spares),
+        "preflight_settings": _preflight_settings(job) if job.preflight else "",
+        "requeue": str(int(launcher.requeue)),
+        "site_options": "\n".join(_site(launcher)),
+        "suite": _suite(launcher.container),
+        "mode": job.mode,
+        "setup": _setup(launcher),
+        "preflight": _template("preflight").removesuffix("\n") if job.preflight else "",
+        "loop": _template("instances" if weak else "trials").removesuffix("\n"),
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+def _directives(job: Job) -> Iterator[str]:
+    """The options of sbatch."""
+    launcher = job.launcher
+    yield f"--job-name={job.workload}-{job.size}"
+    yield f"--nodes={job.total_nodes + job.spares}"
+    yield f"--ntasks-per-node={job.ranks_per_node}"
+    yield f"--cpus-per-task={launcher.cpus_per_task}"
+    if launcher.gpus_per_node:
+        yield f"--gpus-per-node={launcher.gpus_per_node}"
+    if launcher.exclusive:
+        yield "--exclusive"
+    yield f"--time={job.time_limit}"
+    yield f"--signal=TERM@{launcher.signal_margin_s}"
+    yield "--requeue" if launcher.requeue else "--no-requeue"
+    yield f"--output={_directive(job.output)}"
+    yield "--open-mode=append"
+    if job.array:
+        yield f"--array=0-{job.runs - 1}%1"
+    for name in ("partition", "account", "qos", "constraint"):
+        if value := getattr(launcher, name):
+            yield f"--{name}={_directive(value)}"
+    yield from launcher.sbatch_options
+
+
+def _modules(launcher: Launcher) -> str:
+    if not launcher.modules:
+        return ""
+    return f"module load {' '.join(launcher.modules)} || exit 2 # before set -u, which module functions seldom survive"
+
+
+def _preflight_settings(job: Job) -> str:
+    history = _default(job.launcher.preflight_history or "")
+    return f"""\
+: "${{MLHPC_PREFLIGHT_S:={job.preflight}}}" # seconds for measuring the nodes before the first trial
+: "${{MLHPC_PREFLIGHT_HISTORY={history}}}" # folder of earlier measurements, for few nodes
+: "${{MLHPC_PREFLIGHT_DIRECTORY=}}" # where storage is measured, where data are staged to; empty: $TMPDIR"""
+
+
+def _site(launcher: Launcher) -> Iterator[str]:
+    """Lines that give every srun its options: the site's, and those that start a container by pyxis."""
+    container = launcher.container
+    for option in launcher.srun_options:
+        yield f'site+=("{_inside_quotes(option)}")'
+    if container.runtime == "pyxis":
+        assert container.image is not None
+        yield f'site+=(--container-image="{_inside_quotes(container.image)}" --container-workdir="$PWD")'
+        if container.mounts:
+            yield f'site+=(--container-mounts="{_inside_quotes(",".join(container.mounts))}")'
+        for option in container.options:
+            yield f'site+=("{_inside_quotes(option)}")'
+
+
+def _suite(container: Container) -> str:
+    """Lines that say how the suite is started: in a container by apptainer, or as it is."""
+    if container.runtime != "apptainer":
+        return 'suite=("$MLHPC_PYTHON" -P -m suite)'
+    assert container.image is not None
+    lines = ['suite=(apptainer exec --pwd "$PWD")']
+    lines += [f'suite+=(--bind "{_inside_quotes(mount)}")' for mount in container.mounts]
+    lines += [f'suite+=("{_inside_quotes(option)}")' for option in container.options]
+    return "\n".join([*lines, f'suite+=("{_inside_quotes(container.image)}" "$MLHPC_PYTHON" -P -m suite)'])
+
+
+def _setup(launcher: Launcher) -> str:
+    if not launcher.setup:
+        return ""
+    return f"""\
+# Once per node, before the ranks: what they need there, such as the environment in TMPDIR.
+# shellcheck disable=SC2016 # variables are expanded on the node
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 \\
+  --kill-on-bad-exit=1 --input=none bash -euc {shlex.quote(chr(10).join(launcher.setup))} || {{
+  echo "setup failed with exit code $?: no trial was started" >&2
+  exit 1
+}}
+"""
 
 
 def find_system(name: str) -> Path:
@@ -209,20 +328,7 @@ def find_system(name: str) -> Path:
 def read_system(path: Path) -> SystemFile:
     """Read a system file. InputError names file, line, value and what is expected."""
     source = YamlSource.read(path)
-    try:
-        return SystemFile.model_validate(source.data)
-    except ValidationError as error:
-        raise InputError(_explain(error, source)) from None
-
-
-def _explain(error: ValidationError, source: YamlSource) -> str:
-    item = error.errors()[0]
-    key = tuple(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        sections: dict[tuple[str, ...], type[BaseModel]] = {(): SystemFile, ("launcher",): Launcher}
-        section = sections.get(key[:-1], Container)
-        return f"{source.where(*key)}: {unknown_key(section, key[-1])}"
-    return first_error(error, source)
+    return source.fitted(SystemFile)
 
 
 def _directive(text: str) -> str:
@@ -238,19 +344,3 @@ def _inside_quotes(text: str) -> str:
 def _default(text: str) -> str:
     """Escape text for the default value in "${NAME:=...}"."""
     return _inside_quotes(text).replace("}", r"\}")
-
-
-_TEMPLATES = Environment(
-    loader=PackageLoader("suite.launch"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,  # noqa: S701  bash, not HTML; values are escaped by the filters below
-)
-_TEMPLATES.filters.update(
-    directive=_directive,
-    inside_quotes=_inside_quotes,
-    default_text=_default,
-    quote=shlex.quote,
-)

@@ -118,7 +118,7 @@ FORGED = {
     "a target of text": ({"threshold": "low"}, "threshold = 'low'"),
     "two runs": ({"required_runs": 2}, "required_runs = 2"),
     "a metric of its own": ({"metric": "loss"}, "metric = 'loss'"),
-    "an unknown key": ({"treshold": 1}, "unknown key 'sizes.smoke.treshold'"),
+    "an unknown key": ({"treshold": 1}, "unknown key 'treshold'; did you mean 'threshold'?"),
     "a direction": ({"direction": "up"}, "direction = 'up'"),
 }
 

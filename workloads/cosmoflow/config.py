@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
 TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")  # of simulated universes and of the public data
 
-Factor = Annotated[float, Field(gt=0, lt=1)]
+Factor = Annotated[float, Bound(gt=0, lt=1)]
 PerChannel = tuple[float, float, float, float]
 
 
@@ -24,25 +23,24 @@ class CosmoFlowConfig(Hyperparameters):
     multiplied by the factor of the last of ``decay_boundary_epochs`` that has passed.
     """
 
-    input_size: int = Field(ge=2, description="voxels along one side of a sample")
-    targets: tuple[str, str, str, str] = Field(TARGETS, description="names of the targets, as the data set states them")
-    conv_channels: tuple[int, ...] = Field(min_length=1, description="output channels of the convolutions, in order")
-    dropout: float = Field(0.0, ge=0, lt=1)
-    l2: float = Field(0.0, ge=0, description="the loss gains l2 * sum(w^2) of the two hidden dense kernels")
-    base_learning_rate: float = Field(gt=0)
-    base_batch_size: int = Field(64, ge=1, description="batch size at which base_learning_rate needs no scaling")
+    input_size: Annotated[int, Bound(ge=2), "voxels along one side of a sample"]
+    targets: Annotated[tuple[str, str, str, str], "names of the targets, as the data set states them"] = TARGETS
+    conv_channels: Annotated[tuple[int, ...], Bound(min_length=1), "output channels of the convolutions, in order"]
+    dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.0
+    l2: Annotated[float, Bound(ge=0), "the loss gains l2 * sum(w^2) of the two hidden dense kernels"] = 0.0
+    base_learning_rate: Annotated[float, Bound(gt=0)]
+    base_batch_size: Annotated[int, Bound(ge=1), "batch size at which base_learning_rate needs no scaling"] = 64
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    warmup_epochs: int = Field(0, ge=0)
-    decay_boundary_epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    decay_factors: tuple[Factor, ...] = Field((), description="factors of the scaled rate, one per boundary")
-    momentum: float = Field(0.9, ge=0.9, le=0.9, description="fixed by the benchmark")
+    warmup_epochs: Annotated[int, Bound(ge=0)] = 0
+    decay_boundary_epochs: tuple[Annotated[int, Bound(ge=1)], ...] = ()
+    decay_factors: Annotated[tuple[Factor, ...], "factors of the scaled rate, one per boundary"] = ()
+    momentum: Annotated[float, Bound(ge=0.9, le=0.9), "fixed by the benchmark"] = 0.9
     input_norm: Literal["log1p", "log1p_standard"] = "log1p"
-    input_mean: PerChannel | None = Field(None, description="log1p_standard: mean of log1p(counts) per channel")
-    input_std: PerChannel | None = Field(None, description="log1p_standard: standard deviation of log1p(counts)")
-    augmentation: bool = Field(False, description="cube symmetries and periodic shifts; needs periodic samples")
+    input_mean: Annotated[PerChannel | None, "log1p_standard: mean of log1p(counts) per channel"] = None
+    input_std: Annotated[PerChannel | None, "log1p_standard: standard deviation of log1p(counts)"] = None
+    augmentation: Annotated[bool, "cube symmetries and periodic shifts; needs periodic samples"] = False
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         if self.input_size % 2 ** len(self.conv_channels):
             raise InputError(
                 f"input_size {self.input_size} cannot be halved by each of {len(self.conv_channels)} conv_channels"
@@ -53,7 +51,6 @@ class CosmoFlowConfig(Hyperparameters):
         has_constants = self.input_mean is not None and self.input_std is not None and min(self.input_std) > 0
         if (self.input_norm == "log1p_standard") != has_constants:
             raise InputError("input_mean and a positive input_std belong to input_norm log1p_standard, and only to it")
-        return self
 
     def scale(self, global_batch_size: int) -> float:
         """Compute the factor from the base learning rate to the rate after warm-up."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -26,8 +25,8 @@ MIN_CHANNELS = 16  # oneDNN 3.12 crashes in the backward of strided, channels-la
 EPS = 1e-6  # of Adam, AdamW and LAMB; fixed by the benchmark
 MAX_GRAD_NORM = 1.0  # of LAMB; fixed by the benchmark
 
-Rate = Annotated[int, Field(ge=2)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[int, Bound(ge=2)]
+Beta = Annotated[float, Bound(ge=0, lt=1)]
 
 
 class DeepCamConfig(Hyperparameters):
@@ -37,34 +36,32 @@ class DeepCamConfig(Hyperparameters):
     ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count optimizer steps from the end of the warm-up.
     """
 
-    height: int = Field(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE, description="pixels of a sample, south to north")
-    width: int = Field(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE, description="pixels of a sample, west to east")
-    channel_divisor: int = Field(1, ge=1, description="the reference's channel numbers are divided by this")
-    middle_blocks: int = Field(16, ge=0)
-    aspp_rates: tuple[Rate, Rate, Rate] = Field((6, 12, 18), description="dilations of the three 3x3 branches")
-    batchnorm_group_size: int = Field(1, ge=1, description="consecutive ranks that normalise over one batch")
+    height: Annotated[int, Bound(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]
+    width: Annotated[int, Bound(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, west to east"]
+    channel_divisor: Annotated[int, Bound(ge=1), "the reference's channel numbers are divided by this"] = 1
+    middle_blocks: Annotated[int, Bound(ge=0)] = 16
+    aspp_rates: Annotated[tuple[Rate, Rate, Rate], "dilations of the three 3x3 branches"] = (6, 12, 18)
+    batchnorm_group_size: Annotated[int, Bound(ge=1), "consecutive ranks that normalise over one batch"] = 1
     optimizer: Literal["Adam", "AdamW", "LAMB"]
-    learning_rate: float = Field(gt=0)
+    learning_rate: Annotated[float, Bound(gt=0)]
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(EPS, ge=EPS, le=EPS, description="fixed by the benchmark")
-    weight_decay: float = Field(0.01, ge=0)
+    eps: Annotated[float, Bound(ge=EPS, le=EPS), "fixed by the benchmark"] = EPS
+    weight_decay: Annotated[float, Bound(ge=0)] = 0.01
     schedule: Literal["multistep", "cosine_annealing"]
-    warmup_steps: int = Field(0, ge=0)
-    warmup_factor: float = Field(1.0, ge=1)
-    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    decay_rate: float = Field(0.1, gt=0, le=1, description="multistep: factor at each milestone")
-    t_max: int | None = Field(None, ge=1, description="cosine_annealing: steps from the peak to eta_min")
-    eta_min: float = Field(0.0, ge=0)
+    warmup_steps: Annotated[int, Bound(ge=0)] = 0
+    warmup_factor: Annotated[float, Bound(ge=1)] = 1.0
+    milestones: tuple[Annotated[int, Bound(ge=1)], ...] = ()
+    decay_rate: Annotated[float, Bound(gt=0, le=1), "multistep: factor at each milestone"] = 0.1
+    t_max: Annotated[int | None, Bound(ge=1), "cosine_annealing: steps from the peak to eta_min"] = None
+    eta_min: Annotated[float, Bound(ge=0)] = 0.0
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.schedule == "cosine_annealing") != (self.t_max is not None):
             raise InputError("t_max belongs to schedule cosine_annealing, and only to it")
         if self.milestones and self.schedule != "multistep":
             raise InputError("milestones belong to schedule multistep")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise InputError("milestones must increase")
-        return self
 
     def channels(self, reference: int) -> int:
         """Scale a channel count of the reference: a multiple of 8, at least `MIN_CHANNELS`."""

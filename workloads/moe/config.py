@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -26,41 +25,39 @@ class MoEConfig(Hyperparameters):
     One exception, as in Tutel: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
     """
 
-    experts: int = Field(ge=1)
-    top_k: int = Field(2, ge=1)
-    hidden: int = Field(ge=1, description="hidden width of one expert")
+    experts: Annotated[int, Bound(ge=1)]
+    top_k: Annotated[int, Bound(ge=1)] = 2
+    hidden: Annotated[int, Bound(ge=1), "hidden width of one expert"]
     activation: Activation = "swiglu"
     bias: bool = False
     router: Literal["softmax", "cosine"] = "softmax"
-    normalise_gates: bool = Field(True, description="weights of the K choices divided by their sum (K > 1)")
-    batch_prioritised: bool = Field(False, description="queues in order of the best score, not of the token")
-    gate_noise: float = Field(0.0, ge=0, description="training: logits += noise * normal / experts")
+    normalise_gates: Annotated[bool, "weights of the K choices divided by their sum (K > 1)"] = True
+    batch_prioritised: Annotated[bool, "queues in order of the best score, not of the token"] = False
+    gate_noise: Annotated[float, Bound(ge=0), "training: logits += noise * normal / experts"] = 0.0
     balance: Literal["none", "gshard", "importance_load", "bias"] = "gshard"
-    balance_coefficient: float = Field(0.01, ge=0, description="of the auxiliary loss; bias: the step of the bias")
-    z_coefficient: float = Field(0.0, ge=0, description="of the mean squared logsumexp of the logits")
+    balance_coefficient: Annotated[float, Bound(ge=0), "of the auxiliary loss; bias: the step of the bias"] = 0.01
+    z_coefficient: Annotated[float, Bound(ge=0), "of the mean squared logsumexp of the logits"] = 0.0
     dispatch: DispatchMode = "dropless"
-    capacity_factor: float | None = Field(
-        None, description="capacity, einsum: > 0 Tutel's factor, 0 what is needed, < 0 needed up to -factor; null: 1.0"
-    )
+    capacity_factor: Annotated[
+        float | None, "capacity, einsum: > 0 Tutel's factor, 0 what is needed, < 0 needed up to -factor; null: 1.0"
+    ] = None
     backend: Backend = "auto"
-    expert_parallel: bool = Field(False, description="experts spread over all ranks; else every rank has them all")
-    parallel_r: int = Field(1, ge=0, description="0: gather weights, move no token; r: token copies per expert")
-    overlap_degree: int = Field(1, ge=1, description="chunks whose all-to-all and experts overlap")
+    expert_parallel: Annotated[bool, "experts spread over all ranks; else every rank has them all"] = False
+    parallel_r: Annotated[int, Bound(ge=0), "0: gather weights, move no token; r: token copies per expert"] = 1
+    overlap_degree: Annotated[int, Bound(ge=1), "chunks whose all-to-all and experts overlap"] = 1
     all_to_all: Algorithm = "linear"
-    ranks_per_node: int | None = Field(
-        None, ge=1, description="2dh: ranks counted as one node; null: what the launch says"
+    ranks_per_node: Annotated[int | None, Bound(ge=1), "2dh: ranks counted as one node; null: what the launch says"] = (
+        None
     )
-    autotune: bool = Field(False, description="choose parallel_r, overlap_degree and all_to_all by model and trials")
+    autotune: Annotated[bool, "choose parallel_r, overlap_degree and all_to_all by model and trials"] = False
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         if self.top_k > self.experts:
             raise InputError(f"top_k {self.top_k} is more than the {self.experts} experts")
         if self.balance == "importance_load" and self.gate_noise <= 0:
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
             raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
-        return self
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
@@ -77,11 +74,11 @@ class Training(Hyperparameters):
 
     dense: bool = False
     moe: MoEConfig
-    learning_rate: float = Field(gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    schedule_steps: int = Field(ge=1, description="cosine from the peak to final_fraction of it, then constant")
-    final_fraction: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.1, ge=0, description="of matrices; not of norms")
+    learning_rate: Annotated[float, Bound(gt=0)]
+    warmup_steps: Annotated[int, Bound(ge=0)] = 0
+    schedule_steps: Annotated[int, Bound(ge=1), "cosine from the peak to final_fraction of it, then constant"]
+    final_fraction: Annotated[float, Bound(ge=0, le=1)] = 0.1
+    weight_decay: Annotated[float, Bound(ge=0), "of matrices; not of norms"] = 0.1
     adam_betas: tuple[float, float] = (0.9, 0.95)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, Training
@@ -22,20 +21,18 @@ class MoELMConfig(Training):
     ``dense: true`` is the dense twin: that FFN in every block. Its parameters and FLOPs are the active ones, less the router's.
     """
 
-    layers: int = Field(ge=1)
-    width: int = Field(ge=8)
-    heads: int = Field(ge=1)
-    context: int = Field(ge=8, description="bytes a prediction may look back on; one sample predicts as many")
-    row_bytes: int = Field(ge=9, description="bytes of a stored training sample; a random context + 1 of them is read")
-    moe_every: int = Field(1, ge=1)
+    layers: Annotated[int, Bound(ge=1)]
+    width: Annotated[int, Bound(ge=8)]
+    heads: Annotated[int, Bound(ge=1)]
+    context: Annotated[int, Bound(ge=8), "bytes a prediction may look back on; one sample predicts as many"]
+    row_bytes: Annotated[int, Bound(ge=9), "bytes of a stored training sample; a random context + 1 of them is read"]
+    moe_every: Annotated[int, Bound(ge=1)] = 1
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         if self.width % (2 * self.heads):
             raise InputError(f"width {self.width} is not {self.heads} heads of an even width")
         if self.row_bytes <= self.context:
             raise InputError(f"row_bytes {self.row_bytes} cannot hold context + 1 = {self.context + 1} bytes")
-        return self
 
     @property
     def dense_hidden(self) -> int:

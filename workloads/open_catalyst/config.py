@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -22,45 +21,43 @@ class OpenCatalystConfig(Hyperparameters):
     multiplied by ``decay_factor`` at every boundary. Steps are of the global batch.
     """
 
-    hidden_channels: int = Field(192, ge=1)
-    output_channels: int = Field(192, ge=1)
-    blocks: int = Field(3, ge=1, description="interaction blocks; there is one output block more")
-    triplet_channels: int = Field(64, ge=1, description="int_emb: width of an edge inside the sum over triplets")
-    basis_channels: int = Field(8, ge=1, description="basis_emb: width to which the bases are projected first")
-    num_spherical: int = Field(7, ge=1, le=12, description="angular functions, l = 0..n-1")
-    num_radial: int = Field(6, ge=1, le=32)
-    cutoff_angstrom: float = Field(6.0, gt=0)
-    max_neighbours: int = Field(50, ge=1, description="nearest neighbours kept per atom")
-    envelope_exponent: int = Field(5, ge=1)
-    before_skip: int = Field(1, ge=0)
-    after_skip: int = Field(2, ge=0)
-    output_layers: int = Field(3, ge=0)
-    exact_angles: bool = Field(
-        False, description="false: angles carry no gradient, as in the reference; true: forces are exactly -dE/dx"
-    )
-    force_coefficient: float = Field(50.0, gt=0)
-    energy_coefficient: float = Field(0.0, ge=0)
+    hidden_channels: Annotated[int, Bound(ge=1)] = 192
+    output_channels: Annotated[int, Bound(ge=1)] = 192
+    blocks: Annotated[int, Bound(ge=1), "interaction blocks; there is one output block more"] = 3
+    triplet_channels: Annotated[int, Bound(ge=1), "int_emb: width of an edge inside the sum over triplets"] = 64
+    basis_channels: Annotated[int, Bound(ge=1), "basis_emb: width to which the bases are projected first"] = 8
+    num_spherical: Annotated[int, Bound(ge=1, le=12), "angular functions, l = 0..n-1"] = 7
+    num_radial: Annotated[int, Bound(ge=1, le=32)] = 6
+    cutoff_angstrom: Annotated[float, Bound(gt=0)] = 6.0
+    max_neighbours: Annotated[int, Bound(ge=1), "nearest neighbours kept per atom"] = 50
+    envelope_exponent: Annotated[int, Bound(ge=1)] = 5
+    before_skip: Annotated[int, Bound(ge=0)] = 1
+    after_skip: Annotated[int, Bound(ge=0)] = 2
+    output_layers: Annotated[int, Bound(ge=0)] = 3
+    exact_angles: Annotated[
+        bool, "false: angles carry no gradient, as in the reference; true: forces are exactly -dE/dx"
+    ] = False
+    force_coefficient: Annotated[float, Bound(gt=0)] = 50.0
+    energy_coefficient: Annotated[float, Bound(ge=0)] = 0.0
     target_mean_ev: float = OUTPUT_SCALE_MEAN
-    target_std_ev: float = Field(OUTPUT_SCALE_STD, gt=0, description="scale of energies and, per angstrom, of forces")
-    learning_rate: float = Field(gt=0)
-    weight_decay: float = Field(0.01, ge=0, description="AdamW's default in torch, as in the reference")
-    warmup_steps: int = Field(0, ge=0)
-    warmup_factor: float = Field(0.2, ge=0, le=1)
-    decay_boundary_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    decay_factor: float = Field(0.1, gt=0, le=1)
-    balanced_batches: bool = Field(
-        False, description="split each global batch over the ranks by triplets instead of evenly by samples"
-    )
-    mean_atoms: float = Field(gt=0, description="per sample; with the two below for the closed forms of work")
-    mean_edges: float = Field(gt=0)
-    mean_triplets: float = Field(gt=0)
+    target_std_ev: Annotated[float, Bound(gt=0), "scale of energies and, per angstrom, of forces"] = OUTPUT_SCALE_STD
+    learning_rate: Annotated[float, Bound(gt=0)]
+    weight_decay: Annotated[float, Bound(ge=0), "AdamW's default in torch, as in the reference"] = 0.01
+    warmup_steps: Annotated[int, Bound(ge=0)] = 0
+    warmup_factor: Annotated[float, Bound(ge=0, le=1)] = 0.2
+    decay_boundary_steps: tuple[Annotated[int, Bound(ge=0)], ...] = ()
+    decay_factor: Annotated[float, Bound(gt=0, le=1)] = 0.1
+    balanced_batches: Annotated[
+        bool, "split each global batch over the ranks by triplets instead of evenly by samples"
+    ] = False
+    mean_atoms: Annotated[float, Bound(gt=0), "per sample; with the two below for the closed forms of work"]
+    mean_edges: Annotated[float, Bound(gt=0)]
+    mean_triplets: Annotated[float, Bound(gt=0)]
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         boundaries = list(self.decay_boundary_steps)
         if boundaries != sorted(set(boundaries)):
             raise InputError("decay_boundary_steps must increase")
-        return self
 
 
 def learning_rate(config: OpenCatalystConfig, step: int) -> float:

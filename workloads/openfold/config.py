@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -16,83 +15,78 @@ class OpenFoldConfig(Hyperparameters):
     One class for all sizes: ``max_templates`` 0 omits the template stack; all else is only smaller.
     """
 
-    crop_size: int = Field(256, ge=4, description="residues of a training sample; longer chains are cropped at random")
-    val_max_sequence_length: int = Field(700, ge=4, description="a longer validation chain is refused")
-    max_msa_clusters: int = Field(124, ge=1, description="rows of the main alignment, the sequence itself first")
-    max_extra_msa: int = Field(1024, ge=1, description="rows of the extra alignment")
-    max_templates: int = Field(4, ge=0, description="0: no template stack")
-    num_recycling_iters: int = Field(
-        3, ge=0, description="training draws 0 to this for each sample, evaluation uses this"
-    )
+    crop_size: Annotated[int, Bound(ge=4), "residues of a training sample; longer chains are cropped at random"] = 256
+    val_max_sequence_length: Annotated[int, Bound(ge=4), "a longer validation chain is refused"] = 700
+    max_msa_clusters: Annotated[int, Bound(ge=1), "rows of the main alignment, the sequence itself first"] = 124
+    max_extra_msa: Annotated[int, Bound(ge=1), "rows of the extra alignment"] = 1024
+    max_templates: Annotated[int, Bound(ge=0), "0: no template stack"] = 4
+    num_recycling_iters: Annotated[
+        int, Bound(ge=0), "training draws 0 to this for each sample, evaluation uses this"
+    ] = 3
 
-    msa_channels: int = Field(256, ge=1)
-    pair_channels: int = Field(128, ge=1)
-    single_channels: int = Field(384, ge=1)
-    extra_msa_channels: int = Field(64, ge=1)
-    template_channels: int = Field(64, ge=1)
-    msa_heads: int = Field(8, ge=1)
-    msa_head_channels: int = Field(32, ge=1)
-    extra_msa_head_channels: int = Field(8, ge=1)
-    pair_heads: int = Field(4, ge=1)
-    pair_head_channels: int = Field(32, ge=1)
-    template_head_channels: int = Field(16, ge=1)
-    outer_channels: int = Field(32, ge=1, description="of the outer product mean")
-    transition_factor: int = Field(4, ge=1)
-    template_transition_factor: int = Field(2, ge=1)
-    evoformer_blocks: int = Field(48, ge=1)
-    extra_msa_blocks: int = Field(4, ge=1)
-    template_blocks: int = Field(2, ge=1)
-    structure_iterations: int = Field(8, ge=1)
-    ipa_heads: int = Field(12, ge=1)
-    ipa_channels: int = Field(16, ge=1)
-    ipa_query_points: int = Field(4, ge=1)
-    ipa_value_points: int = Field(8, ge=1)
-    angle_channels: int = Field(128, ge=1)
-    plddt_channels: int = Field(128, ge=1)
-    msa_dropout: float = Field(0.15, ge=0, lt=1)
-    pair_dropout: float = Field(0.25, ge=0, lt=1)
-    structure_dropout: float = Field(0.1, ge=0, lt=1)
-    checkpointing: bool = Field(False, description="recompute each block in the backward pass instead of storing it")
+    msa_channels: Annotated[int, Bound(ge=1)] = 256
+    pair_channels: Annotated[int, Bound(ge=1)] = 128
+    single_channels: Annotated[int, Bound(ge=1)] = 384
+    extra_msa_channels: Annotated[int, Bound(ge=1)] = 64
+    template_channels: Annotated[int, Bound(ge=1)] = 64
+    msa_heads: Annotated[int, Bound(ge=1)] = 8
+    msa_head_channels: Annotated[int, Bound(ge=1)] = 32
+    extra_msa_head_channels: Annotated[int, Bound(ge=1)] = 8
+    pair_heads: Annotated[int, Bound(ge=1)] = 4
+    pair_head_channels: Annotated[int, Bound(ge=1)] = 32
+    template_head_channels: Annotated[int, Bound(ge=1)] = 16
+    outer_channels: Annotated[int, Bound(ge=1), "of the outer product mean"] = 32
+    transition_factor: Annotated[int, Bound(ge=1)] = 4
+    template_transition_factor: Annotated[int, Bound(ge=1)] = 2
+    evoformer_blocks: Annotated[int, Bound(ge=1)] = 48
+    extra_msa_blocks: Annotated[int, Bound(ge=1)] = 4
+    template_blocks: Annotated[int, Bound(ge=1)] = 2
+    structure_iterations: Annotated[int, Bound(ge=1)] = 8
+    ipa_heads: Annotated[int, Bound(ge=1)] = 12
+    ipa_channels: Annotated[int, Bound(ge=1)] = 16
+    ipa_query_points: Annotated[int, Bound(ge=1)] = 4
+    ipa_value_points: Annotated[int, Bound(ge=1)] = 8
+    angle_channels: Annotated[int, Bound(ge=1)] = 128
+    plddt_channels: Annotated[int, Bound(ge=1)] = 128
+    msa_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.15
+    pair_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.25
+    structure_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.1
+    checkpointing: Annotated[bool, "recompute each block in the backward pass instead of storing it"] = False
 
-    balanced_batches: bool = Field(
-        False,
-        description="split each global batch over the ranks by work, and make a batch as long as its longest crop",
-    )
+    balanced_batches: Annotated[
+        bool, "split each global batch over the ranks by work, and make a batch as long as its longest crop"
+    ] = False
 
-    masked_msa_fraction: float = Field(0.15, ge=0, lt=1)
-    fape_loss_weight: float = Field(1.0, ge=0)
-    fape_backbone_weight: float = Field(0.5, ge=0)
-    fape_sidechain_weight: float = Field(0.5, ge=0)
-    fape_clamp_probability: float = Field(
-        0.9, ge=0, le=1, description="of clamping a sample's backbone FAPE at 10 angstrom"
-    )
-    supervised_chi_loss_weight: float = Field(1.0, ge=0)
-    chi_weight: float = Field(0.5, ge=0)
-    angle_norm_weight: float = Field(0.01, ge=0)
-    distogram_loss_weight: float = Field(0.3, ge=0)
-    masked_msa_loss_weight: float = Field(2.0, ge=0)
-    plddt_loss_weight: float = Field(0.01, ge=0)
+    masked_msa_fraction: Annotated[float, Bound(ge=0, lt=1)] = 0.15
+    fape_loss_weight: Annotated[float, Bound(ge=0)] = 1.0
+    fape_backbone_weight: Annotated[float, Bound(ge=0)] = 0.5
+    fape_sidechain_weight: Annotated[float, Bound(ge=0)] = 0.5
+    fape_clamp_probability: Annotated[
+        float, Bound(ge=0, le=1), "of clamping a sample's backbone FAPE at 10 angstrom"
+    ] = 0.9
+    supervised_chi_loss_weight: Annotated[float, Bound(ge=0)] = 1.0
+    chi_weight: Annotated[float, Bound(ge=0)] = 0.5
+    angle_norm_weight: Annotated[float, Bound(ge=0)] = 0.01
+    distogram_loss_weight: Annotated[float, Bound(ge=0)] = 0.3
+    masked_msa_loss_weight: Annotated[float, Bound(ge=0)] = 2.0
+    plddt_loss_weight: Annotated[float, Bound(ge=0)] = 0.01
 
-    learning_rate: float = Field(1e-3, gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    warmup_init: float = Field(1e-5, ge=0, description="rate of the first step if there is a warm-up")
-    decay_steps: tuple[int, ...] = Field((), description="the rate falls by decay_factor at each of these steps")
-    decay_factor: float = Field(0.5, gt=0, lt=1)
-    adam_beta_1: float = Field(0.9, ge=0, lt=1)
-    adam_beta_2: float = Field(0.999, ge=0, lt=1)
-    adam_eps: float = Field(1e-6, gt=0)
-    gradient_clip_norm: float = Field(0.1, gt=0)
-    swa_decay_rate: float = Field(0.9, ge=0, lt=1, description="decay of the averaged weights, which are evaluated")
-    init_checkpoint_sha256sum: str = Field(
-        "", description="of the weights training starts from; empty: own initialisation"
-    )
+    learning_rate: Annotated[float, Bound(gt=0)] = 1e-3
+    warmup_steps: Annotated[int, Bound(ge=0)] = 0
+    warmup_init: Annotated[float, Bound(ge=0), "rate of the first step if there is a warm-up"] = 1e-5
+    decay_steps: Annotated[tuple[int, ...], "the rate falls by decay_factor at each of these steps"] = ()
+    decay_factor: Annotated[float, Bound(gt=0, lt=1)] = 0.5
+    adam_beta_1: Annotated[float, Bound(ge=0, lt=1)] = 0.9
+    adam_beta_2: Annotated[float, Bound(ge=0, lt=1)] = 0.999
+    adam_eps: Annotated[float, Bound(gt=0)] = 1e-6
+    gradient_clip_norm: Annotated[float, Bound(gt=0)] = 0.1
+    swa_decay_rate: Annotated[float, Bound(ge=0, lt=1), "decay of the averaged weights, which are evaluated"] = 0.9
+    init_checkpoint_sha256sum: Annotated[str, "of the weights training starts from; empty: own initialisation"] = ""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         steps = list(self.decay_steps)
         if steps != sorted(set(steps)) or any(step < self.warmup_steps for step in steps):
             raise InputError("decay_steps must increase and lie behind warmup_steps")
-        return self
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
-
+from suite import Bound
 from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, MoEConfig, Training
@@ -55,28 +54,25 @@ class SwinV2MoEConfig(Training):
     is the dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
     """
 
-    pixels: int = Field(ge=8)
-    patch: int = Field(4, ge=1)
-    window: int = Field(ge=2)
-    embed: int = Field(ge=8)
-    depths: tuple[int, ...] = Field(min_length=1)
-    heads: tuple[int, ...] = Field(min_length=1)
-    mlp_ratio: int = Field(4, ge=1)
-    channels: int = Field(1, ge=1)
-    classes: tuple[str, ...] = Field(CLASSES, min_length=2, description="their names in the order of the labels")
-    moe_stages: tuple[int, ...] = Field(
-        (3, 4), description="1-based stages whose second, fourth, ... block has experts"
-    )
-    drop_path: float = Field(0.0, ge=0, lt=1, description="of the last block; grows linearly from 0 at the first")
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    augmentation: bool = Field(True, description="a symmetry of the square and a periodic shift per sample and epoch")
-    final_fraction: float = Field(0.01, ge=0, le=1)
-    weight_decay: float = Field(0.05, ge=0, description="of matrices; not of biases, norms, scales and position biases")
+    pixels: Annotated[int, Bound(ge=8)]
+    patch: Annotated[int, Bound(ge=1)] = 4
+    window: Annotated[int, Bound(ge=2)]
+    embed: Annotated[int, Bound(ge=8)]
+    depths: Annotated[tuple[int, ...], Bound(min_length=1)]
+    heads: Annotated[tuple[int, ...], Bound(min_length=1)]
+    mlp_ratio: Annotated[int, Bound(ge=1)] = 4
+    channels: Annotated[int, Bound(ge=1)] = 1
+    classes: Annotated[tuple[str, ...], Bound(min_length=2), "their names in the order of the labels"] = CLASSES
+    moe_stages: Annotated[tuple[int, ...], "1-based stages whose second, fourth, ... block has experts"] = (3, 4)
+    drop_path: Annotated[float, Bound(ge=0, lt=1), "of the last block; grows linearly from 0 at the first"] = 0.0
+    label_smoothing: Annotated[float, Bound(ge=0, lt=1)] = 0.0
+    augmentation: Annotated[bool, "a symmetry of the square and a periodic shift per sample and epoch"] = True
+    final_fraction: Annotated[float, Bound(ge=0, le=1)] = 0.01
+    weight_decay: Annotated[float, Bound(ge=0), "of matrices; not of biases, norms, scales and position biases"] = 0.05
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    clip_norm: float = Field(5.0, gt=0)
+    clip_norm: Annotated[float, Bound(gt=0)] = 5.0
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def __post_init__(self) -> None:
         stages = len(self.depths)
         if len(self.heads) != stages:
             raise InputError(f"heads has {len(self.heads)} entries for {stages} stages of depths")
@@ -92,7 +88,6 @@ class SwinV2MoEConfig(Training):
                 raise InputError(f"stage {stage + 1}: width {self.embed << stage} is not {self.heads[stage]} heads")
         if not self.dense and not any(block.experts for block in self.blocks()):
             raise InputError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
-        return self
 
     def resolution(self, stage: int) -> int:
         """Tokens along a side of a 0-based stage."""

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -272,9 +272,17 @@ def test_every_system_file_is_valid_and_named_after_its_file(path: Path) -> None
     assert read_system(path).name == path.stem
 
 
+def test_text_of_a_user_that_looks_like_a_place_of_the_template_stays() -> None:
+    launcher = Launcher(scratch="/{{ size }}/{{ nope }}", sbatch_options=("{{ login }}",))
+    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2), launcher=launcher))
+    assert 'export TMPDIR="/{{ size }}/{{ nope }}"' in text
+    assert "#SBATCH {{ login }}\n" in text
+    assert text.count("{{") == 3
+
+
 def test_the_example_shows_every_key() -> None:
     text = (ROOT / "submissions" / "systems" / "example.yaml").read_text()
-    keys = [*Launcher.model_fields, *Container.model_fields]
+    keys = [item.name for kind in (Launcher, Container) for item in fields(kind)]
     keys += ["networking_topology", "memory_configuration", "cooling"]  # what a machine does not know of itself
     assert [key for key in keys if not re.search(rf"^ +{key}:", text, re.MULTILINE)] == []
 

@@ -70,7 +70,7 @@ FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all thr
     "wide_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(128, 128, 16, 8, 2)),
     "hidden_gradient": (Blocks(64, 64, 32, 4, 3), Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 8, 2)),
     "weight_gradient": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
-    "weight_gradient_two": (Blocks(64, 64, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(64, 32, 32, 4, 3)),
+    "weight_gradient_two": (Blocks(64, 64, 16, 8, 3), Blocks(64, 32, 32, 4, 3)),
 }
 
 
