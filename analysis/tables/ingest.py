@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def ingest(
     _mark_repeats(runs)
     _complete_from_systems(runs, systems)
     return Tables(
-        runs=pd.DataFrame(runs),
+        runs=pd.DataFrame({name: list(map(itemgetter(name), runs)) for name in runs[0]}),
         epochs=_frame(EPOCH_COLUMNS, runs, [reading.epochs for reading in readings]),
         evals=_frame(EVAL_COLUMNS, runs, [reading.evals for reading in readings]),
         phases=_frame(PHASE_COLUMNS, runs, [reading.phases for reading in readings]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +89,7 @@ class Reader:
         folder, rules = file.path.parent, self._rules.get(file.path)
         if folder not in self._scaling:
             self._scaling[folder] = scaling_factor(folder)
-        size = file.path.stat().st_size
+        size = os.stat(file.path).st_size  # noqa: PTH116  a third of the time of Path.stat
         if self._last is not None and _alike(file, size, *self._last):
             known, checked = self._last[3], None
             if rules:
@@ -112,7 +113,7 @@ def _alike(file: LogFile, size: int, other: LogFile, other_size: int, _: Log, kn
     return bool(digest.hexdigest() == known.run["sha256"])
 
 
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**17  # stays in the cache
 
 
 def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: float | None) -> tuple[Log, Reading]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -249,16 +250,21 @@ def _drop_implausible(row: dict[str, Any]) -> str | None:
     """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them. Times may be negative, never so long."""
     names = [
         name
-        for name, value in row.items()
-        if isinstance(value, _NUMBERS)
-        if (not 0 <= value <= LARGEST_PLAUSIBLE and _never_negative(name))
-        or (name in TIMES and abs(value) > LARGEST_PLAUSIBLE)
+        for name, above_zero, is_time in _limited(tuple(row))
+        if isinstance(value := row[name], _NUMBERS)
+        if (above_zero and not 0 <= value <= LARGEST_PLAUSIBLE) or (is_time and abs(value) > LARGEST_PLAUSIBLE)
     ]
     row.update(dict.fromkeys(names))
     return ", ".join(names) or None
 
 
-_NUMBERS = (int, float)  # made once: most columns are asked
+_NUMBERS = (int, float)  # made once: many columns are asked
+
+
+@cache
+def _limited(columns: tuple[str, ...]) -> list[tuple[str, bool, bool]]:
+    """The columns whose numbers have limits: whether none may be negative, and whether they are times."""
+    return [(name, _never_negative(name), name in TIMES) for name in columns if _never_negative(name) or name in TIMES]
 
 
 def _never_negative(column: str) -> bool:

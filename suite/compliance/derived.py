@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from suite import frozen
-from suite.files import FORBID, Bound
+from suite import FORBID, Bound, frozen
 from suite.log.values import finite
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate

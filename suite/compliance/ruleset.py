@@ -10,12 +10,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from suite import RULESET, frozen
+from suite import FORBID, RULESET, Bound, fitted, frozen
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.errors import InputError, unknown
-from suite.files import FORBID, Bound, YamlSource, compiled, fitted
+from suite.files import YamlSource, compiled
 from suite.log.record import RunRecord
 from suite.log.values import finite
 

@@ -61,6 +61,8 @@ _HEAD = b":::MLLOG "
 _JSON = len(_HEAD)
 _PLAIN_HEAD = _HEAD + b'{"'
 _NEXT_HEAD = b"\n" + _HEAD
+_NEXT_SPACE = b"\n" + b" " * len(_HEAD)  # of one length with it, so that it is replaced in one pass
+_NEXT = b"}\n" + _PLAIN_HEAD
 _BOUNDARY = os.urandom(16).hex()  # what stands between two lines that are decoded together; no log can know it
 _BETWEEN = f',"{_BOUNDARY}",'.encode()
 
@@ -74,13 +76,17 @@ def decode(data: bytes, number: int, found: Found) -> int:
 
 def decode_lines(data: bytes, numbers: Sequence[int], found: Found) -> None:
     """Append the events and problems of whole lines, whose numbers are given. Fewest calls are fastest."""
-    if data.startswith(_PLAIN_HEAD):
-        bare = data.replace(_NEXT_HEAD, b"\n")
-        if len(data) - len(bare) == _JSON * (
-            len(numbers) - 1
-        ):  # one event from their first byte, as nearly all lines are
-            _decode_plain(bare[_JSON : -1 if data.endswith(b"\n") else None], numbers, found)
-            return
+    global _decoded
+    _decoded += len(data)
+    if (
+        data.startswith(_PLAIN_HEAD) and data.count(_NEXT) == len(numbers) - 1
+    ):  # one event a line, as nearly all logs are
+        ended = data.endswith(b"\n")
+        found.event_bytes += len(data) - len(numbers) + (not ended)
+        text = data[_JSON : -1 if ended else None]
+        if not _decode_typed(text.replace(_NEXT_HEAD, _NEXT_SPACE), numbers, found, whole=True):
+            _decode_together(text.split(_NEXT_HEAD), numbers, found)
+        return
     plain, their = list[bytes](), list[int]()
     for line, raw in zip(numbers, data.split(b"\n"), strict=False):
         if raw.startswith(_PLAIN_HEAD):
@@ -107,15 +113,16 @@ _WORTH = 2**19  # bytes: to decode fewer takes json less time than it takes to i
 _decoded = 0  # bytes by this process
 
 
-def _decode_typed(text: bytes, numbers: Sequence[int], found: Found) -> bool:
-    """Decode lines by `suite.log.typed`. False, and nothing is appended, if it would not make the same of them as json."""
-    global _decoded
-    _decoded += len(text)
+def _decode_typed(text: bytes, numbers: Sequence[int], found: Found, *, whole: bool = False) -> bool:
+    """Decode lines by `suite.log.typed`. False, and nothing is appended, if it would not make the same of them as json.
+
+    ``whole``: each line is known to begin and to end with a brace.
+    """
     if _decoded < _WORTH:
         return False
     from suite.log import typed
 
-    records = typed.decode(text, len(numbers))
+    records = typed.decode(text, len(numbers), whole=whole)
     if records is None:
         return False
     metadata, values = list(map(_METADATA_OF, records)), list(map(_VALUE_OF, records))

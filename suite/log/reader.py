@@ -13,9 +13,13 @@ from __future__ import annotations
 import codecs
 import errno
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from io import BufferedReader
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,30 +49,39 @@ class Log:
     @cached_property
     def places(self) -> Mapping[str, Sequence[int]]:
         """Indices of the events of each key, ascending. Keys are in the order of their first event."""
-        found: dict[str, list[int]] = {}
-        for index, event in enumerate(self.events):
-            if event[0] in found:
-                found[event[0]].append(index)
-            else:
-                found[event[0]] = [index]
-        return found
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for index, key in enumerate(map(_KEY, self.events)):
+            found[key].append(index)
+        return dict(found)
 
     def first(self, key: str) -> Event | None:
         """The first event of a key."""
         places = self.places.get(key)
         return self.events[places[0]] if places else None
 
+    def places_of(self, keys: Sequence[str]) -> Sequence[int]:
+        """Indices of all events of some keys, ascending."""
+        found = [self.places[key] for key in keys if key in self.places]
+        return found[0] if len(found) == 1 else sorted(chain.from_iterable(found))
+
     def every(self, *keys: str) -> list[Event]:
         """All events of some keys, in file order."""
         events = self.events
-        if len(keys) == 1:
-            return [events[index] for index in self.places.get(keys[0], ())]
-        return [events[index] for index in sorted(index for key in keys for index in self.places.get(key, ()))]
+        return [events[index] for index in self.places_of(keys)]
 
     def until(self, key: str) -> Log:
         """This log up to the first event of a key, that event included; the whole log if there is none."""
         end = self.places[key][0] + 1 if key in self.places else len(self.events)
-        return self if end == len(self.events) else Log(self.path, self.events[:end])
+        if end == len(self.events):
+            return self
+        log = Log(self.path, self.events[:end])
+        before = {name: found for name, found in self.places.items() if found[0] < end}
+        cut = {name: found[: bisect_left(found, end)] for name, found in before.items() if found[-1] >= end}
+        log.__dict__["places"] = before | cut  # what the property would find
+        return log
+
+
+_KEY = itemgetter(0)  # of an event
 
 
 def read_events(
@@ -96,7 +109,7 @@ class _Piece(NamedTuple):
     too_long: bool = False
 
 
-_PIECE_BYTES = 2**19
+_PIECE_BYTES = 2**17  # stays in the cache until all has been done with it
 
 
 def _pieces(file: BufferedReader, most: int | None, seen: Callable[[bytes], object] | None) -> Iterator[_Piece]:
@@ -118,7 +131,7 @@ def _pieces(file: BufferedReader, most: int | None, seen: Callable[[bytes], obje
                     yield _Piece(block[:cut])
                 parts, length = [block[cut:]], len(block) - cut
             continue
-        yield _Piece(b"".join([*parts, block[:cut]]))
+        yield _Piece(b"".join([*parts, memoryview(block)[:cut]]) if length else block[:cut])
         parts, length = [block[cut:]], len(block) - cut
     if length:
         yield _Piece(b"".join(parts))
@@ -168,8 +181,7 @@ class _Parser:
         for block in () if self._steps or not any(key in data for key in _STEPS) else _step_blocks().finditer(data):
             begin, end = block.span()
             lines = data[begin : end - 1].split(b"\n")
-            times = [line[_TIME] for line in lines]  # of one length, so that their order is that of the numbers
-            if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or times != sorted(times):
+            if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or not _rise(lines):
                 continue
             kept.append(data[at : begin + len(lines[0]) + 1])
             after = number + kept[-1].count(b"\n")
@@ -183,6 +195,14 @@ class _Parser:
         decode_lines(
             b"".join(kept), [*numbers, *range(number, after)] if numbers else range(number, after), self._found
         )
+
+
+def _rise(lines: Sequence[bytes]) -> bool:
+    """True if the times of these lines rise. They have one length, so that their order is that of the numbers."""
+    if lines == sorted(lines):  # as nearly always: lines begin with their times, and steps log their keys in this order
+        return True
+    times = [line[_TIME] for line in lines]
+    return times == sorted(times)
 
 
 _NEWLINE = 10

@@ -22,7 +22,6 @@ from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
-    Stretch,
     Timeline,
     TimeShares,
     closed_epochs,
@@ -30,7 +29,7 @@ from suite.log.timeline import (
     staging_seconds,
     timeline,
 )
-from suite.log.values import exact, finite, whole
+from suite.log.values import Stretch, exact, finite, whole
 
 _PLAIN_NAME = re.compile(r"\w[\w.+-]{0,199}")  # of a file: no folder, and not hidden
 

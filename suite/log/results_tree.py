@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -279,23 +280,29 @@ def _group(folder: Path, root: Path) -> Group | None:
     """The group of a folder that holds logs or stands where a result must be; None for other folders."""
     place = _placement(folder)
     named = place if place is not None and place.benchmark is not None else None
-    listed = sorted(folder.iterdir())
-    entries = (
-        listed if named is not None or any(path.name.startswith(("result_", "resumed_")) for path in listed) else []
-    )
-    logs = [item for item in entries if _is_log(item) and not item.is_symlink()]
-    resumed = any(re.fullmatch(RESUMED, item.name) for item in entries)
+    listed = _scan(folder)
+    entries = listed if named is not None or any(name.startswith(("result_", "resumed_")) for name in listed) else {}
+    logs = [folder / name for name, entry in entries.items() if _is_log(entry)]
+    resumed = any(re.fullmatch(RESUMED, name) for name in entries)
     expected = named is not None and named.scenario is not None and folder != root
     if not logs and not resumed and not expected:
         return None
-    pruned, known = folder / PRUNED, set(logs)
-    shelved = sorted(pruned.iterdir()) if pruned.is_dir() and not pruned.is_symlink() else []
+    pruned, known = folder / PRUNED, {path.name for path in logs}
+    shelved = _scan(pruned) if pruned.is_dir() and not pruned.is_symlink() else {}
+    others = (
+        name for name, entry in entries.items() if name not in known and name != PRUNED and not entry.is_symlink()
+    )
     group = Group(
         folder,
         tuple(sorted(logs, key=_natural)),
-        pruned=tuple(sorted((item for item in shelved if _is_log(item) and not item.is_symlink()), key=_natural)),
-        others=tuple(item for item in entries if item not in known and item.name != PRUNED and not item.is_symlink()),
-        links=tuple(item for item in (*entries, *shelved) if item.is_symlink()),
+        pruned=tuple(sorted((pruned / name for name, entry in shelved.items() if _is_log(entry)), key=_natural)),
+        others=tuple(folder / name for name in others),
+        links=tuple(
+            here / name
+            for here, each in ((folder, entries), (pruned, shelved))
+            for name, entry in each.items()
+            if entry.is_symlink()
+        ),
     )
     if named is None or not ((named.package / "systems").is_dir() or (named.package / "benchmarks").is_dir()):
         return group
@@ -326,8 +333,14 @@ def _above(folder: Path, levels: int) -> Path:
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
-def _is_log(path: Path) -> bool:
-    return bool(re.fullmatch(RESULT, path.name)) and (path.is_symlink() or path.is_file())
+def _scan(folder: Path) -> dict[str, os.DirEntry[str]]:
+    """The entries of a folder by name, sorted: unlike a path, an entry knows what it is without asking again."""
+    with os.scandir(folder) as entries:
+        return {entry.name: entry for entry in sorted(entries, key=attrgetter("name"))}
+
+
+def _is_log(entry: os.DirEntry[str]) -> bool:
+    return bool(re.fullmatch(RESULT, entry.name)) and entry.is_file(follow_symlinks=False)
 
 
 def _natural(path: Path) -> tuple[int, str]:
@@ -400,11 +413,8 @@ def _distinct(logs: list[LogFile]) -> list[LogFile]:
             known.append(log.package)
         number = known.index(log.package) + 1
         count = labels[log.label] = labels.get(log.label, 0) + 1
-        distinct.append(
-            replace(
-                log,
-                system=log.system if number == 1 else f"{log.system} ({number})",
-                label=log.label if count == 1 else f"{log.label} ({count})",
-            )
-        )
+        if number > 1 or count > 1:
+            system = log.system if number == 1 else f"{log.system} ({number})"
+            log = replace(log, system=system, label=log.label if count == 1 else f"{log.label} ({count})")
+        distinct.append(log)
     return distinct

@@ -9,17 +9,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, repeat
 from operator import itemgetter, le, lt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from suite import frozen
 from suite.log import mllog
-from suite.log.reader import Log
-from suite.log.values import finite, number
-
-Stretch = tuple[float, float]
+from suite.log.reader import Event, Log
+from suite.log.values import (
+    Stretch,
+    clip_stretches,
+    finite,
+    length_of,
+    merge_stretches,
+    number,
+    subtract_stretches,
+)
 
 
 class Interval(NamedTuple):
@@ -127,11 +133,11 @@ def shares_and_stretches(line: Timeline) -> tuple[TimeShares | None, dict[str, l
 
 
 def _shares(parts: _Parts, run_s: float) -> TimeShares:
-    lengths = (_length(parts.staging), _length(parts.train), _length(parts.waited))
+    lengths = (length_of(parts.staging), length_of(parts.train), length_of(parts.waited))
     return TimeShares(
         run_s=run_s,
-        staging_before_s=_length(parts.before),
-        staging_in_run_s=_length(parts.staging_all),
+        staging_before_s=length_of(parts.before),
+        staging_in_run_s=length_of(parts.staging_all),
         staging_exposed_s=lengths[0],
         train_s=lengths[1],
         eval_s=lengths[2],
@@ -141,7 +147,7 @@ def _shares(parts: _Parts, run_s: float) -> TimeShares:
 
 
 def _stretches(parts: _Parts, run_s: float) -> dict[str, list[Stretch]]:
-    rest = _minus([(0.0, run_s)], _merge([*parts.staging, *parts.train, *parts.waited]))
+    rest = subtract_stretches([(0.0, run_s)], merge_stretches([*parts.staging, *parts.train, *parts.waited]))
     named = {"staging": parts.staging, "training": parts.train, "evaluation": parts.waited, "other": rest}
     return {"staging before": parts.before} | named
 
@@ -160,21 +166,21 @@ class _Parts(NamedTuple):
 def _parts(line: Timeline, run_s: float) -> _Parts:
     window = (0.0, run_s)
     ends = [*(e.start_s for e in line.epochs[1:]), math.inf]
-    epochs = _clip(
+    epochs = clip_stretches(
         [(e.start_s, end if e.stop_s is None else e.stop_s) for e, end in zip(line.epochs, ends, strict=False)], window
     )
     timed = [e for e in line.evals if e.start_s is not None]
     spans = [(e.start_s or 0.0, math.inf if e.stop_s is None else e.stop_s, e.overlaps_training) for e in timed]
-    waited = _clip([(a, b) for a, b, overlaps in spans if not overlaps], window)
-    beside = _clip([(a, b) for a, b, overlaps in spans if overlaps], window)
-    hidden = _length(beside) - _length(_minus(_minus(beside, epochs), waited))
-    exposed_eval = _merge([*waited, *_minus(beside, epochs)])
-    in_run = _clip(line.staging, window)
+    waited = clip_stretches([(a, b) for a, b, overlaps in spans if not overlaps], window)
+    beside = clip_stretches([(a, b) for a, b, overlaps in spans if overlaps], window)
+    hidden = length_of(beside) - length_of(subtract_stretches(subtract_stretches(beside, epochs), waited))
+    exposed_eval = merge_stretches([*waited, *subtract_stretches(beside, epochs)])
+    in_run = clip_stretches(line.staging, window)
     return _Parts(
-        before=_clip(line.staging, (-math.inf, 0.0)),
+        before=clip_stretches(line.staging, (-math.inf, 0.0)),
         staging_all=in_run,
-        staging=_minus(_minus(in_run, epochs), exposed_eval),
-        train=_minus(epochs, exposed_eval),
+        staging=subtract_stretches(subtract_stretches(in_run, epochs), exposed_eval),
+        train=subtract_stretches(epochs, exposed_eval),
         waited=exposed_eval,
         hidden_s=hidden,
     )
@@ -184,14 +190,14 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
     """Compute the seconds of staging (None if the log has none) and how many of them were before run_start."""
     if not line.staging:
         return None, 0.0
-    before = _clip(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
-    return _length(_merge(line.staging)), _length(before)
+    before = clip_stretches(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
+    return length_of(merge_stretches(line.staging)), length_of(before)
 
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
     waited = _Covered(
-        _merge(
+        merge_stretches(
             (e.start_s, math.inf if e.stop_s is None else e.stop_s)
             for e in line.evals
             if e.start_s is not None and not e.overlaps_training
@@ -228,13 +234,15 @@ class _Covered:
             begin, end = self._stretches[low]
             return (begin - start_s if begin > start_s else 0.0) + (stop_s - end if stop_s > end else 0.0)
         if high - low == 2:  # exact
-            return _length(_minus([(start_s, stop_s)], self._stretches[low:high]))
-        ends = _minus([(start_s, stop_s)], [self._stretches[low], self._stretches[high - 1]])
-        return _length(ends) - (self._before[high - 1] - self._before[low + 1])
+            return length_of(subtract_stretches([(start_s, stop_s)], self._stretches[low:high]))
+        ends = subtract_stretches([(start_s, stop_s)], [self._stretches[low], self._stretches[high - 1]])
+        return length_of(ends) - (self._before[high - 1] - self._before[low + 1])
 
 
 _EXACT = 2**53  # integers below are floats exactly
 _ABSENT = object()
+_TIME_MS = itemgetter(2)  # of an event
+_new = tuple.__new__  # half the time of Interval()
 
 
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
@@ -243,18 +251,20 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is the
     same interval, logged by another rank.
     """
+    begins, ends = ([f"{stem}_{side}" for stem in stems] for side in ("start", "stop"))
+    starts, stops = log.every(*begins), log.every(*ends)
+    if _alternate(log, begins, ends):  # as nearly always: each stop closes the only one that is open
+        begin_s = [(event[2] - zero_ms) / 1e3 for event in starts]
+        end_s = map(max, begin_s, [(event[2] - zero_ms) / 1e3 for event in stops])
+        return list(map(_new, repeat(Interval), zip(map(_epoch_number, starts), begin_s, end_s, strict=True)))
     found: list[Interval] = []
     opened: OrderedDict[float | None, int] = (
         OrderedDict()
     )  # of a dict, taking the oldest again and again takes ever longer
-    begins = {f"{stem}_start" for stem in stems}
-    for key, _, time_ms, _, metadata, _ in log.every(*begins, *(f"{stem}_stop" for stem in stems)):
-        number = metadata.get("epoch_num", _ABSENT)
-        if number is _ABSENT:
-            number = metadata.get("first_epoch_num", metadata.get("samples_count"))
-        number = float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
-        at_s = (time_ms - zero_ms) / 1e3
-        if key in begins:
+    for event in log.every(*begins, *ends):
+        number = _epoch_number(event)
+        at_s = (event.time_ms - zero_ms) / 1e3
+        if event.key in begins:
             if number not in opened:
                 opened[number] = len(found)
                 found.append(Interval(number, at_s, None))
@@ -263,6 +273,24 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
             label, start_s, _ = found[place]
             found[place] = Interval(label, start_s, at_s if at_s > start_s else start_s)
     return found
+
+
+def _alternate(log: Log, *sides: Sequence[str]) -> bool:
+    """True if events of these groups of keys come in turn, as often each: the first ones, the second ones, the first ones again."""
+    places = [log.places_of(keys) for keys in sides]
+    return (
+        len(set(map(len, places))) == 1
+        and all(all(map(lt, one, other)) for one, other in pairwise(places))
+        and all(map(lt, places[-1], places[0][1:]))
+    )
+
+
+def _epoch_number(event: Event) -> float | None:
+    metadata = event[4]
+    number = metadata.get("epoch_num", _ABSENT)
+    if number is _ABSENT:
+        number = metadata.get("first_epoch_num", metadata.get("samples_count"))
+    return float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
 
 
 class _Draft:
@@ -278,12 +306,50 @@ class _Draft:
 
 
 def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
+    found = _evaluations_in_turn(log, metric, zero_ms)
+    if found is None:
+        found = _evaluations_anyhow(log, metric, zero_ms)
+    for place in _overlap_later_epochs(found, epochs):
+        found[place] = found[place]._replace(overlaps_training=True)
+    return tuple(found)
+
+
+def _evaluations_in_turn(log: Log, metric: str, zero_ms: float) -> list[Evaluation] | None:
+    """List the evaluations of most logs: start, value and stop in turn, all with the epoch's number. None for another log."""
+    keys = [mllog.EVAL_START], [metric], [mllog.EVAL_STOP]
+    if not _alternate(log, *keys) and not _alternate(log, keys[0], keys[2], keys[1]):
+        return None
+    starts, reports, stops = (log.every(key) for (key,) in keys)
+    labels: list[Any] = [event[4].get("epoch_num") for event in starts]
+    if not all(type(label) is int and -_EXACT < label < _EXACT for label in labels):
+        return None
+    for others in (reports, stops):
+        theirs = [event[4].get("epoch_num") for event in others]
+        if theirs != labels or set(map(type, theirs)) - {int}:
+            return None
+    begin_s = [(event[2] - zero_ms) / 1e3 for event in starts]
+    end_s = map(max, begin_s, [(event[2] - zero_ms) / 1e3 for event in stops])
+    at_s = [(event[2] - zero_ms) / 1e3 for event in reports]
+    steps = [_step(start) or _step(report) for start, report in zip(starts, reports, strict=True)]
+    values = [finite(event[1]) for event in reports]
+    columns = zip(map(float, labels), steps, begin_s, end_s, at_s, values, repeat(False), strict=False)
+    return list(map(_new, repeat(Evaluation), columns))
+
+
+def _step(event: Event) -> float | None:
+    metadata = event[4]
+    step = metadata["step_num"] if "step_num" in metadata else metadata.get("step")
+    return None if step is None else number(step)
+
+
+def _evaluations_anyhow(log: Log, metric: str, zero_ms: float) -> list[Evaluation]:
     found: list[_Draft] = []
     open_at: dict[float | None, _Draft] = {}
     unreported: dict[float | None, deque[_Draft]] = {}
-    for key, value, time_ms, _, metadata, _ in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
-        at_s = (time_ms - zero_ms) / 1e3
-        label = metadata.get("epoch_num")
+    for event in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
+        key, value = event.key, event.value
+        at_s = (event.time_ms - zero_ms) / 1e3
+        label = event.metadata.get("epoch_num")
         label = float(label) if type(label) is int and -_EXACT < label < _EXACT else number(label)
         if key == mllog.EVAL_STOP:
             opened = open_at.pop(label, None)
@@ -291,8 +357,7 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
                 begin_s = opened.start_s or 0.0
                 opened.stop_s = at_s if at_s > begin_s else begin_s
             continue
-        step = metadata["step_num"] if "step_num" in metadata else metadata.get("step")
-        step = None if step is None else number(step)
+        step = _step(event)
         if key == mllog.EVAL_START:
             if label not in open_at:
                 open_at[label] = draft = _Draft(label, step, at_s)
@@ -311,14 +376,10 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
             found.append(draft := _Draft(label, step))
             draft.reported_s, draft.value = at_s, value
-    overlapping = _overlap_later_epochs(found, epochs)
-    return tuple(
-        Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, index in overlapping)
-        for index, e in enumerate(found)
-    )
+    return [Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value) for e in found]
 
 
-def _overlap_later_epochs(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
+def _overlap_later_epochs(evaluations: Sequence[Evaluation], epochs: Sequence[Interval]) -> set[int]:
     """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
     Evaluations are taken from the highest number down, and the epochs above each are entered by their starts into a tree
@@ -350,7 +411,9 @@ def _overlap_later_epochs(evaluations: Sequence[_Draft], epochs: Sequence[Interv
     return found
 
 
-def _overlap_the_next(evaluations: Sequence[_Draft], epochs: Sequence[Interval], starts: Sequence[float]) -> set[int]:
+def _overlap_the_next(
+    evaluations: Sequence[Evaluation], epochs: Sequence[Interval], starts: Sequence[float]
+) -> set[int]:
     """Find what `_overlap_later_epochs` finds where epochs begin and end in the order of their numbers.
 
     Of the epochs that begin before an evaluation ends, the last one has the highest number and the latest end.
@@ -365,52 +428,3 @@ def _overlap_the_next(evaluations: Sequence[_Draft], epochs: Sequence[Interval],
             if (epochs[last].number or 0.0) > e.number and (stop_s is None or stop_s > e.start_s):
                 found.add(place)
     return found
-
-
-def _clip(spans: Iterable[Stretch], window: Stretch) -> list[Stretch]:
-    low, high = window
-    clipped = [(a if a > low else low, b if b < high else high) for a, b in spans]
-    return _merge([span for span in clipped if span[1] > span[0]])
-
-
-def _merge(spans: Iterable[Stretch]) -> list[Stretch]:
-    ordered = sorted(spans)
-    if all(map(lt, map(_END, ordered), map(_BEGIN, ordered[1:]))):  # as nearly always
-        return ordered
-    merged: list[Stretch] = []
-    for begin, end in ordered:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _minus(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
-    """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
-    if not holes:
-        return list(spans)
-    left: list[Stretch] = []
-    first = 0
-    for begin, end in spans:
-        at = begin
-        while first < len(holes) and holes[first][1] <= begin:
-            first += 1
-        for index in range(first, len(holes)):
-            low, high = holes[index]
-            if low >= end:
-                break
-            if low > at:
-                left.append((at, low))
-            at = max(at, high)
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-_BEGIN, _END = itemgetter(0), itemgetter(1)
-_TIME_MS = itemgetter(2)  # of an event
-
-
-def _length(spans: Iterable[Stretch]) -> float:
-    return math.fsum(end - begin for begin, end in spans)

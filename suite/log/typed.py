@@ -27,10 +27,13 @@ _DECODER = msgspec.json.Decoder(_Record)
 _BETWEEN = b'}\n{"'  # as no value has it: after its brace comes a comma, a bracket or a brace
 
 
-def decode(text: bytes, lines: int) -> list[_Record] | None:
-    """Decode so many lines of JSON, each by itself. None if any is not one event in the standard form."""
+def decode(text: bytes, lines: int, *, whole: bool = False) -> list[_Record] | None:
+    """Decode so many lines of JSON, each by itself. None if any is not one event in the standard form.
+
+    ``whole``: each line is known to begin and to end with a brace; spaces may be before it.
+    """
     try:
-        if text.count(_BETWEEN) == lines - 1:  # each line begins one value or more, and ends with one
+        if whole or text.count(_BETWEEN) == lines - 1:  # each line begins one value or more, and ends with one
             records = _DECODER.decode_lines(text)
             return records if len(records) == lines else None
         return list(map(_DECODER.decode, text.split(b"\n")))

@@ -1,8 +1,12 @@
-"""Numbers from logs: a JSON value becomes a number or None, never an error."""
+"""Numbers from logs: a JSON value becomes a number or None, never an error. And the arithmetic of stretches of time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from operator import itemgetter, lt
+
+Stretch = tuple[float, float]  # begin and end in seconds
 
 
 def finite(value: object) -> float | None:
@@ -47,3 +51,56 @@ def exact(value: object) -> int | None:
         except ValueError:
             return None
     return value if isinstance(value, int) and not isinstance(value, bool) else whole(value)
+
+
+def clip_stretches(spans: Sequence[Stretch], window: Stretch) -> list[Stretch]:
+    """What of the spans lies in the window, merged."""
+    if not spans:
+        return []
+    low, high = window
+    clipped = [(a if a > low else low, b if b < high else high) for a, b in spans]
+    return merge_stretches([span for span in clipped if span[1] > span[0]])
+
+
+def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
+    """The spans in order; those that meet become one."""
+    ordered = sorted(spans)
+    if len(ordered) < 2 or all(map(lt, map(_END, ordered), map(_BEGIN, ordered[1:]))):  # as nearly always
+        return ordered
+    merged: list[Stretch] = []
+    for begin, end in ordered:
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
+    """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
+    if not holes:
+        return list(spans)
+    left: list[Stretch] = []
+    first = 0
+    for begin, end in spans:
+        at = begin
+        while first < len(holes) and holes[first][1] <= begin:
+            first += 1
+        for index in range(first, len(holes)):
+            low, high = holes[index]
+            if low >= end:
+                break
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
+
+
+def length_of(spans: Iterable[Stretch]) -> float:
+    """The length of all spans, summed exactly."""
+    return math.fsum(end - begin for begin, end in spans)

@@ -34,6 +34,7 @@ from suite.world import World
 
 PROC_IO = Path("/proc/self/io")
 VALUES_UP_TO = 64  # ranks of which a log holds every single value
+DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
 CLOCK_READINGS = 5
 CLOCKS_APART_S = 20e-6  # two clocks read within this time show the same moment
@@ -310,18 +311,13 @@ def by_rank(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     ``values`` lists every rank's, in rank order, unless there are too many.
     """
     summary: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = np.array([row.get(name, 0.0) for row in rows])
-        summary[name] = {
-            "min": float(values.min()),
-            "median": float(np.median(values)),
-            "mean": float(values.mean()),
-            "max": float(values.max()),
-            "min_rank": int(values.argmin()),
-            "max_rank": int(values.argmax()),
-        }
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = np.array([[row.get(name, 0.0) for name in names] for row in rows])
+    columns = table.min(0), np.median(table, 0), table.mean(0), table.max(0), table.argmin(0), table.argmax(0)
+    for position, found in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        summary[names[position]] = dict(zip(DISTRIBUTION, found, strict=True))
         if len(rows) <= VALUES_UP_TO:
-            summary[name]["values"] = values.tolist()
+            summary[names[position]]["values"] = table[:, position].tolist()
     return summary
 
 

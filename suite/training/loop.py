@@ -231,8 +231,10 @@ class Trainer:
         parallel = isinstance(self.wrapped, DistributedDataParallel)
         with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
             with autocast(self.config, self.device):
-                loss = self.workload.loss(self.wrapped, batch) / self.config.gradient_accumulation_steps
-                loss = loss if self.shared.loss_factor == 1.0 else loss * self.shared.loss_factor
+                loss = self.workload.loss(self.wrapped, batch)
+                parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
+                loss = loss if parts == 1 else loss / parts
+                loss = loss if factor == 1.0 else loss * factor
             self.progress.enter(f"backward pass of step {item.step}")
             loss.backward()  # type: ignore[no-untyped-call]
         if item.ends:

@@ -18,11 +18,11 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from suite import frozen
+from suite import fitted, frozen
 from suite.card import Card, ReferencePoints
 from suite.compliance import ruleset as rulesets
 from suite.compliance.ruleset import RulesetData, ruleset_names
-from suite.files import compiled, compiled_path, fitted, source_digest
+from suite.files import compiled, compiled_path, source_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 

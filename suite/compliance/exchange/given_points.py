@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from suite import fitted
 from suite.card import RCP_VERSION, ReferencePoints
 from suite.compliance.ruleset import GivenPoints
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.files import brief, fitted, read_json
+from suite.files import brief, read_json
 from suite.log.limits import limits
 from suite.log.values import finite
 

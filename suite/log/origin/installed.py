@@ -70,9 +70,15 @@ def read_environment(found: Iterable[Distribution] | None = None) -> Environment
     """Read the environment of this process, or of given distributions. Of two with one name the first on the path counts."""
     items: dict[str, Installed] = {}
     for each in distributions() if found is None else found:
-        name = each.metadata["Name"]
-        if name and re.fullmatch(NAME, name) and re.fullmatch(VERSION_TEXT, each.version or ""):
-            items.setdefault(normal(name), _describe(each, name))
+        stated = each.metadata  # parsed at each look
+        name, version = stated["Name"], stated["Version"]
+        if (
+            name
+            and re.fullmatch(NAME, name)
+            and re.fullmatch(VERSION_TEXT, version or "")
+            and normal(name) not in items
+        ):
+            items[normal(name)] = _describe(each, name, version)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return Environment(
         python=python,
@@ -105,14 +111,14 @@ def digest_record(text: str) -> str | None:
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest() if lines else None
 
 
-def _describe(each: Distribution, name: str) -> Installed:
+def _describe(each: Distribution, name: str, version: str) -> Installed:
     origin = _origin(each.read_text("direct_url.json"))
     editable = bool(origin.get("dir_info", {}).get("editable"))
     archive = str(origin.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
     tags = tuple(re.findall(r"^Tag: (\S+)$", each.read_text("WHEEL") or "", re.MULTILINE))
     return Installed(
         name=name,
-        version=each.version,
+        version=version,
         record_sha256=None if editable else digest_record(each.read_text("RECORD") or ""),
         wheel_sha256=archive if re.fullmatch(r"[0-9a-f]{64}", archive) else None,
         tags=tags[:8],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from suite import fitted
 from suite.card import ReferencePoints
 from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
 from suite.errors import InputError
-from suite.files import fitted
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from tests.fixtures.cli import mlhpc

@@ -134,9 +134,9 @@ def both_ways(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(decoding, "_WORTH", 0)
     count = 0
 
-    def counted(text: bytes, lines: int, decode: object = typed.decode) -> object:
+    def counted(text: bytes, lines: int, *, whole: bool = False, decode: object = typed.decode) -> object:
         nonlocal count
-        records = decode(text, lines)
+        records = decode(text, lines, whole=whole)
         count += len(records or ())
         return records
 
