@@ -138,8 +138,21 @@ class Bound:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         schema = handler(source)
-        (schema["schema"] if schema["type"] == "nullable" else schema).update(self._limits)
-        return schema
+        inner = schema["schema"] if schema["type"] == "nullable" else schema
+        inner.update(self._limits)
+        return _no_truth_value(schema) if inner["type"] in ("int", "float") else schema
+
+
+def _no_truth_value(schema: Any) -> Any:
+    """The schema of a number that refuses true and false, which pydantic takes for 1 and 0."""
+    from pydantic_core import PydanticCustomError, core_schema
+
+    def same(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError("number_type", "expected a number, not true or false")
+        return value
+
+    return core_schema.no_info_before_validator_function(same, schema)
 
 
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {

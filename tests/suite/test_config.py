@@ -99,6 +99,8 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("global_batch_size=.nan", "global_batch_size = nan: Input should be"),
         ("global_batch_size=null", "global_batch_size = None: Input should be"),
         ("hyperparameters.base_learning_rate=.nan", "base_learning_rate = nan: Input should be greater than 0"),
+        ("max_epochs=true", "max_epochs = True: expected a number, not true or false"),
+        ("hyperparameters.momentum=true", "momentum = True: expected a number, not true or false"),
         ("hyperparameters.dropout=1", "dropout = 1: Input should be less than 1"),
         ("hyperparameters.momentum=0.8", "momentum = 0.8: Input should be greater than or equal to 0.9"),
         ("hyperparameters.conv_channels=[]", "conv_channels = []: Tuple should have at least 1 item"),
