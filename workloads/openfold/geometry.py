@@ -103,14 +103,13 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     """Compute the torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
     before, before_mask = _shifted(atom14), _shifted(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
-    omega = dihedral(before[..., residues.CA, :], before[..., residues.C, :], n, ca)
-    phi = dihedral(before[..., residues.C, :], n, ca, c)
-    psi = -dihedral(n, ca, c, o)  # the oxygen is opposite to the next nitrogen
+    chain = torch.stack(
+        [before[..., residues.CA, :], before[..., residues.C, :], n, ca, c, o], -2
+    )  # omega's, phi's, psi's
     index = table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
     flat = index.flatten(-2)
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, (4, 4))
     chosen_mask = torch.unflatten(mask14.gather(-1, flat), -1, (4, 4)).amin(-1)
-    chi = dihedral(*chosen.unbind(-2))
     backbone_known = mask14[..., : residues.OXYGEN].amin(-1)
     both = before_mask[..., residues.CA] * before_mask[..., residues.C]
     mask = torch.stack(
@@ -122,7 +121,8 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
         -1,
     )
     mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
-    angle = torch.cat([torch.stack([omega, phi, psi], -2), chi], -2)
+    angle = dihedral(*(torch.cat([chain[..., at : at + 3, :], chosen[..., at, :]], -2) for at in range(4)))
+    angle = angle * table("TORSION_SIGN", atom14.device)[:, None]
     return Torsions(angle, renamed_torsions(aatype, angle), mask)
 
 

@@ -184,6 +184,7 @@ CHI_MASK = _table.chi_mask  # (21, 4)
 # (21, 5, 3): of psi's and the chis' groups the atoms behind, at and beside the origin of the frame
 FRAME_ATOMS = np.concatenate([np.tile([CA, C, OXYGEN], (RESIDUE_CLASSES, 1, 1)), CHI_ATOMS[:, :, 1:]], 1)
 CHI_PERIODIC = _table.chi_periodic  # (21, 4)
+TORSION_SIGN = np.array([1, 1, -1, 1, 1, 1, 1], np.float32)  # psi's oxygen is opposite to the next nitrogen
 SWAP = _table.swap  # (21, 14) the other naming of the same atoms
 _AMBIGUOUS = np.flatnonzero((np.arange(ATOMS) != SWAP).any(0))
 SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of the atom slots with two names

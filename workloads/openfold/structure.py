@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -37,7 +38,12 @@ class InvariantPointAttention(nn.Module):
         self.head_weights = nn.Parameter(torch.full((heads,), math.log(math.e - 1)))  # softplus gives 1
         self.linear_out = Linear(heads * (pair + config.ipa_channels + 4 * self.value_points), single, init="final")
 
-    def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, mask_NL: Tensor) -> Tensor:
+    def pair_bias(self, z_NIJZ: Tensor, mask_NL: Tensor) -> Tensor:
+        """What the pair map and the mask add to the scores, (N, H, I, J): the same in all iterations."""
+        bias_NHIJ = math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
+        return bias_NHIJ + mask_bias(mask_NL)[:, None, None, :]  # type: ignore[no-any-return]
+
+    def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, bias_NHIJ: Tensor) -> Tensor:
         """The update of s."""
         q_NHLC = self.linear_q(s_NLS).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k_NHLC, v_NHLC = (
@@ -46,24 +52,21 @@ class InvariantPointAttention(nn.Module):
         q_points = self._points(self.linear_q_points(s_NLS), frame_NL)
         kv_points = self._points(self.linear_kv_points(s_NLS), frame_NL)
         k_points, v_points = kv_points.tensor_split([self.query_points], dim=-2)  # (N, H, L, P, 3)
-        scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels))
-        scores = scores + math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
+        scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels)) + bias_NHIJ
         weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * self.query_points * 9 / 2))
         squared = (q_points[:, :, :, None] - k_points[:, :, None]).square().sum((-1, -2))  # (N, H, I, J)
-        scores = scores - 0.5 * weight[:, None, None] * squared
-        attention_NHIJ = (scores + mask_bias(mask_NL)[:, None, None, :]).softmax(-1)
+        attention_NHIJ = (scores - 0.5 * weight[:, None, None] * squared).softmax(-1)
         channels = (attention_NHIJ @ v_NHLC).transpose(1, 2).flatten(-2)
-        moved = (attention_NHIJ @ v_points.flatten(-2)).unflatten(-1, (-1, 3)).transpose(1, 2)  # (N, L, H, P, 3)
-        points = Frame(frame_NL.rotation[:, :, None, None], frame_NL.translation[:, :, None, None]).invert(moved)
+        moved = (attention_NHIJ @ v_points.flatten(-2)).unflatten(-1, (-1, 3)).transpose(1, 2).flatten(2, 3)
+        points = (moved - frame_NL.translation[:, :, None]) @ frame_NL.rotation  # (N, L, H P, 3)
         norm = (points.square().sum(-1) + 1e-8).sqrt()
         pair = (attention_NHIJ.transpose(1, 2) @ z_NIJZ).flatten(-2)
-        flat = [each.flatten(-2) for each in points.unbind(-1)]
-        return self.linear_out(torch.cat([channels, *flat, norm.flatten(-2), pair], -1))  # type: ignore[no-any-return]
+        return self.linear_out(torch.cat([channels, *points.unbind(-1), norm, pair], -1))  # type: ignore[no-any-return]
 
     def _points(self, flat: Tensor, frame_NL: Frame) -> Tensor:
         """Compute points (N, H, L, P, 3) in the outer frame."""
-        local = torch.stack(flat.chunk(3, dim=-1), -1)  # (N, L, H P, 3)
-        outer = Frame(frame_NL.rotation[:, :, None], frame_NL.translation[:, :, None]).apply(local)
+        local = torch.unflatten(flat, -1, (3, -1)).transpose(-1, -2)  # (N, L, H P, 3)
+        outer = local @ frame_NL.rotation.transpose(-1, -2) + frame_NL.translation[:, :, None]
         return torch.unflatten(outer, 2, (self.heads, -1)).transpose(1, 2)
 
 
@@ -94,7 +97,7 @@ class AngleResnet(nn.Module):
         self.linear_out = Linear(hidden, 14)
 
     def forward(self, s: Tensor, s_initial: Tensor) -> tuple[Tensor, Tensor]:
-        """Unnormalised and unit (sine, cosine), (N, L, 7, 2)."""
+        """Unnormalised and unit (sine, cosine), (T, N, L, 7, 2), of s (T, N, L, S) and the initial one (N, L, S)."""
         x = self.linear_in(F.relu(s)) + self.linear_initial(F.relu(s_initial))
         for layer in self.layers:
             first, second = cast(nn.ModuleList, layer)
@@ -138,34 +141,44 @@ class StructureModule(nn.Module):
         frame = Frame(
             torch.eye(3, dtype=s.dtype, device=s.device).expand(*s.shape[:2], 3, 3), s.new_zeros(*s.shape[:2], 3)
         )
-        rotations, translations, raws, angles = [], [], [], []
+        bias = self.ipa.pair_bias(z, mask_NL)
+        rotations, translations, singles = [], [], []
         for iteration in range(self.iterations):
-            s = self.layer_norm_ipa(self.ipa_dropout(s + self.ipa(s, z, frame, mask_NL)))
+            s = self.layer_norm_ipa(self.ipa_dropout(s + self.ipa(s, z, frame, bias)))
             s = self.transition(s)
             frame = frame.compose(frame_update(self.bb_update(s)))
-            raw, angle = self.angle_resnet(s, s_initial)
             rotations.append(frame.rotation)
             translations.append(frame.translation * ANGSTROM_PER_UNIT)
-            raws.append(raw)
-            angles.append(angle)
+            singles.append(s)
             if (
                 iteration < self.iterations - 1
             ):  # as in AlphaFold 2, rotations pass no gradient to the previous iteration
                 frame = Frame(frame.rotation.detach(), frame.translation)
+        raw, angles = self.angle_resnet(torch.stack(singles), s_initial)
         backbone = Frame(torch.stack(rotations), torch.stack(translations))
         groups = group_frames(aatype_NL, Frame(rotations[-1], translations[-1]), angles[-1])
         atoms = atoms_of(aatype_NL, groups)
-        return Structure(backbone, torch.stack(raws), torch.stack(angles), groups, atoms, s)
+        return Structure(backbone, raw, angles, groups, atoms, s)
 
 
 def frame_update(update: Tensor) -> Frame:
     """(..., 6): the vector part of a quaternion with real part 1, and a translation."""
-    b, c, d = update[..., :3].unbind(-1)
-    norm = (1 + b * b + c * c + d * d).rsqrt()
-    a, b, c, d = norm, b * norm, c * norm, d * norm
-    rows = (
-        (a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)),
-        (2 * (b * c + a * d), a * a - b * b + c * c - d * d, 2 * (c * d - a * b)),
-        (2 * (b * d - a * c), 2 * (c * d + a * b), a * a - b * b - c * c + d * d),
-    )
-    return Frame(torch.stack([torch.stack(row, -1) for row in rows], -2), update[..., 3:])
+    quaternion = F.pad(update[..., :3], (1, 0), value=1.0)
+    quaternion = quaternion * quaternion.square().sum(-1, keepdim=True).rsqrt()
+    products = (quaternion[..., :, None] * quaternion[..., None, :]).flatten(-2)  # (..., 16)
+    rotation = torch.unflatten(products @ _turns(update.dtype, update.device), -1, (3, 3))
+    return Frame(rotation, update[..., 3:])
+
+
+@cache
+def _turns(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What each product of two parts of a unit quaternion (a, b, c, d) adds to the nine elements of its rotation, (16, 9)."""
+    signs = torch.zeros(4, 4, 3, 3, dtype=dtype)
+    for axis in range(3):
+        signs[0, 0, axis, axis] = 1
+        for part in range(3):
+            signs[part + 1, part + 1, axis, axis] = 1 if part == axis else -1
+        row, column = (axis + 1) % 3, (axis + 2) % 3
+        signs[row + 1, column + 1, row, column] = signs[row + 1, column + 1, column, row] = 2
+        signs[0, axis + 1, row, column], signs[0, axis + 1, column, row] = -2, 2
+    return signs.reshape(16, 9).to(device)

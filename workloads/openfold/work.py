@@ -16,6 +16,12 @@ TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 1
 PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
 
 
+FRAME, TURN = (
+    3 * 3 * (3 + 1),
+    16 * 9,
+)  # rotation times rotation and vector; products of a quaternion's parts to a rotation
+
+
 @dataclass
 class Ledger:
     """Accumulates multiply-adds, elements read and written, and parameters of layers."""
@@ -84,7 +90,8 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
     """Compute the work of training on one sample: half the recycles on average, without gradients, then forward and backward.
 
     Backward counts as twice forward. Executed in addition: frames, matrix products of the losses, with checkpointing the
-    blocks' forward again. Not executed: gradients of features. The optimizer's traffic is divided by the batch size.
+    blocks' forward again. Not executed: gradients of features, and again what all iterations of the structure module have in
+    common. The optimizer's traffic is divided by the batch size.
     """
     once = forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
@@ -96,6 +103,7 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
         executed_flops=passes * flops + 2 * (_beside(config) + config.checkpointing * _blocks(config)),
         algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes / global_batch_size,
         forward_flops=(passes - 2) * flops,
+        forward_extra_flops=2 * (passes - 2) * _forward_beside(config),
         forward_bytes=(passes - 2) * once.elements * element_bytes,
         optimizer_flops_per_step=(UPDATE_FLOPS["Adam"] + averaging) * once.parameters,
         optimizer_bytes_per_step=optimizer_bytes,
@@ -115,21 +123,13 @@ def _blocks(config: OpenFoldConfig) -> float:
 
 def _beside(config: OpenFoldConfig) -> float:
     """Compute the multiply-adds of a training sample beyond three passes of the network, minus those the passes overcount."""
-    L, T, frames = (
-        config.crop_size,
-        config.structure_iterations,
-        3 * (3 + 1),
-    )  # per frame: rotation times rotation, times vector
+    L, T = config.crop_size, config.structure_iterations
     held, atoms = GROUPS_WITH_ATOMS * L, ATOMS * L
-    chain = 3 * L * frames * 3 + RIGID_GROUPS * L * (
-        2 * 27 + 9
-    )  # chi 2 to 4 follow chi 1; default frames, torsions, backbone
-    geometry = T * L * frames * 3 + chain + 9 * atoms
-    backward = 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
+    backward = T * L * TURN + 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
     sides = 3 * held * 7 * atoms + T * 3 * L * 7 * L  # FAPE: atoms seen from side-chain groups, CA from backbones
     means = held * atoms + T * L * L
     names = SWAPPED_ATOMS * L * atoms * (3 * (3 + 2) + 2)  # distances of atoms with two names, and sums over them
-    losses = 3 * sides + 2 * means + names + chain + 2 * 9 * (held + T * L) * 2
+    losses = 3 * sides + 2 * means + names + _chain(L) + 2 * 9 * (held + T * L) * 2
     features = 2 * L * TARGET_FEATURES * config.pair_channels + L * TARGET_FEATURES * config.msa_channels
     features += (
         config.max_msa_clusters * L * MSA_FEATURES * config.msa_channels + L * L * RECYCLED_BINS * config.pair_channels
@@ -143,7 +143,28 @@ def _beside(config: OpenFoldConfig) -> float:
     points = (
         T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
     )  # rotations are detached
-    return (config.num_recycling_iters / 2 + 1) * geometry + backward + losses - features - masks - points
+    passes = config.num_recycling_iters / 2 + 1
+    return passes * _forward_beside(config) - 2 * _once(config) + backward + losses - features - masks - points
+
+
+def _forward_beside(config: OpenFoldConfig) -> float:
+    """Compute the multiply-adds of a pass beyond the network's: frames and atoms, less what a pass computes only once."""
+    L = config.crop_size
+    return config.structure_iterations * L * (FRAME + TURN) + _chain(L) + 9 * ATOMS * L - _once(config)
+
+
+def _chain(L: int) -> int:
+    """Compute the multiply-adds of the rigid groups' frames: chi 2 to 4 follow chi 1; default frames, torsions, backbone."""
+    return 3 * L * FRAME + RIGID_GROUPS * L * (2 * 27 + 9)
+
+
+def _once(config: OpenFoldConfig) -> float:
+    """Compute the multiply-adds of a pass that each iteration of the structure module needs and the first leaves to the others.
+
+    They are the bias of the pair map and the layer of the initial single representation.
+    """
+    L, again = config.crop_size, config.structure_iterations - 1
+    return again * L * (L * config.pair_channels * config.ipa_heads + config.single_channels * config.angle_channels)
 
 
 def _attention(

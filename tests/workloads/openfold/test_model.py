@@ -145,13 +145,27 @@ def test_point_attention_is_invariant_under_rigid_motion() -> None:
     frame = Frame(frame_update(torch.randn(2, 7, 6).double()).rotation, torch.randn(2, 7, 3).double())
     turn, shift = rotation(1), torch.tensor([3.0, -1.0, 2.0]).double()
     moved = Frame(turn @ frame.rotation, frame.translation @ turn.T + shift)
-    torch.testing.assert_close(layer(s, z, frame, mask), layer(s, z, moved, mask))
+    bias = layer.pair_bias(z, mask)
+    torch.testing.assert_close(layer(s, z, frame, bias), layer(s, z, moved, bias))
 
 
 def test_frame_updates_are_rotations() -> None:
     turn = frame_update(torch.randn(50, 6)).rotation
     torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(50, 3, 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.linalg.det(turn), torch.ones(50))
+
+
+def test_a_frame_update_turns_as_its_quaternion() -> None:
+    b, c, d = vector = (0.3, -1.2, 0.7)
+    norm = 1 + sum(each * each for each in vector)
+    expected = [
+        [1 + b * b - c * c - d * d, 2 * (b * c - d), 2 * (b * d + c)],
+        [2 * (b * c + d), 1 - b * b + c * c - d * d, 2 * (c * d - b)],
+        [2 * (b * d - c), 2 * (c * d + b), 1 - b * b - c * c + d * d],
+    ]
+    found = frame_update(torch.tensor([*vector, 4.0, 5.0, 6.0], dtype=torch.float64))
+    torch.testing.assert_close(found.rotation, torch.tensor(expected, dtype=torch.float64) / norm)
+    assert found.translation.tolist() == [4.0, 5.0, 6.0]
 
 
 @pytest.mark.parametrize("outgoing", [True, False])
