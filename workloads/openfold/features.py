@@ -194,7 +194,9 @@ def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 def _padded(array: NDArray[Any], length: int, axis: int) -> NDArray[Any]:
     """Pad with zeros at the end of one axis."""
-    missing = length - array.shape[axis]
-    if missing <= 0:
+    there = array.shape[axis]
+    if there >= length:
         return array
-    return np.pad(array, [(0, missing if number == axis else 0) for number in range(array.ndim)])
+    padded = np.zeros((*array.shape[:axis], length, *array.shape[axis + 1 :]), array.dtype)
+    padded[(slice(None),) * axis + (slice(there),)] = array
+    return padded

@@ -138,3 +138,16 @@ def test_at_most_two_per_thread_are_loaded_ahead() -> None:
     next(batches)
     assert len(asked) == 6
     batches.close()
+
+
+def test_a_loader_s_thread_computes_alone_and_the_rank_keeps_its_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        batches = prefetch(
+            lambda item: {"threads": torch.tensor(torch.get_num_threads())}, range(4), threads=2, feed=Feed(CPU)
+        )
+        assert [int(batch["threads"]) for _, batch in batches] == [1, 1, 1, 1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
