@@ -29,7 +29,7 @@ from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWat
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
-from suite.training.parallel.data import clip_gradients, eval_turns, wrap
+from suite.training.parallel.data import eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.recompute import recomputed_of
 from suite.training.parallel.sharing import Parallel
@@ -119,6 +119,7 @@ class Trainer:
         self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
         self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
+        self._clip = self.state.clipping()
         ledger = self.instruments.ledger if self.instruments else Ledger()
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
@@ -247,10 +248,8 @@ class Trainer:
             return
         for group in optimizer.param_groups:
             group["lr"] = self.state.optimization.learning_rate(item.step, item.epoch)
-        if self.state.optimization.clip_norm is not None:
-            clip_gradients(
-                self.state.model, self.state.sharded, self.state.optimization.clip_norm, copies=self.state.copy[1]
-            )
+        if self._clip is not None:
+            self._clip()
         optimizer.step()
         if self.state.averaged is not None:
             self.state.averaged.update_parameters(self.state.model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from suite.training.parallel.data import give_norms
+from suite.training.parallel.data import Clipping, give_norms
 from suite.training.parallel.places import Place
 from suite.training.parallel.products import slices
 from suite.training.parallel.states import piece_of
@@ -64,6 +64,11 @@ class TrainingState:
         shares, places = workload.sharded_parameters(model), workload.share_places(model)
         averaged, copy = _moving_average(model, optimization), workload.share_copy(model)
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
+
+    def clipping(self) -> Clipping | None:
+        """What clips the gradients before the optimizer's step; None if the workload asks for no clipping."""
+        norm = self.optimization.clip_norm
+        return None if norm is None else Clipping(self.model, self.sharded, norm, copies=self.copy[1])
 
     @property
     def evaluated_model(self) -> nn.Module:
@@ -211,25 +216,32 @@ def _prefix(part: str) -> str:
 class MovingAverage(AveragedModel):
     """The exponential moving average of the weights, with buffers as they are.
 
-    torch's own update sends the number of updates to the GPU, and waits, in every step.
+    torch's own update sends the number of updates to the GPU, and waits, in every step. It also walks through both models.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model)
         self._decay = decay
+        self._of = model, _tensors(model), _tensors(self.module)
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Take in the present weights; the first ones as they are."""
-        mine: list[torch.Tensor] = [*self.module.parameters()]
-        theirs: list[torch.Tensor] = [*model.parameters()]
+        if model is not self._of[0]:
+            self._of = model, _tensors(model), _tensors(self.module)
+        _, (theirs, their_buffers), (mine, buffers) = self._of
         if int(self.n_averaged) == 0:  # on the host
             torch._foreach_copy_(mine, theirs)
         else:
             torch._foreach_lerp_(mine, theirs, 1 - self._decay)
-        for own, other in zip(self.module.buffers(), model.buffers(), strict=True):
+        for own, other in zip(buffers, their_buffers, strict=True):
             own.copy_(other)
         self.n_averaged += 1
+
+
+def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters and buffers."""
+    return [*model.parameters()], [*model.buffers()]
 
 
 def _moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:

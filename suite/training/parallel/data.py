@@ -64,29 +64,40 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
 
 
 def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float, *, copies: int = 1) -> None:
-    """Scale the gradients down to this L2 norm over the whole model. A collective if ranks have parts of it.
+    """Scale the gradients down to this L2 norm over the whole model, once. See `Clipping`."""
+    Clipping(model, sharded, clip_norm, copies=copies)()
 
-    ``copies``: ranks that hold each of ``sharded``, with equal gradients.
+
+class Clipping:
+    """Scales gradients down to an L2 norm over the whole model. A call is a collective if ranks have parts of it.
+
+    ``copies``: ranks that hold each of ``sharded``, with equal gradients. The parameters are looked up once: to walk through
+    hundreds of small modules takes longer than to scale what they hold.
     """
-    shares = {id(parameter) for parameter in sharded}
-    weights = [each for each in model.parameters() if id(each) not in shares and each.grad is not None]
-    gradients = [weight.grad for weight in weights if weight.grad is not None]
-    if sharded_modules(model):
-        norm = nn.utils.get_total_norm(norms_of_whole(model)(gradients, weights), foreach=_at_once(gradients))
-    else:
-        norm = nn.utils.get_total_norm(gradients, foreach=_at_once(gradients))
-    if sharded:
-        square = nn.utils.get_total_norm([share.grad for share in sharded if share.grad is not None]).square()
-        if dist.is_initialized():
-            dist.all_reduce(square)
-            square /= copies
-        norm = (norm.square() + square).sqrt()
-    nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm, foreach=_at_once(gradients))
 
+    def __init__(self, model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float, *, copies: int = 1) -> None:
+        self._model, self._sharded, self._clip_norm, self._copies = model, sharded, clip_norm, copies
+        shares = {id(parameter) for parameter in sharded}
+        self._parameters = list(model.parameters())
+        self._whole = [each for each in self._parameters if id(each) not in shares]
+        self._in_pieces = bool(sharded_modules(model))
+        # torch takes all in one call on a CPU only if asked to, and cannot on meta tensors
+        self._at_once = None if any(each.is_meta for each in self._parameters) else True
 
-def _at_once(tensors: Sequence[Tensor]) -> bool | None:
-    """Whether torch takes all of them in one call: it does on a CPU only if asked to, and cannot on meta tensors."""
-    return None if any(tensor.is_meta for tensor in tensors) else True
+    def __call__(self) -> None:
+        """Clip the gradients that there are now."""
+        weights = [each for each in self._whole if each.grad is not None]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        if self._in_pieces:
+            gradients = norms_of_whole(self._model)(gradients, weights)
+        norm = nn.utils.get_total_norm(gradients, foreach=self._at_once)
+        if self._sharded:
+            square = nn.utils.get_total_norm([each.grad for each in self._sharded if each.grad is not None]).square()
+            if dist.is_initialized():
+                dist.all_reduce(square)
+                square /= self._copies
+            norm = (norm.square() + square).sqrt()
+        nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm, foreach=self._at_once)
 
 
 def norms_of_whole(model: nn.Module) -> Norms:
