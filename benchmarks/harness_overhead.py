@@ -35,7 +35,7 @@ from suite.training.startup import keep_freed_memory
 from suite.world import World
 
 LIMIT = 1.01
-T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)
+T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023, 120: 1.980}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)
 STEPS = 50
 
 
