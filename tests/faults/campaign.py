@@ -108,10 +108,15 @@ class Chain:
             words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
             words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *SETTINGS) for w in ("--set", s))]
         self.replace = False
-        output = (self.root.parent / f"{self.root.name}.out").open("ab")
-        return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment, start_new_session=True
-        )
+        with (self.root.parent / f"{self.root.name}.out").open("ab") as output:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,
+            )
 
     def logs(self) -> list[Path]:
         """The logs of all attempts, oldest first. The run may move one aside while it is looked at."""
