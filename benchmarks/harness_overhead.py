@@ -27,6 +27,7 @@ from block import Head, open_workload, trainer
 from suite.config import default_data_root
 from suite.data.sampling import train_batches
 from suite.log.mllog import EventLog
+from suite.log.student_t import quantile
 from suite.machine.choice.chooser import make_chooser
 from suite.training.agreement import StopWatch
 from suite.training.devices import Feed, prefetch
@@ -35,7 +36,6 @@ from suite.training.startup import keep_freed_memory
 from suite.world import World
 
 LIMIT = 1.01
-T_95 = {20: 2.093, 24: 2.069, 30: 2.045, 40: 2.023, 120: 1.980}  # two-sided 95 % Student quantiles for n pairs (n - 1 degrees)
 STEPS = 50
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="mini")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--blocks", type=int, default=24, choices=sorted(T_95))
+    parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--global-batch-size", type=int, default=16)
     args = parser.parse_args()
     world = World.create()
@@ -109,7 +109,8 @@ def report(pairs, ranks, args, chosen) -> None:
     )
     for clock, index in (("wall", 0), ("CPU of all ranks", 1)):
         logs = [math.log(harness[index] / bare[index]) for harness, bare in pairs]
-        mean, half = statistics.fmean(logs), T_95[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+        mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+        half = quantile(0.975, len(logs) - 1) * spread
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
         verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
         for name, column in (("harness", 0), ("bare loop", 1)):

@@ -39,7 +39,7 @@ from suite.machine.probes.processor import read_cpu
 from suite.performance.plans.predict import largest
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.apply import apply
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.data import wrap
 from suite.training.parallel.mesh import ranks_of
 from suite.training.parallel.plan import find_plan
 from suite.training.parallel.sharing import Parallel
@@ -94,8 +94,8 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     state = TrainingState.create(workload, model, steps, 1)
     wrapped = wrap(model, state.sharded, world, torch.device("cpu"))
-    optimization, optimizer = state.optimization, state.optimization.optimizer
-    most = 0
+    optimizer = state.optimization.optimizer
+    clip, most = state.clipping(), 0
 
     def step() -> None:
         wrapped.train()
@@ -103,8 +103,8 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
             loss = workload.loss(wrapped, batch) * parallel.loss_factor
         loss.backward()  # type: ignore[no-untyped-call]
-        if optimization.clip_norm is not None:
-            clip_gradients(model, state.sharded, optimization.clip_norm)
+        if clip is not None:
+            clip()
         optimizer.step()
         if state.averaged is not None:
             state.averaged.update_parameters(model)

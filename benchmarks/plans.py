@@ -35,7 +35,7 @@ from suite.descriptor import Descriptor, descriptor
 from suite.training.instrument import Ledger, counted_collectives
 from suite.training.loop import evaluate
 from suite.training.parallel.apply import apply
-from suite.training.parallel.data import clip_gradients, give_norms, wrap
+from suite.training.parallel.data import Clipping, give_norms, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
@@ -160,7 +160,7 @@ def train(
         with counted_collectives(ledger):
             if optimization.clip_norm is not None:
                 copies = workload.share_copy(model)[1]
-                clip_gradients(model, experts, optimization.clip_norm, copies=copies)
+                Clipping(model, experts, optimization.clip_norm, copies=copies)()
             optimization.optimizer.step()
         counted = ledger.take()
     workload.before_evaluation(model, world)

@@ -228,7 +228,7 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
 
     from suite.machine.choice.chooser import make_chooser
     from suite.training.loop import autocast
-    from suite.training.parallel.data import clip_gradients
+    from suite.training.parallel.data import Clipping
     from suite.training.startup import keep_freed_memory
     from suite.world import World
 
@@ -245,7 +245,7 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     optimization = workload.build_optimizer(model, 1000)
     norm = optimization.clip_norm
     torch.save(given | {"clip": norm}, folder / "given.pt")
-    clip = None if norm is None else lambda: clip_gradients(model, (), norm)
+    clip = None if norm is None else Clipping(model, (), norm)
 
     def loss() -> Any:
         with autocast(config, torch.device("cpu")):

@@ -147,12 +147,12 @@ def _no_truth_value(schema: Any) -> Any:
     """The schema of a number that refuses true and false, which pydantic takes for 1 and 0."""
     from pydantic_core import PydanticCustomError, core_schema
 
-    def same(value: Any) -> Any:
+    def refuse(value: Any) -> Any:
         if isinstance(value, bool):
             raise PydanticCustomError("number_type", "expected a number, not true or false")
         return value
 
-    return core_schema.no_info_before_validator_function(same, schema)
+    return core_schema.no_info_before_validator_function(refuse, schema)
 
 
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {

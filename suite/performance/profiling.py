@@ -26,7 +26,7 @@ from suite.training.counts.flops import Count, count
 from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.loop import autocast
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.data import Clipping, wrap
 from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, device_clock
 from suite.workload import Dataset, Optimization, Workload
 from suite.world import World
@@ -82,6 +82,10 @@ class _Session:
     mark_exchange: Callable[[], None]
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
+    def __post_init__(self) -> None:
+        norm, shares = self.optimization.clip_norm, self.workload.sharded_parameters(self.model)
+        self._clip = None if norm is None else Clipping(self.model, shares, norm)
+
     def step(self) -> None:
         """Make one training step; its phases are marked in the timer and named on the trace."""
         with record_function(PHASE + DATA_WAIT):
@@ -97,8 +101,8 @@ class _Session:
         with record_function(PHASE + OPTIMIZER):
             for group in optimizer.param_groups:
                 group["lr"] = self.optimization.learning_rate(0, 1)
-            if self.optimization.clip_norm is not None:
-                clip_gradients(self.model, self.workload.sharded_parameters(self.model), self.optimization.clip_norm)
+            if self._clip is not None:
+                self._clip()
             optimizer.step()
         self.timer.mark(OPTIMIZER)
 

@@ -142,8 +142,8 @@ def prefetch(
     Two per thread are being loaded or ready on the host. The copy of the next one begins before a batch is used, if it is loaded
     by then: no batch waits for a later one.
 
-    A thread of the pool computes alone. With helpers of its own, as many as the rank's, it would take their cores: they wait for
-    each other in every operator, and a training step took twice as long.
+    A thread of the pool computes with one OpenMP thread. With as many as the rank has, it took the cores that the training step
+    needs: DeepCAM's took twice as long.
     """
     left = iter(items)
     waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()

@@ -10,7 +10,7 @@ import torch
 
 from suite.config import load_config
 from suite.descriptor import descriptor
-from suite.training.parallel.data import clip_gradients
+from suite.training.parallel.data import Clipping
 from suite.workload import load_workload
 from suite.world import World
 
@@ -55,7 +55,7 @@ def test_clipping_of_all_gradients_at_once_equals_one_by_one() -> None:
     for model in models:
         for number, parameter in enumerate(model.parameters()):
             parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    clip_gradients(models[0], (), 0.1)
+    Clipping(models[0], (), 0.1)()
     torch.nn.utils.clip_grad_norm_(models[1].parameters(), 0.1, foreach=False)
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=0)

@@ -27,10 +27,6 @@ class Frame(NamedTuple):
         """Convert points (..., 3) of this frame to the outer frame."""
         return (self.rotation @ points[..., None])[..., 0] + self.translation
 
-    def invert(self, points: Tensor) -> Tensor:
-        """Convert points (..., 3) of the outer frame to this frame."""
-        return ((points - self.translation)[..., None, :] @ self.rotation)[..., 0, :]
-
     def compose(self, inner: Frame) -> Frame:
         """Compose: apply ``inner`` first, then this frame."""
         return Frame(self.rotation @ inner.rotation, self.apply(inner.translation))
@@ -103,9 +99,8 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     """Compute the torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
     before, before_mask = _shifted(atom14), _shifted(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
-    chain = torch.stack(
-        [before[..., residues.CA, :], before[..., residues.C, :], n, ca, c, o], -2
-    )  # omega's, phi's, psi's
+    # four neighbours each make omega, phi and psi
+    chain = torch.stack([before[..., residues.CA, :], before[..., residues.C, :], n, ca, c, o], -2)
     index = table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
     flat = index.flatten(-2)
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, (4, 4))

@@ -16,10 +16,8 @@ TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 1
 PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
 
 
-FRAME, TURN = (
-    3 * 3 * (3 + 1),
-    16 * 9,
-)  # rotation times rotation and vector; products of a quaternion's parts to a rotation
+FRAME = 3 * 3 * (3 + 1)  # multiply-adds of a rotation times a rotation and a vector
+TURN = 16 * 9  # of the rotation of a quaternion: products of its parts times a table
 
 
 @dataclass
@@ -90,8 +88,8 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
     """Compute the work of training on one sample: half the recycles on average, without gradients, then forward and backward.
 
     Backward counts as twice forward. Executed in addition: frames, matrix products of the losses, with checkpointing the
-    blocks' forward again. Not executed: gradients of features, and again what all iterations of the structure module have in
-    common. The optimizer's traffic is divided by the batch size.
+    blocks' forward again. Not executed: gradients of features, and what the iterations of the structure module share, which
+    only the first computes. The optimizer's traffic is divided by the batch size.
     """
     once = forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
@@ -143,14 +141,14 @@ def _beside(config: OpenFoldConfig) -> float:
     points = (
         T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
     )  # rotations are detached
-    passes = config.num_recycling_iters / 2 + 1
-    return passes * _forward_beside(config) - 2 * _once(config) + backward + losses - features - masks - points
+    passes = config.num_recycling_iters / 2 + 1  # forward; backward is twice a forward one
+    return passes * _forward_beside(config) - 2 * _shared(config) + backward + losses - features - masks - points
 
 
 def _forward_beside(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds of a pass beyond the network's: frames and atoms, less what a pass computes only once."""
+    """Compute the multiply-adds of a forward pass beyond the network's: frames and atoms, less `_shared`."""
     L = config.crop_size
-    return config.structure_iterations * L * (FRAME + TURN) + _chain(L) + 9 * ATOMS * L - _once(config)
+    return config.structure_iterations * L * (FRAME + TURN) + _chain(L) + 9 * ATOMS * L - _shared(config)
 
 
 def _chain(L: int) -> int:
@@ -158,8 +156,8 @@ def _chain(L: int) -> int:
     return 3 * L * FRAME + RIGID_GROUPS * L * (2 * 27 + 9)
 
 
-def _once(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds of a pass that each iteration of the structure module needs and the first leaves to the others.
+def _shared(config: OpenFoldConfig) -> float:
+    """Compute the multiply-adds that `forward` counts in every iteration of the structure module and only the first executes.
 
     They are the bias of the pair map and the layer of the initial single representation.
     """

@@ -18,7 +18,7 @@ from suite.config import RunConfig
 from suite.performance.plans.repeated import Notes, Repeated, repeated_parameters
 from suite.training.counts.flops import formulas
 from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.data import clip_gradients, give_norms
+from suite.training.parallel.data import Clipping, give_norms
 from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
 from suite.workload import Workload
 
@@ -129,7 +129,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
         with live:
             if optimization.clip_norm is not None:
                 with _without_gradients(workload.sharded_parameters(model)):  # their norm is `predict`'s
-                    clip_gradients(model, (), optimization.clip_norm)
+                    Clipping(model, (), optimization.clip_norm)()
             counts = {} if hasattr(optimizer, "norms") else repeated_parameters(model)
             for equal in (each for each, count in counts.items() if not count):
                 equal.grad = None  # equal ones stand for it, one after another

@@ -63,11 +63,6 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
     )
 
 
-def clip_gradients(model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float, *, copies: int = 1) -> None:
-    """Scale the gradients down to this L2 norm over the whole model, once. See `Clipping`."""
-    Clipping(model, sharded, clip_norm, copies=copies)()
-
-
 class Clipping:
     """Scales gradients down to an L2 norm over the whole model. A call is a collective if ranks have parts of it.
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.config import load_config
 from suite.descriptor import descriptor
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.data import Clipping, wrap
 from suite.training.trial import count_parameters
 from suite.transport import Alone, Seal, TorchTransport
 from suite.workload import Spread, load_workload
@@ -73,7 +73,7 @@ def train(name: str, world: World, form: tuple[str, ...], ranks: int, *, all_ran
         optimization.optimizer.zero_grad()
         loss = workload.loss(wrapped, part(batch, slice(world.rank, None, world.size)))
         loss.backward()
-        clip_gradients(model, shares, 0.5, copies=copies)
+        Clipping(model, shares, 0.5, copies=copies)()
         optimization.optimizer.step()
         losses.append(world.sum({"loss": loss.item()})["loss"] / world.size)
     layers = [module for module in model.modules() if isinstance(module, MoELayer)]

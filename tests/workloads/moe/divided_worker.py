@@ -18,7 +18,7 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.apply import build
-from suite.training.parallel.data import clip_gradients, wrap
+from suite.training.parallel.data import Clipping, wrap
 from suite.training.parallel.plan import find_plan
 from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
@@ -86,7 +86,7 @@ class Run:
         state.optimization.optimizer.zero_grad()
         loss = self.workload.loss(self.wrapped, part(batch, slice(mesh.data_rank, None, mesh.data_size)))
         loss.backward()  # type: ignore[no-untyped-call]
-        clip_gradients(state.model, state.sharded, 0.5, copies=state.copy[1])
+        Clipping(state.model, state.sharded, 0.5, copies=state.copy[1])()
         state.optimization.optimizer.step()
         return self.world.sum({"loss": loss.item()})["loss"] / self.world.size
 
