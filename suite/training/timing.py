@@ -6,11 +6,14 @@ synchronise, only `PhaseTimer.flush` waits, for the last one.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+
+from suite.log.values import Stretch, length_of, merge_stretches, subtract_stretches
 
 if TYPE_CHECKING:
     import torch
@@ -114,19 +117,20 @@ class PhaseTimer:
             marks, transfers, start = self._marks, self._transfers, self._start
             self._marks, self._transfers = [], []
         seconds = dict.fromkeys(PHASES, 0.0)
-        hidden = 0.0
-        intervals = [(self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers]
-        last = start
-        now = 0.0
+        computing: list[Stretch] = []
+        last, now = start, 0.0
         for phase, stamp in marks:
             elapsed = self._clock.seconds(last, stamp)
             seconds[phase] += elapsed
             if phase == FORWARD_BACKWARD:
-                hidden += _covered(intervals, now, now + elapsed)
+                computing.append((now, now + elapsed))
             now += elapsed
             last = stamp
         self._start = last
-        return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: hidden}
+        moving = merge_stretches((self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers)
+        alone = subtract_stretches(computing, moving)
+        hidden = math.fsum((length_of(computing), -length_of(alone)))
+        return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: max(hidden, 0.0)}
 
 
 class NoTimer:
@@ -143,14 +147,3 @@ class NoTimer:
     def flush(self) -> dict[str, float]:
         """Nothing."""
         return {}
-
-
-def _covered(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
-    """Length of the part of [begin, end] that lies in at least one interval."""
-    total, reached = 0.0, begin
-    for low, high in sorted(intervals):
-        low, high = max(low, reached), min(high, end)
-        if high > low:
-            total += high - low
-            reached = high
-    return total
