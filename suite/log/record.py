@@ -22,10 +22,11 @@ from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
+    Parts,
     Timeline,
     TimeShares,
     closed_epochs,
-    shares_and_stretches,
+    parts_of,
     staging_seconds,
     timeline,
 )
@@ -113,7 +114,7 @@ class RunRecord:
     config: Mapping[str, Any] | None = None
     config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
     other_work: OtherWork | None = None
-    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    parts: Parts | None = None
     counted: CountedEnergy | None = None
 
     def __reduce__(self) -> tuple[Callable[[list[Any]], RunRecord], tuple[list[Any]]]:
@@ -129,6 +130,11 @@ class RunRecord:
                 for name, value in values
             ],
         )
+
+    @property
+    def stretches(self) -> Mapping[str, Sequence[Stretch]]:
+        """When each part of the run was, in seconds since run_start; nothing for a run without run_stop."""
+        return {} if self.parts is None else self.parts.stretches()
 
     @property
     def company(self) -> OtherWork | None:
@@ -170,7 +176,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
-    (staging_s, before_s), (time_shares, when) = staging_seconds(line), shares_and_stretches(line)
+    (staging_s, before_s), parts = staging_seconds(line), parts_of(line)
     first = partial(_value, run)
     record = RunRecord(
         path=log.path,
@@ -206,7 +212,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         metric_key=metric_key,
         evals=_metric_values(run, metric_key, line.zero_ms),
         epochs=closed_epochs(line),
-        shares=time_shares,
+        shares=None if parts is None else parts.shares(),
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),
         cache_state=_text(first(mllog.CACHE_STATE)),
@@ -219,7 +225,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         config=_mapping(first(mllog.RUN_CONFIG)),
         config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
-        stretches=when,
+        parts=parts,
         counted=_counted(run),
     )
     return record, line
