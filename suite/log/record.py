@@ -32,7 +32,7 @@ from suite.log.timeline import (
 )
 from suite.log.values import Stretch, exact, finite, whole
 
-_PLAIN_NAME = re.compile(r"\w[\w.+-]{0,199}")  # of a file: no folder, and not hidden
+_PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 
 
 class MetricValue(NamedTuple):
@@ -151,6 +151,7 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
+_new = tuple.__new__  # half the time of MetricValue()
 _COLUMNS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"evals": MetricValue._make, "epochs": Epoch._make}
 
 
@@ -233,7 +234,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
     """The plain name and the sha256 of a file that an event config_file states. None without one, or if it states another thing."""
-    if event is None or not isinstance(event.value, str) or not _PLAIN_NAME.fullmatch(event.value):
+    if event is None or not isinstance(event.value, str) or not re.fullmatch(_PLAIN_NAME, event.value):
         return None
     sha256 = event.metadata.get("sha256")
     sound = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and len(set(sha256)) > 1
@@ -253,7 +254,7 @@ def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricVal
     for _, logged, time_ms, _, metadata, line in run.every(key) if key is not None else ():
         if (value := finite(logged)) is not None:
             epoch = finite(metadata["epoch_num"] if "epoch_num" in metadata else metadata.get("samples_count"))
-            found.append(MetricValue(epoch, value, (time_ms - zero_ms) / 1e3, line))
+            found.append(_new(MetricValue, (epoch, value, (time_ms - zero_ms) / 1e3, line)))
     return tuple(found)
 
 

@@ -207,7 +207,7 @@ def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
         stop_s = line.run_s if end_s is None else end_s
         if stop_s is not None:
             train_s = waited.left_of(start_s, stop_s)
-            epochs.append(Epoch(label, start_s, stop_s, train_s, end_s is not None))
+            epochs.append(_new(Epoch, (label, start_s, stop_s, train_s, end_s is not None)))
     return tuple(epochs)
 
 
