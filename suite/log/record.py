@@ -279,15 +279,15 @@ def _counted(run: Log) -> CountedEnergy | None:
 
 
 def _phases(run: Log, key: str) -> Phases | None:
+    values = [event.value for event in run.every(key) if isinstance(event.value, Mapping)]
+    if not values:
+        return None
     names = [name.removesuffix("_s") for name in _PHASES]
     totals = dict.fromkeys(names, 0.0)
-    found = False
-    for event in run.every(key):
-        if isinstance(event.value, Mapping):
-            found = True
-            for name in names:
-                totals[name] += finite(event.value.get(name)) or 0.0
-    return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()}) if found else None
+    for value in values:
+        for name in names:
+            totals[name] += finite(value.get(name)) or 0.0
+    return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()})
 
 
 _STEMS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
