@@ -204,9 +204,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in fields(kind)}
 
 
-_POWER = re.compile(
-    r"[+-]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][+-]?[0-9]{1,2}"
-)  # a number that YAML takes for text: 1e-3, 1.0e10
+_POWER = r"[+-]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][+-]?[0-9]{1,2}"  # a number that YAML takes for text: 1e-3, 1.0e10
 
 
 @cache
@@ -236,7 +234,7 @@ def _maker(hint: Any) -> Callable[[Any], Any]:
             key, whole = _maker(inner[0]), inner[0] is int  # which in JSON is text
             keys = [int(name) if whole and isinstance(name, str) and name.isdecimal() else key(name) for name in value]
             return dict(zip(keys, map(_maker(inner[1]), value.values()), strict=True))
-        if hint is float and (type(value) is int or (type(value) is str and _POWER.fullmatch(value))):
+        if hint is float and (type(value) is int or (type(value) is str and re.fullmatch(_POWER, value))):
             return float(value)
         if hint is Path:
             return value if isinstance(value, Path) else Path(_maker(str)(value))

@@ -103,7 +103,7 @@ def ingest(
     _mark_repeats(runs)
     _complete_from_systems(runs, systems)
     return Tables(
-        runs=pd.DataFrame({name: list(map(itemgetter(name), runs)) for name in runs[0]}),
+        runs=pd.DataFrame(_transposed(runs)),
         epochs=_frame(EPOCH_COLUMNS, runs, [reading.epochs for reading in readings]),
         evals=_frame(EVAL_COLUMNS, runs, [reading.evals for reading in readings]),
         phases=_frame(PHASE_COLUMNS, runs, [reading.phases for reading in readings]),
@@ -117,6 +117,11 @@ def ingest(
     )
 
 
+def _transposed(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns of rows with the same names, by name."""
+    return dict(zip(rows[0], map(list, zip(*map(itemgetter(*rows[0]), rows), strict=True)), strict=True))
+
+
 def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Sequence[Columns]) -> pd.DataFrame:
     """The table of these columns of all runs; the first column is the run's name."""
     filled = [(row["run"], columns) for row, columns in zip(runs, parts, strict=True) if columns]
@@ -128,7 +133,7 @@ def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Seque
 
 def _of(log: LogFile, record: RunRecord) -> RunRecord:
     """The record of a log, which may have been made of an equal one."""
-    return record if record.path == log.path else replace(record, path=log.path)
+    return record if record.path is log.path or record.path == log.path else replace(record, path=log.path)
 
 
 def _chunks(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:

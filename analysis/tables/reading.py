@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from analysis.tables.run_row import (
@@ -77,7 +77,7 @@ class Reader:
 
     def __init__(self, cards: Mapping[str, Card], rules: Mapping[Path, str]) -> None:
         self._cards, self._rules = cards, rules
-        self._last: tuple[LogFile, int, Log, Reading] | None = None
+        self._last: _Last | None = None
         self._scaling: dict[Path, float | None] = {}
 
     def read_all(self, files: Sequence[LogFile]) -> list[Reading]:
@@ -90,35 +90,63 @@ class Reader:
         if folder not in self._scaling:
             self._scaling[folder] = scaling_factor(folder)
         size = os.stat(file.path).st_size  # noqa: PTH116  a third of the time of Path.stat
-        if self._last is not None and _alike(file, size, *self._last):
-            known, checked = self._last[3], None
+        if self._last is not None and _alike(file, size, self._last):
+            known, checked = self._last.reading, None
             if rules:
-                log, record = replace(self._last[2], path=file.path), replace(known.record, path=file.path)
+                log, record = replace(self._last.log, path=file.path), replace(known.record, path=file.path)
                 checked = judge_log(log, ruleset(rules), str(file.path), record)
             row = identity(file, known.record, known.run["benchmark"], known.run["sha256"], self._scaling[folder])
             return replace(known, run=known.run | encodable(row), checked=checked)
-        log, reading = _read(file, self._cards, rules, self._scaling[folder])
-        self._last = file, size, log, reading
-        return reading
+        self._last = _read(file, size, self._cards, rules, self._scaling[folder])
+        return self._last.reading
 
 
-def _alike(file: LogFile, size: int, other: LogFile, other_size: int, _: Log, known: Reading) -> bool:
+class _Seen:
+    """The checksum and the first bytes of a log, which is read piece by piece."""
+
+    def __init__(self) -> None:
+        self._digest, self.head = hashlib.sha256(), b""
+
+    def __call__(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self.head = self.head or piece[:_HEAD_BYTES]
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+class _Last(NamedTuple):
+    """A log that was read."""
+
+    file: LogFile
+    size: int
+    head: bytes
+    log: Log
+    reading: Reading
+
+
+def _alike(file: LogFile, size: int, last: _Last) -> bool:
     """True if two files hold the same, and their rows follow from it in the same way."""
-    if size != other_size or (file.benchmark, file.resumed) != (other.benchmark, other.resumed):
+    if size != last.size or (file.benchmark, file.resumed) != (last.file.benchmark, last.file.resumed):
         return False
-    digest = hashlib.sha256()
+    seen = _Seen()
     with opened(file.path, limits().file) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return bool(digest.hexdigest() == known.run["sha256"])
+        if (head := stream.read(_HEAD_BYTES)) != last.head:  # as of two runs, whose times differ
+            return False
+        seen(head)
+        while piece := stream.read(_PIECE_BYTES):
+            seen(piece)
+    return bool(seen.sha256 == last.reading.run["sha256"])
 
 
-_BLOCK_BYTES = 2**17  # stays in the cache
+_PIECE_BYTES = 2**17  # stays in the cache
+_HEAD_BYTES = 2**12
 
 
-def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: float | None) -> tuple[Log, Reading]:
-    digest = hashlib.sha256()
-    log = read_events(file.path, steps=False, seen=digest.update)
+def _read(file: LogFile, size: int, cards: Mapping[str, Card], rules: str | None, scaling: float | None) -> _Last:
+    seen = _Seen()
+    log = read_events(file.path, steps=False, seen=seen)
     record, line = summarise_with_timeline(log)
     checked = judge_log(log, ruleset(rules), str(file.path), record) if rules else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
@@ -131,8 +159,8 @@ def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: 
         line = timeline(log, metric)  # also of what came after run_stop
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line), scaling)
     experts = _expert_rows(log)
-    row = encodable(run_row(content, digest.hexdigest()) | _expert_load(experts))
-    return log, Reading(
+    row = encodable(run_row(content, seen.sha256) | _expert_load(experts))
+    reading = Reading(
         run=row,
         epochs=_epoch_columns(line, log),
         evals=_eval_columns(content),
@@ -143,6 +171,7 @@ def _read(file: LogFile, cards: Mapping[str, Card], rules: str | None, scaling: 
         target=target,
         checked=checked,
     )
+    return _Last(file, size, seen.head, log, reading)
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:

@@ -32,7 +32,6 @@ COUNTS = (
     "eval_samples",
     "model_parameters",
 )
-GOODPUT_PARTS = ("wall", "useful", "lost", "stalled", "starting", "down")
 UNKNOWN = "unknown"
 
 # Columns of the table of runs and the fields they come from
@@ -52,6 +51,15 @@ SHARE_COLUMNS = {
     "eval_s": "eval_s",
     "eval_hidden_s": "eval_hidden_s",
     "other_s": "other_s",
+}
+STEP_COLUMNS = {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *BESIDE_STEP)}
+STARTUP_COLUMNS = {
+    f"startup_{part}_{name}_s": (part, name)
+    for part in ("interpreter", "imports", "init")
+    for name in ("min", "median", "max")
+}
+GOODPUT_COLUMNS = {
+    f"goodput_{part}_s": f"{part}_s" for part in ("wall", "useful", "lost", "stalled", "starting", "down")
 }
 TIMES = {"run_s", "init_s", "last_event_s", "run_with_staging_s", *SHARE_COLUMNS}
 WORK_COLUMNS = {
@@ -93,7 +101,10 @@ def text(value: Any) -> str | None:
     """A value as text; None where it says nothing."""
     if value is None or value == "" or value == {} or value == []:
         return None
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else _sorted_json(value)
+
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at each call
 
 
 def encodable(row: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +182,8 @@ def _configuration(content: LogContent) -> dict[str, Any]:
         "device_type": text(about.get("device")),
         "threads_per_rank": number(about.get("threads_per_rank")),
         "model_parameters": record.model_parameters or number(record.hyperparameters.get("model_parameters_count")),
-        "config": json.dumps(config, sort_keys=True) if config else None,
-        "hyperparameters": json.dumps(dict(record.hyperparameters), sort_keys=True),
+        "config": _sorted_json(config) if config else None,
+        "hyperparameters": _sorted_json(dict(record.hyperparameters)),
     }
 
 
@@ -180,14 +191,12 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
     """What only our own logs carry: start-up, staging rate, work per sample, baselines, phases of the whole run."""
     startup, staging = record.startup or {}, record.staging_stats or {}
     phases = record.rank_mean_phases or record.phases
-    row: dict[str, Any] = {}
-    for part in ("interpreter", "imports", "init"):
-        spread = startup.get(part)
-        for name in ("min", "median", "max"):
-            row[f"startup_{part}_{name}_s"] = number(spread.get(name)) if isinstance(spread, dict) else None
     return (
-        row
-        | _fields(phases, {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *BESIDE_STEP)})
+        {
+            column: number(spread.get(name)) if isinstance(spread := startup.get(part), dict) else None
+            for column, (part, name) in STARTUP_COLUMNS.items()
+        }
+        | _fields(phases, STEP_COLUMNS)
         | {
             "staging_bytes": number(staging.get("bytes")),
             "staging_gb_per_s": number(staging.get("gb_per_s")),
@@ -240,7 +249,7 @@ def _goodput(log: Log) -> dict[str, Any]:
     event = log.first(mllog.GOODPUT)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
     saved, each = value.get("checkpoint"), value.get("interruptions")
-    return {f"goodput_{part}_s": number(value.get(f"{part}_s")) for part in GOODPUT_PARTS} | {
+    return {column: number(value.get(name)) for column, name in GOODPUT_COLUMNS.items()} | {
         "goodput_saves": number(saved.get("saves")) if isinstance(saved, dict) else None,
         "goodput_interruptions": len(each) if isinstance(each, list) else None,
     }

@@ -24,12 +24,18 @@ AHEAD = 2  # chunks that a process has been given: it never waits for the next o
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within the body no garbage is looked for: it would look through all results again and again, and they have no cycles."""
+    """Within the body no garbage is looked for: it would look through all results again and again, and they have no cycles.
+
+    What the body leaves counts as old afterwards, else the next object that is made would have all of it looked through.
+    """
     on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if gc.get_freeze_count() == 0:  # else what the program has frozen would count as old
+            gc.freeze()
+            gc.unfreeze()
         if on:
             gc.enable()
 

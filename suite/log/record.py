@@ -22,16 +22,17 @@ from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
+    Parts,
     Timeline,
     TimeShares,
     closed_epochs,
-    shares_and_stretches,
+    parts_of,
     staging_seconds,
     timeline,
 )
 from suite.log.values import Stretch, exact, finite, whole
 
-_PLAIN_NAME = re.compile(r"\w[\w.+-]{0,199}")  # of a file: no folder, and not hidden
+_PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 
 
 class MetricValue(NamedTuple):
@@ -113,7 +114,7 @@ class RunRecord:
     config: Mapping[str, Any] | None = None
     config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
     other_work: OtherWork | None = None
-    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    parts: Parts | None = None
     counted: CountedEnergy | None = None
 
     def __reduce__(self) -> tuple[Callable[[list[Any]], RunRecord], tuple[list[Any]]]:
@@ -131,6 +132,11 @@ class RunRecord:
         )
 
     @property
+    def stretches(self) -> Mapping[str, Sequence[Stretch]]:
+        """When each part of the run was, in seconds since run_start; nothing for a run without run_stop."""
+        return {} if self.parts is None else self.parts.stretches()
+
+    @property
     def company(self) -> OtherWork | None:
         """What others took of the CPUs, if that may have slowed the run. None in throughput mode: instances run at once."""
         return (
@@ -145,6 +151,7 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
+_new = tuple.__new__  # half the time of MetricValue()
 _COLUMNS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"evals": MetricValue._make, "epochs": Epoch._make}
 
 
@@ -170,7 +177,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
-    (staging_s, before_s), (time_shares, when) = staging_seconds(line), shares_and_stretches(line)
+    (staging_s, before_s), parts = staging_seconds(line), parts_of(line)
     first = partial(_value, run)
     record = RunRecord(
         path=log.path,
@@ -206,7 +213,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         metric_key=metric_key,
         evals=_metric_values(run, metric_key, line.zero_ms),
         epochs=closed_epochs(line),
-        shares=time_shares,
+        shares=None if parts is None else parts.shares(),
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),
         cache_state=_text(first(mllog.CACHE_STATE)),
@@ -219,7 +226,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         config=_mapping(first(mllog.RUN_CONFIG)),
         config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
-        stretches=when,
+        parts=parts,
         counted=_counted(run),
     )
     return record, line
@@ -227,7 +234,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
     """The plain name and the sha256 of a file that an event config_file states. None without one, or if it states another thing."""
-    if event is None or not isinstance(event.value, str) or not _PLAIN_NAME.fullmatch(event.value):
+    if event is None or not isinstance(event.value, str) or not re.fullmatch(_PLAIN_NAME, event.value):
         return None
     sha256 = event.metadata.get("sha256")
     sound = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and len(set(sha256)) > 1
@@ -247,7 +254,7 @@ def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricVal
     for _, logged, time_ms, _, metadata, line in run.every(key) if key is not None else ():
         if (value := finite(logged)) is not None:
             epoch = finite(metadata["epoch_num"] if "epoch_num" in metadata else metadata.get("samples_count"))
-            found.append(MetricValue(epoch, value, (time_ms - zero_ms) / 1e3, line))
+            found.append(_new(MetricValue, (epoch, value, (time_ms - zero_ms) / 1e3, line)))
     return tuple(found)
 
 
@@ -272,15 +279,15 @@ def _counted(run: Log) -> CountedEnergy | None:
 
 
 def _phases(run: Log, key: str) -> Phases | None:
+    values = [event.value for event in run.every(key) if isinstance(event.value, Mapping)]
+    if not values:
+        return None
     names = [name.removesuffix("_s") for name in _PHASES]
     totals = dict.fromkeys(names, 0.0)
-    found = False
-    for event in run.every(key):
-        if isinstance(event.value, Mapping):
-            found = True
-            for name in names:
-                totals[name] += finite(event.value.get(name)) or 0.0
-    return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()}) if found else None
+    for value in values:
+        for name in names:
+            totals[name] += finite(value.get(name)) or 0.0
+    return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()})
 
 
 _STEMS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)

@@ -121,40 +121,10 @@ def timeline(log: Log, metric: str) -> Timeline:
     )
 
 
-def shares_and_stretches(line: Timeline) -> tuple[TimeShares | None, dict[str, list[Stretch]]]:
-    """Compute how the parts share the run's time, clipped at run_stop, and list when each was, in seconds since run_start.
+class Parts(NamedTuple):
+    """The parts of a run that ended, each merged and clipped at run_stop. ``staging``, ``train`` and ``waited`` do not overlap."""
 
-    None and nothing for a run without run_stop. "staging before" is no part of the run; the others together are the run, once.
-    """
-    if line.run_s is None:
-        return None, {}
-    parts = _parts(line, line.run_s)
-    return _shares(parts, line.run_s), _stretches(parts, line.run_s)
-
-
-def _shares(parts: _Parts, run_s: float) -> TimeShares:
-    lengths = (length_of(parts.staging), length_of(parts.train), length_of(parts.waited))
-    return TimeShares(
-        run_s=run_s,
-        staging_before_s=length_of(parts.before),
-        staging_in_run_s=length_of(parts.staging_all),
-        staging_exposed_s=lengths[0],
-        train_s=lengths[1],
-        eval_s=lengths[2],
-        eval_hidden_s=parts.hidden_s,
-        other_s=run_s - sum(lengths),
-    )
-
-
-def _stretches(parts: _Parts, run_s: float) -> dict[str, list[Stretch]]:
-    rest = subtract_stretches([(0.0, run_s)], merge_stretches([*parts.staging, *parts.train, *parts.waited]))
-    named = {"staging": parts.staging, "training": parts.train, "evaluation": parts.waited, "other": rest}
-    return {"staging before": parts.before} | named
-
-
-class _Parts(NamedTuple):
-    """Merged stretches of a run. ``staging``, ``train`` and ``waited`` do not overlap."""
-
+    run_s: float
     before: list[Stretch]
     staging_all: list[Stretch]
     staging: list[Stretch]
@@ -162,28 +132,63 @@ class _Parts(NamedTuple):
     waited: list[Stretch]
     hidden_s: float
 
+    def shares(self) -> TimeShares:
+        """Compute how the parts share the run's time."""
+        lengths = (length_of(self.staging), length_of(self.train), length_of(self.waited))
+        return TimeShares(
+            run_s=self.run_s,
+            staging_before_s=length_of(self.before),
+            staging_in_run_s=length_of(self.staging_all),
+            staging_exposed_s=lengths[0],
+            train_s=lengths[1],
+            eval_s=lengths[2],
+            eval_hidden_s=self.hidden_s,
+            other_s=self.run_s - sum(lengths),
+        )
 
-def _parts(line: Timeline, run_s: float) -> _Parts:
-    window = (0.0, run_s)
+    def stretches(self) -> dict[str, list[Stretch]]:
+        """List when each part was. "staging before" is no part of the run; the others together are the run, once."""
+        known = merge_stretches([*self.staging, *self.train, *self.waited])
+        named = {"staging": self.staging, "training": self.train, "evaluation": self.waited}
+        return {"staging before": self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
+
+
+def parts_of(line: Timeline) -> Parts | None:
+    """Find when each part of a run was, in seconds since run_start; None for a run without run_stop."""
+    if line.run_s is None:
+        return None
+    window = (0.0, line.run_s)
     ends = [*(e.start_s for e in line.epochs[1:]), math.inf]
     epochs = clip_stretches(
-        [(e.start_s, end if e.stop_s is None else e.stop_s) for e, end in zip(line.epochs, ends, strict=False)], window
+        [(begin, end if stop is None else stop) for (_, begin, stop), end in zip(line.epochs, ends, strict=False)],
+        window,
     )
-    timed = [e for e in line.evals if e.start_s is not None]
-    spans = [(e.start_s or 0.0, math.inf if e.stop_s is None else e.stop_s, e.overlaps_training) for e in timed]
-    waited = clip_stretches([(a, b) for a, b, overlaps in spans if not overlaps], window)
-    beside = clip_stretches([(a, b) for a, b, overlaps in spans if overlaps], window)
-    hidden = length_of(beside) - length_of(subtract_stretches(subtract_stretches(beside, epochs), waited))
-    exposed_eval = merge_stretches([*waited, *subtract_stretches(beside, epochs)])
+    waited = clip_stretches(_evaluated(line, beside=False), window)
+    beside = clip_stretches(_evaluated(line, beside=True), window)
+    exposed, hidden_s = waited, 0.0
+    if beside:
+        alone = subtract_stretches(beside, epochs)
+        exposed = merge_stretches([*waited, *alone])
+        hidden_s = length_of(beside) - length_of(subtract_stretches(alone, waited))
     in_run = clip_stretches(line.staging, window)
-    return _Parts(
+    return Parts(
+        run_s=line.run_s,
         before=clip_stretches(line.staging, (-math.inf, 0.0)),
         staging_all=in_run,
-        staging=subtract_stretches(subtract_stretches(in_run, epochs), exposed_eval),
-        train=subtract_stretches(epochs, exposed_eval),
-        waited=exposed_eval,
-        hidden_s=hidden,
+        staging=subtract_stretches(subtract_stretches(in_run, epochs), exposed),
+        train=subtract_stretches(epochs, exposed),
+        waited=exposed,
+        hidden_s=hidden_s,
     )
+
+
+def _evaluated(line: Timeline, *, beside: bool) -> list[Stretch]:
+    """When evaluations were, those beside training or the others. One that is never closed lasts for ever."""
+    return [
+        (start_s, math.inf if stop_s is None else stop_s)
+        for _, _, start_s, stop_s, _, _, overlaps in line.evals
+        if overlaps is beside and start_s is not None
+    ]
 
 
 def staging_seconds(line: Timeline) -> tuple[float | None, float]:
@@ -196,19 +201,13 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
-    waited = _Covered(
-        merge_stretches(
-            (e.start_s, math.inf if e.stop_s is None else e.stop_s)
-            for e in line.evals
-            if e.start_s is not None and not e.overlaps_training
-        )
-    )
+    waited = _Covered(merge_stretches(_evaluated(line, beside=False)))
     epochs = []
     for label, start_s, end_s in line.epochs:
         stop_s = line.run_s if end_s is None else end_s
         if stop_s is not None:
             train_s = waited.left_of(start_s, stop_s)
-            epochs.append(Epoch(label, start_s, stop_s, train_s, end_s is not None))
+            epochs.append(_new(Epoch, (label, start_s, stop_s, train_s, end_s is not None)))
     return tuple(epochs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.tables.ingest import Tables, _chunks, ingest
+from analysis.tables.workers import uncollected
 from suite.card import Card
 from suite.errors import InputError
 
@@ -247,10 +249,14 @@ def test_per_step_events_are_counted_and_not_kept(tmp_path: Path, log: Build, ca
 def test_equal_logs_are_read_once_and_have_the_rows_that_each_alone_has(
     tmp_path: Path, log: Build, cards: Cards
 ) -> None:
-    """Rounds carry logs over. A log of equal length that differs in one figure is no copy."""
+    """Rounds carry logs over. A log of equal length that differs in one figure, at its begin or beyond, is no copy."""
     texts = [log(), log(), log(errors=(0.3, 0.19, 0.1)), log(errors=(0.3, 0.18, 0.1)), log(size="mini"), log()]
+    texts += [log(seed=2), log(errors=(0.3, 0.19, 0.12)), log(errors=(0.3, 0.19, 0.11))]
+    first, last = ("".join(text.lines) for text in texts[-2:])
+    assert first[:4096] == last[:4096]
+    assert len(first) == len(last)
     paths = [text.write(tmp_path / f"round{number}" / f"result_{number % 2}.txt") for number, text in enumerate(texts)]
-    resumed = log().write(tmp_path / "round6" / "resumed_0_1.txt")
+    resumed = log().write(tmp_path / "round9" / "resumed_0_1.txt")
     together = ingest([tmp_path], cards)
     for path in [*paths, resumed]:
         alone = ingest([path.parent], cards)
@@ -263,6 +269,16 @@ def test_equal_logs_are_read_once_and_have_the_rows_that_each_alone_has(
             pd.testing.assert_frame_equal(mine[mine.run == row["run"]].reset_index(drop=True), alone.named()[name])
         assert together.records[row["run"]] == alone.records[own["run"]]
         assert together.records[row["run"]].path == path
+
+
+def test_what_was_made_without_a_search_for_garbage_is_not_searched_afterwards() -> None:
+    with uncollected():
+        kept = [[] for _ in range(5 * gc.get_threshold()[0])]
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_count()[0] < gc.get_threshold()[0]
+    assert gc.get_freeze_count() == 0
+    assert len(kept) > gc.get_threshold()[0]
 
 
 def test_logs_of_one_size_are_not_torn_apart_between_processes() -> None:
