@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
@@ -90,6 +91,7 @@ class _MeanDistance(torch.autograd.Function):
         return (row_mask[..., None, :] @ cut @ column_mask[..., None])[..., 0, 0]
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         vectors, distance, limit, row_mask, column_mask = context.saved_tensors
         rows = row_mask * gradient[..., None]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from suite.machine.choice.products import linear
@@ -95,6 +96,7 @@ class _Attended(torch.autograd.Function):
         return torch.unflatten(torch.bmm(v_BCK, attention_BKQ.to(v.dtype)), 0, batch).movedim(-2, 1)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q_BCQ, k_BCK, v_BCK, attention_BKQ = context.saved_tensors
         of_out = _by_matrix(gradient)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.geometry import Frame, atoms_of, group_frames
@@ -80,6 +81,7 @@ class _SquaredDistances(torch.autograd.Function):
         return (difference * difference).sum(-3)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         of_difference = context.saved_tensors[0] * (2 * gradient)[..., None, :, :]
         return of_difference.sum(-1), -of_difference.sum(-2)

@@ -52,6 +52,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> T
 
 
 class _ByOneDnn(torch.autograd.Function):
+    """x weight^T + bias. Its gradients are such products too, so it has gradients of gradients."""
+
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         context.save_for_backward(x, weight)
@@ -62,8 +64,8 @@ class _ByOneDnn(torch.autograd.Function):
         x, weight = context.saved_tensors
         of_x, of_weight, of_bias = context.needs_input_grad
         return (
-            onednn_product(gradient, weight.t()) if of_x else None,
-            onednn_product(gradient.t(), x.t()) if of_weight else None,
+            _ByOneDnn.apply(gradient, weight.t(), None) if of_x else None,  # type: ignore[no-untyped-call]
+            _ByOneDnn.apply(gradient.t(), x.t(), None) if of_weight else None,  # type: ignore[no-untyped-call]
             gradient.sum(0) if of_bias else None,
         )
 

@@ -50,6 +50,16 @@ def test_values_gradients_and_flops_are_those_of_torch(turned: bool, biased: boo
     assert counted[0].uncovered == {}
 
 
+def test_gradients_of_gradients_are_those_of_torch() -> None:
+    x, weight, bias = given()
+    found = []
+    for way in (True, False):
+        (of_x,) = torch.autograd.grad(linear(x, weight, bias, onednn=way).square().sum() / 1e3, x, create_graph=True)
+        found.append(torch.autograd.grad(of_x.square().sum() / 1e3, (x, weight, bias)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3 * float(other.abs().max()))
+
+
 def test_other_types_and_small_products_are_torchs() -> None:
     x, weight, bias = given()
     small = linear(x[:1, :8], weight, bias, onednn=True)
