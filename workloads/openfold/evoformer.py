@@ -137,7 +137,7 @@ class TriangleMultiplication(nn.Module):
         """The update of z."""
         z = self.layer_norm_in(z_NIJZ)
         edges = F.glu(channels_first(z, (self.linear_a_p, self.linear_b_p, self.linear_a_g, self.linear_b_g)), 0)
-        a_CNIK, b_CNJK = edges.mul_(mask_NIJ.reshape(-1)).view(-1, *mask_NIJ.shape).chunk(2)
+        a_CNIK, b_CNJK = edges.mul_(mask_NIJ.reshape(-1)).view(len(edges), *mask_NIJ.shape).chunk(2)
         product = in_order(self.product(a_CNIK, b_CNJK).flatten(1))  # (C, N I J)
         x = self.linear_z(self.layer_norm_out(product.t())).view_as(z)
         return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]

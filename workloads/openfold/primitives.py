@@ -90,7 +90,7 @@ class _Attended(torch.autograd.Function):
         batch = (q.shape[0], *q.shape[2:-1])
         q_BCQ, k_BCK, v_BCK = (_by_matrix(each) for each in (q, k, v))
         scores = torch.unflatten(torch.bmm(k_BCK.transpose(1, 2), q_BCQ), 0, batch)
-        attention_BKQ = torch.add(bias, scores, alpha=scale).float().softmax(-2).flatten(0, -3)
+        attention_BKQ = torch.add(bias, scores, alpha=scale).softmax(-2).flatten(0, -3)
         context.save_for_backward(q_BCQ, k_BCK, v_BCK, attention_BKQ)
         context.batch, context.bias, context.scale = batch, bias.shape, scale
         return torch.unflatten(torch.bmm(v_BCK, attention_BKQ.to(v.dtype)), 0, batch).movedim(-2, 1)
