@@ -119,7 +119,7 @@ def sidechain_fape(
     flat = Frame(_with_atoms(groups.rotation).flatten(1, 2), _with_atoms(groups.translation).flatten(1, 2))
     true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
     vectors = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
-    limit, masks = vectors.new_tensor(FAPE_CLAMP), (group_mask.flatten(1), naming.mask.flatten(1))
+    limit, masks = vectors.new_full((), FAPE_CLAMP), (group_mask.flatten(1), naming.mask.flatten(1))
     return mean_distance(vectors, limit, *masks) / FAPE_UNIT
 
 
