@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from suite.config import load_config
+from suite.descriptor import descriptor
 from suite.machine.choice.chooser import Chooser
 from suite.machine.choice.products import LEAST, choose_product, has_onednn, linear
 from suite.machine.choice.store import Store
 from suite.training.counts.flops import count
+from suite.workload import load_workload
 from suite.world import World
+from workloads.openfold.primitives import Linear
 
 LARGE = (2, 256, 128), 128  # x (2, 256, 128) and 128 outputs: just enough
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN product")
@@ -85,3 +89,16 @@ def test_large_products_are_measured_and_small_ones_not_asked_of(tmp_path: Path)
     asked = chooser(product="onednn")
     assert not choose_product(asked, 511, 128, 64)
     assert not asked.choices
+
+
+@pytest.mark.parametrize(("size", "large"), [("small", True), ("mini", False)])
+def test_openfold_follows_the_choice_where_its_products_are_large(size: str, large: bool) -> None:
+    chosen = descriptor("openfold")
+    workload = load_workload(chosen)(load_config(chosen, size, ["device=cpu", "precision=float32"]))
+    with torch.device("meta"):
+        model = workload.build_model(World.create(None))
+    asked = Chooser(
+        World.create(None), torch.device("cpu"), measure=False, store=Store(None), pinned={"product": "onednn"}
+    )
+    workload.choose(model, asked)
+    assert {module.onednn for module in model.modules() if isinstance(module, Linear)} == {large}
