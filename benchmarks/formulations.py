@@ -235,9 +235,9 @@ def outer_product_mean(residues: int, rows: int, channels: int, args: argparse.N
 
 
 def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
-    """Distances of all atoms seen from all rigid groups, clamped and summed."""
+    """The mean of the clamped distances of all atoms seen from all rigid groups."""
     from workloads.openfold.geometry import Frame
-    from workloads.openfold.losses import EPS, FAPE_CLAMP, fape
+    from workloads.openfold.losses import EPS, FAPE_CLAMP, fape, mean_distance
 
     frames, points = 6 * residues, 14 * residues
     turns = [torch.linalg.qr(torch.randn(2, frames, 3, 3))[0] for _ in range(2)]
@@ -246,14 +246,15 @@ def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
     inputs = [each.requires_grad_() for each in (turns[0], places[0], x)]
 
     def one_product() -> Tensor:
-        return fape(Frame(turns[0], places[0]), x, Frame(turns[1], places[1]), true_x).clamp(max=FAPE_CLAMP)
+        vectors = fape(Frame(turns[0], places[0]), x, Frame(turns[1], places[1]), true_x)
+        return mean_distance(vectors, torch.tensor(FAPE_CLAMP), torch.ones(2, frames), torch.ones(2, points))
 
     def seen_twice() -> Tensor:
         seen = [
             torch.einsum("nfji,nfpj->nfpi", turn, point[:, None] - place[:, :, None])
             for turn, place, point in ((turns[0], places[0], x), (turns[1], places[1], true_x))
         ]
-        return ((seen[0] - seen[1]).square().sum(-1) + EPS).sqrt().clamp(max=FAPE_CLAMP)
+        return ((seen[0] - seen[1]).square().sum(-1) + EPS).sqrt().clamp(max=FAPE_CLAMP).mean((1, 2))
 
     ways = {"one product of matrices": one_product, "both seen, subtracted": seen_twice}
     _with_backward(f"FAPE: {frames} frames, {points} atoms", ways, inputs, args)

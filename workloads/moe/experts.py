@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
+from suite.machine.choice.products import has_onednn, onednn_product
 from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
@@ -186,7 +187,7 @@ def onednn_problem(rows_ND: Tensor) -> str | None:
     """Explain why oneDNN cannot multiply these. None if it can."""
     if rows_ND.device.type != "cpu" or rows_ND.dtype != torch.float32:
         return f"it is for float32 on a CPU, not {rows_ND.dtype} on {rows_ND.device.type}"
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # type: ignore[no-untyped-call]
+    if not has_onednn():
         return "this torch has no oneDNN product"
     return None
 
@@ -233,7 +234,7 @@ def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")  # type: ignore[no-any-return]
+    return onednn_product(a, b)
 
 
 class _Loop(torch.autograd.Function):

@@ -7,10 +7,21 @@ M, Z, T channels of alignment, pair map and template; masks have the shape witho
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.primitives import Attention, Linear, SharedDropout, Transition, in_order, mask_bias, recomputed
+from workloads.openfold.primitives import (
+    Attention,
+    Linear,
+    SharedDropout,
+    Transition,
+    channels_first,
+    channels_last,
+    in_order,
+    mask_bias,
+    recomputed,
+)
 
 
 class MsaRowAttention(nn.Module):
@@ -25,8 +36,8 @@ class MsaRowAttention(nn.Module):
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, mask_NSL: Tensor) -> Tensor:
         """The update of m."""
         m = self.layer_norm_m(m_NSLM)
-        bias_NHIJ = self.linear_z(self.layer_norm_z(z_NIJZ)).permute(0, 3, 1, 2)
-        return self.mha(m, m, [mask_bias(mask_NSL)[:, :, None, None, :], bias_NHIJ[:, None]])  # type: ignore[no-any-return]
+        bias_HNJI = self.linear_z(self.layer_norm_z(z_NIJZ)).permute(3, 0, 2, 1)
+        return self.mha(m, m, bias_HNJI[:, :, None] + mask_bias(mask_NSL)[..., None])  # type: ignore[no-any-return]
 
 
 class MsaColumnAttention(nn.Module):
@@ -40,7 +51,7 @@ class MsaColumnAttention(nn.Module):
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """The update of m."""
         m = self.layer_norm_m(m_NSLM.transpose(1, 2))
-        return self.mha(m, m, [mask_bias(mask_NSL.transpose(1, 2))[:, :, None, None, :]]).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.mha(m, m, mask_bias(mask_NSL.transpose(1, 2))[..., None]).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class MsaColumnGlobalAttention(nn.Module):
@@ -74,10 +85,8 @@ class OuterProduct(nn.Module):
     def forward(self, a_NSIC: Tensor, b_NSJC: Tensor, mask_NSI: Tensor, mask_NSJ: Tensor) -> tuple[Tensor, Tensor]:
         """Products (N, I, J, C C) and the numbers of rows (N, I, J)."""
         a, b = a_NSIC * mask_NSI[..., None], b_NSJC * mask_NSJ[..., None]
-        (N, S, L, C), J = a.shape, b.shape[2]
-        flat = a.permute(0, 2, 3, 1).reshape(N, L * C, S) @ b.reshape(
-            N, S, J * C
-        )  # one matrix product instead of one per pair
+        (N, _, L, C), J = a.shape, b.shape[2]
+        flat = a.flatten(2).transpose(1, 2) @ b.flatten(2)  # one matrix product instead of one per pair
         outer = flat.reshape(N, L, C, J, C).permute(0, 1, 3, 2, 4).flatten(-2)
         return outer, mask_NSI.transpose(1, 2) @ mask_NSJ
 
@@ -95,7 +104,8 @@ class OuterProductMean(nn.Module):
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """The update of z."""
         m = self.layer_norm(m_NSLM)
-        outer, count = self.outer(self.linear_1(m), self.linear_2(m), mask_NSL, mask_NSL)
+        a, b = channels_last(m, (self.linear_1, self.linear_2)).chunk(2, -1)
+        outer, count = self.outer(a, b, mask_NSL, mask_NSL)
         return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
 
 
@@ -107,7 +117,7 @@ class TriangleProduct(nn.Module):
         self.outgoing = outgoing
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """(N, C, I, J) of edges (N, C, I, K) and (N, C, J, K) if outgoing, else of (N, C, K, I) and (N, C, K, J)."""
+        """(C, N, I, J) of edges (C, N, I, K) and (C, N, J, K) if outgoing, else of (C, N, K, I) and (C, N, K, J)."""
         return a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
 
 
@@ -125,10 +135,11 @@ class TriangleMultiplication(nn.Module):
 
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
         """The update of z."""
-        z, mask = self.layer_norm_in(z_NIJZ), mask_NIJ[..., None]
-        a = in_order((self.linear_a_p(z) * self.linear_a_g(z).sigmoid() * mask).permute(0, 3, 1, 2))
-        b = in_order((self.linear_b_p(z) * self.linear_b_g(z).sigmoid() * mask).permute(0, 3, 1, 2))
-        x = self.linear_z(self.layer_norm_out(in_order(self.product(a, b)).permute(0, 2, 3, 1)))
+        z = self.layer_norm_in(z_NIJZ)
+        edges = F.glu(channels_first(z, (self.linear_a_p, self.linear_b_p, self.linear_a_g, self.linear_b_g)), 0)
+        a_CNIK, b_CNJK = edges.mul_(mask_NIJ.reshape(-1)).view(len(edges), *mask_NIJ.shape).chunk(2)
+        product = in_order(self.product(a_CNIK, b_CNJK).flatten(1))  # (C, N I J)
+        x = self.linear_z(self.layer_norm_out(product.t())).view_as(z)
         return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]
 
 
@@ -147,8 +158,8 @@ class TriangleAttention(nn.Module):
         if not self.starting:
             z_NIJZ, mask_NIJ = z_NIJZ.transpose(1, 2), mask_NIJ.transpose(1, 2)
         z = self.layer_norm(z_NIJZ)
-        bias_NHIJ = self.linear_z(z).permute(0, 3, 1, 2)
-        out = self.mha(z, z, [mask_bias(mask_NIJ)[:, :, None, None, :], bias_NHIJ[:, None]])
+        bias_HNJI = self.linear_z(z).permute(3, 0, 2, 1)
+        out = self.mha(z, z, bias_HNJI[:, :, None] + mask_bias(mask_NIJ)[..., None])
         return out if self.starting else out.transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -181,7 +192,7 @@ class PairBlock(nn.Module):
         attentions = ((self.tri_att_start, self.dropout), (self.tri_att_end, self.dropout_end))
         order = (*attentions, *multiplications) if self.attention_first else (*multiplications, *attentions)
         for layer, dropout in order:
-            z_NIJZ = z_NIJZ + dropout(layer(z_NIJZ, mask_NIJ))
+            z_NIJZ = dropout(z_NIJZ, layer(z_NIJZ, mask_NIJ))
         return z_NIJZ + self.pair_transition(z_NIJZ)  # type: ignore[no-any-return]
 
 
@@ -205,7 +216,7 @@ class EvoformerBlock(nn.Module):
 
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor) -> tuple[Tensor, Tensor]:
         """The new m and z."""
-        m_NSLM = m_NSLM + self.msa_dropout(self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL))
+        m_NSLM = self.msa_dropout(m_NSLM, self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL))
         m_NSLM = m_NSLM + self.msa_att_col(m_NSLM, msa_mask_NSL)
         m_NSLM = m_NSLM + self.msa_transition(m_NSLM)
         z_NIJZ = z_NIJZ + self.outer_product_mean(m_NSLM, msa_mask_NSL)
@@ -264,8 +275,8 @@ class TemplateStack(nn.Module):
         for block in self.pair_stack:
             t = recomputed(block, t, mask, enabled=self.checkpointing)
         key = self.layer_norm(t).unflatten(0, (N, T)).permute(0, 2, 3, 1, 4)
-        bias = mask_bias(template_mask_NT)[:, None, None, None, None, :]
-        update = self.pointwise(z_NIJZ[..., None, :], key, [bias])[..., 0, :]
+        bias_NT = mask_bias(template_mask_NT)[:, None, None, :, None]
+        update = self.pointwise(z_NIJZ[..., None, :], key, bias_NT)[..., 0, :]
         return update * (template_mask_NT.sum(-1) > 0).to(update.dtype)[:, None, None, None]  # type: ignore[no-any-return]
 
 

@@ -6,11 +6,12 @@ L residues. Each loss is (N,), so a batch's mean does not depend on how samples 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
@@ -58,7 +59,7 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
 
 
 def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
-    """Compute distances (..., F, P), in angstrom, of predicted and true points (..., P, 3) seen from every frame (..., F).
+    """Compute the vectors (..., F, 3, P), in angstrom, from true to predicted points (..., P, 3) seen from every frame (..., F).
 
     One matrix product gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
     """
@@ -66,8 +67,37 @@ def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor)
     shift = true_inverse @ true_frames.translation[..., None] - inverse @ frames.translation[..., None]
     left = torch.cat([inverse, -true_inverse, shift], -1)  # (..., F, 3, 7)
     right = torch.cat([points, true_points, torch.ones_like(points[..., :1])], -1).transpose(-1, -2)
-    local = torch.unflatten(left.flatten(-3, -2) @ right, -2, (-1, 3))  # (..., F, 3, P)
-    return (local.square().sum(-2) + EPS).sqrt()
+    return torch.unflatten(left.flatten(-3, -2) @ right, -2, (-1, 3))
+
+
+def mean_distance(vectors: Tensor, limit: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
+    """Compute the mean length (...) of vectors (..., F, 3, P), cut off at ``limit``, over rows and columns with mask 1.
+
+    It is 0 if there are none.
+    """
+    return _MeanDistance.apply(vectors, limit, row_mask, column_mask)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _MeanDistance(torch.autograd.Function):
+    """One pass over the vectors in the backward pass; autograd would make seven."""
+
+    @staticmethod
+    def forward(context: Any, vectors: Tensor, limit: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
+        x, y, z = vectors.unbind(-2)
+        distance = (x * x).addcmul_(y, y).addcmul_(z, z).add_(EPS).sqrt_()
+        row_mask = row_mask / (row_mask.sum(-1, keepdim=True) * column_mask.sum(-1, keepdim=True) + EPS)
+        context.save_for_backward(vectors, distance, limit, row_mask, column_mask)
+        cut = torch.minimum(distance, limit)
+        return (row_mask[..., None, :] @ cut @ column_mask[..., None])[..., 0, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        vectors, distance, limit, row_mask, column_mask = context.saved_tensors
+        rows = row_mask * gradient[..., None]
+        of_cut = rows[..., None] @ column_mask.expand(*rows.shape[:-1], -1)[..., None, :]
+        of_distance = of_cut.div_(distance).mul_(distance <= limit)
+        return vectors * of_distance[..., None, :], None, None, None
 
 
 def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
@@ -76,9 +106,9 @@ def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Ten
     iterations = len(frames_TNL.translation)
     repeated = Frame(*(each.expand(iterations, *each.shape) for each in true))
     mask = mask14[..., : residues.OXYGEN].amin(-1)
-    distance = fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
-    chosen = torch.where(clamp_N[:, None, None] > 0, distance.clamp(max=FAPE_CLAMP), distance)
-    return _mean_over(chosen, mask, mask).mean(0) / FAPE_UNIT
+    vectors = fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
+    limit = torch.where(clamp_N > 0, FAPE_CLAMP, torch.inf).to(vectors.dtype)[:, None, None]
+    return mean_distance(vectors, limit, mask, mask).mean(0) / FAPE_UNIT
 
 
 def sidechain_fape(
@@ -88,19 +118,14 @@ def sidechain_fape(
     true, group_mask = known_groups(aatype, atoms, mask14, naming.swapped)
     flat = Frame(_with_atoms(groups.rotation).flatten(1, 2), _with_atoms(groups.translation).flatten(1, 2))
     true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
-    distance = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
-    return _mean_over(distance.clamp(max=FAPE_CLAMP), group_mask.flatten(1), naming.mask.flatten(1)) / FAPE_UNIT
+    vectors = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
+    limit, masks = vectors.new_full((), FAPE_CLAMP), (group_mask.flatten(1), naming.mask.flatten(1))
+    return mean_distance(vectors, limit, *masks) / FAPE_UNIT
 
 
 def _with_atoms(groups: Tensor) -> Tensor:
     """Select the groups (..., 8 in dimension 2, ...) that can hold atoms: all but those of omega and phi."""
     return torch.cat([groups[:, :, :1], groups[:, :, 3:]], 2)
-
-
-def _mean_over(value: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
-    """Average a (..., R, C) over rows and columns with mask 1; 0 if there are none."""
-    total = (row_mask[..., None, :] @ value @ column_mask[..., None])[..., 0, 0]
-    return total / (row_mask.sum(-1) * column_mask.sum(-1) + EPS)
 
 
 class Naming(NamedTuple):
@@ -122,9 +147,7 @@ def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) ->
     expected = torch.cdist(predicted[:, :, slots].flatten(1, 2), predicted.flatten(1, 2))
     judged = (ambiguous * mask14)[:, :, slots]
     errors = [
-        ((torch.cdist(naming[:, :, slots].flatten(1, 2), fixed) - expected).abs() @ reference).reshape(
-            *aatype.shape, -1
-        )
+        (torch.cdist(naming[:, :, slots].flatten(1, 2), fixed).sub_(expected).abs_() @ reference).view(judged.shape)
         * judged
         for naming in (atoms, other)
     ]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from suite.machine.choice.products import linear
 
 Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
 
@@ -17,11 +20,20 @@ TRUNCATED_STD = 0.87962566103423978  # standard deviation of a unit normal cut a
 
 
 class Linear(nn.Linear):
-    """nn.Linear with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4)."""
+    """nn.Linear with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4).
+
+    ``onednn``: see `suite.machine.choice.products`.
+    """
+
+    onednn = False
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, init: Init = "lecun") -> None:
         self._init: Init = init
         super().__init__(inputs, outputs, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., outputs) of x (..., inputs)."""
+        return linear(x, self.weight, self.bias, onednn=self.onednn)
 
     def reset_parameters(self) -> None:
         """Initialise from torch's current seed."""
@@ -50,19 +62,79 @@ class Attention(nn.Module):
         self.linear_o = Linear(head * heads, query, init="final")
         self.linear_g = Linear(query, head * heads, init="gating") if gated else None
 
-    def forward(self, query: Tensor, key: Tensor, biases: list[Tensor]) -> Tensor:
-        """``biases`` broadcast to (..., heads, Q, K)."""
-        q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-            for layer, x in ((self.linear_q, query), (self.linear_k, key), (self.linear_v, key))
+    def forward(self, query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+        """``bias`` broadcasts to (heads, ..., K, Q)."""
+        batch = query.shape[:-2]
+        from_query = [self.linear_q] if self.linear_g is None else [self.linear_q, self.linear_g]
+        from_key = [self.linear_k, self.linear_v]
+        parts = [(query, [*from_query, *from_key])] if query is key else [(query, from_query), (key, from_key)]
+        q, *gate, k, v = (
+            each.view(self.heads, len(each) // self.heads, *batch, x.shape[-2])
+            for x, layers in parts
+            for each in channels_first(x, layers).chunk(len(layers))
         )
-        scores = (q * self.scale) @ k.transpose(-1, -2)
-        for bias in biases:
-            scores = scores + bias
-        out = (scores.float().softmax(-1).to(v.dtype) @ v).transpose(-2, -3).flatten(-2)
-        if self.linear_g is not None:
-            out = out * self.linear_g(query).sigmoid()
-        return self.linear_o(out)  # type: ignore[no-any-return]
+        out = _Attended.apply(q, k, v, bias, self.scale)  # type: ignore[no-untyped-call]
+        out = gate[0].sigmoid() * out if gate else out
+        return self.linear_o(out.flatten(2).flatten(0, 1).t()).unflatten(0, query.shape[:-1])  # type: ignore[no-any-return]
+
+
+class _Attended(torch.autograd.Function):
+    """v softmax(scale k q + bias) of heads (H, C, ..., L): channels lie before positions, so that nothing is turned in memory.
+
+    Small products are fastest if their rows are long, and a softmax if it is not along the last dimension. Of what autograd
+    would keep and pass over, this leaves out the scores and their sums with parts of the bias.
+    """
+
+    @staticmethod
+    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+        batch = (q.shape[0], *q.shape[2:-1])
+        q_BCQ, k_BCK, v_BCK = (_by_matrix(each) for each in (q, k, v))
+        scores = torch.unflatten(torch.bmm(k_BCK.transpose(1, 2), q_BCQ), 0, batch)
+        attention_BKQ = torch.add(bias, scores, alpha=scale).softmax(-2).flatten(0, -3)
+        context.save_for_backward(q_BCQ, k_BCK, v_BCK, attention_BKQ)
+        context.batch, context.bias, context.scale = batch, bias.shape, scale
+        return torch.unflatten(torch.bmm(v_BCK, attention_BKQ.to(v.dtype)), 0, batch).movedim(-2, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q_BCQ, k_BCK, v_BCK, attention_BKQ = context.saved_tensors
+        of_out = _by_matrix(gradient)
+        of_v = torch.bmm(of_out, attention_BKQ.to(of_out.dtype).transpose(1, 2))
+        of_attention = torch.bmm(v_BCK.transpose(1, 2), of_out).to(attention_BKQ.dtype)
+        of_scores = torch._softmax_backward_data(of_attention, attention_BKQ, 1, attention_BKQ.dtype)
+        of_bias = None
+        if context.needs_input_grad[3]:
+            of_bias = torch.unflatten(of_scores, 0, context.batch).sum_to_size(context.bias)
+        of_scores = of_scores.to(q_BCQ.dtype)
+        of_q, of_k = torch.bmm(k_BCK, of_scores), torch.bmm(q_BCQ, of_scores.transpose(1, 2))
+        found = (of_q.mul_(context.scale), of_k.mul_(context.scale), of_v)
+        return *(torch.unflatten(each, 0, context.batch).movedim(-2, 1) for each in found), of_bias, None
+
+
+def _by_matrix(x: Tensor) -> Tensor:
+    """(H, C, ..., L) as one matrix (C, L) after the other."""
+    return x.movedim(1, -2).flatten(0, -3)
+
+
+def channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+    """Apply several layers to x (..., c) by one product: their outputs, one below the other, by position (outputs, ...)."""
+    weight, bias = _together(layers)
+    return linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
+
+
+def channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+    """Apply several layers to x (..., c) by one product: their outputs side by side (..., outputs)."""
+    return linear(x, *_together(layers), onednn=layers[0].onednn)
+
+
+def _together(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:
+    """Weights and biases of several layers, one below the other; a layer without a bias has zeros."""
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [
+        layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers
+    ]
+    return torch.cat(weights), torch.cat(biases)
 
 
 class Transition(nn.Module):
@@ -76,7 +148,7 @@ class Transition(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The update of x (..., channels)."""
-        return self.linear_2(F.relu(self.linear_1(self.layer_norm(x))))  # type: ignore[no-any-return]
+        return self.linear_2(F.relu(self.linear_1(self.layer_norm(x)), inplace=True))  # type: ignore[no-any-return]
 
 
 def mask_bias(mask: Tensor) -> Tensor:
@@ -85,19 +157,19 @@ def mask_bias(mask: Tensor) -> Tensor:
 
 
 class SharedDropout(nn.Module):
-    """Dropout with the same mask along one dimension."""
+    """Adds an update to a map with dropout, whose mask is the same along one dimension."""
 
     def __init__(self, rate: float, dim: int) -> None:
         super().__init__()
         self.dim, self.mask = dim, nn.Dropout(rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x with some values zero, the others scaled up."""
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """x plus the update, of which some values are zero, the others scaled up."""
         if not self.training or self.mask.p == 0:
-            return x
-        shape = list(x.shape)
+            return x + update
+        shape = list(update.shape)
         shape[self.dim] = 1
-        return x * self.mask(x.new_ones(shape))  # type: ignore[no-any-return]
+        return torch.addcmul(x, update, self.mask(update.new_ones(shape)))
 
 
 class _InOrder(torch.autograd.Function):

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.geometry import Frame, atoms_of, group_frames
-from workloads.openfold.primitives import Linear, mask_bias
+from workloads.openfold.primitives import Linear, channels_last, mask_bias
 
 ANGSTROM_PER_UNIT = 10.0
 
@@ -45,29 +46,45 @@ class InvariantPointAttention(nn.Module):
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, bias_NHIJ: Tensor) -> Tensor:
         """The update of s."""
-        q_NHLC = self.linear_q(s_NLS).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k_NHLC, v_NHLC = (
-            self.linear_kv(s_NLS).unflatten(-1, (self.heads, -1)).transpose(1, 2).split(self.channels, dim=-1)
+        H, Q = self.heads, self.query_points
+        layers = (self.linear_q, self.linear_kv, self.linear_q_points, self.linear_kv_points)
+        q, kv, flat_q, flat_kv = torch.split(channels_last(s_NLS, layers), [len(each.weight) for each in layers], -1)
+        q_NHLC = torch.unflatten(q, -1, (H, -1)).transpose(1, 2)
+        k_NHLC, v_NHLC = torch.unflatten(kv, -1, (H, -1)).transpose(1, 2).tensor_split([self.channels], -1)
+        local_NL3 = torch.cat([torch.unflatten(each, -1, (3, -1)) for each in (flat_q, flat_kv)], -1)
+        points_NL3 = frame_NL.rotation @ local_NL3 + frame_NL.translation[..., None]  # of q, then of k and v by head
+        q_points, kv_points = (
+            torch.unflatten(each, -1, (H, -1)).permute(0, 3, 2, 4, 1)  # (N, H, 3, P, L)
+            for each in points_NL3.tensor_split([H * Q], -1)
         )
-        q_points = self._points(self.linear_q_points(s_NLS), frame_NL)
-        kv_points = self._points(self.linear_kv_points(s_NLS), frame_NL)
-        k_points, v_points = kv_points.tensor_split([self.query_points], dim=-2)  # (N, H, L, P, 3)
+        k_points, v_points = kv_points.tensor_split([Q], dim=-2)
         scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels)) + bias_NHIJ
-        weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * self.query_points * 9 / 2))
-        squared = (q_points[:, :, :, None] - k_points[:, :, None]).square().sum((-1, -2))  # (N, H, I, J)
-        attention_NHIJ = (scores - 0.5 * weight[:, None, None] * squared).softmax(-1)
+        weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * Q * 9 / 2))
+        squared_NHIJ = _SquaredDistances.apply(q_points.flatten(2, 3), k_points.flatten(2, 3))  # type: ignore[no-untyped-call]
+        attention_NHIJ = (scores - 0.5 * weight[:, None, None] * squared_NHIJ).softmax(-1)
         channels = (attention_NHIJ @ v_NHLC).transpose(1, 2).flatten(-2)
-        moved = (attention_NHIJ @ v_points.flatten(-2)).unflatten(-1, (-1, 3)).transpose(1, 2).flatten(2, 3)
-        points = (moved - frame_NL.translation[:, :, None]) @ frame_NL.rotation  # (N, L, H P, 3)
-        norm = (points.square().sum(-1) + 1e-8).sqrt()
+        moved = attention_NHIJ @ v_points.flatten(2, 3).transpose(-1, -2)  # (N, H, L, 3 P)
+        moved_NL3 = moved.unflatten(-1, (3, -1)).permute(0, 2, 3, 1, 4).flatten(-2)
+        points = frame_NL.rotation.transpose(-1, -2) @ (moved_NL3 - frame_NL.translation[..., None])
+        norm = (points.square().sum(-2) + 1e-8).sqrt()
         pair = (attention_NHIJ.transpose(1, 2) @ z_NIJZ).flatten(-2)
-        return self.linear_out(torch.cat([channels, *points.unbind(-1), norm, pair], -1))  # type: ignore[no-any-return]
+        return self.linear_out(torch.cat([channels, points.flatten(-2), norm, pair], -1))  # type: ignore[no-any-return]
 
-    def _points(self, flat: Tensor, frame_NL: Frame) -> Tensor:
-        """Compute points (N, H, L, P, 3) in the outer frame."""
-        local = torch.unflatten(flat, -1, (3, -1)).transpose(-1, -2)  # (N, L, H P, 3)
-        outer = local @ frame_NL.rotation.transpose(-1, -2) + frame_NL.translation[:, :, None]
-        return torch.unflatten(outer, 2, (self.heads, -1)).transpose(1, 2)
+
+class _SquaredDistances(torch.autograd.Function):
+    """Sums of squared differences (..., I, J) of (..., C, I) and (..., C, J). Positions lie last: rows of few points are slow."""
+
+    @staticmethod
+    def forward(context: Any, left: Tensor, right: Tensor) -> Tensor:
+        difference = left[..., :, None] - right[..., None, :]
+        context.save_for_backward(difference)
+        return (difference * difference).sum(-3)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        of_difference = context.saved_tensors[0] * (2 * gradient)[..., None, :, :]
+        return of_difference.sum(-1), -of_difference.sum(-2)
 
 
 class StructureTransition(nn.Module):

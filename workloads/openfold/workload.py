@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.errors import InputError
-from suite.workload import Optimization, Work, Workload
+from suite.machine.choice.products import choose_product
+from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
@@ -20,11 +21,14 @@ from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData, batch_work
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
+from workloads.openfold.primitives import Linear
 from workloads.openfold.public.selection import Dates
 from workloads.openfold.work import work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
+
+MOST_PAIRS = 4096  # of residues in what is timed: more take longer, not other ways
 
 
 class OpenFold(Workload):
@@ -51,6 +55,17 @@ class OpenFold(Workload):
         """Build the network, initialised from torch's current seed."""
         self._ranks = world.size
         return OpenFoldNet(self._settings)
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose the library of the dense layers' products in float32 on one of the pair map's size."""
+        settings, channels = self._settings, self._settings.pair_channels
+        pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2
+        if self.config.precision == "float32" and choose_product(
+            chooser, min(pairs, MOST_PAIRS), channels, 4 * channels
+        ):
+            for module in model.modules():
+                if isinstance(module, Linear):
+                    module.onednn = True
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam without weight decay, scheduled by steps. The harness clips the gradient norm and averages the weights."""

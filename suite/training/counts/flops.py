@@ -47,7 +47,7 @@ NOT_COUNTED = frozenset(
     _amp_foreach_non_finite_check_and_unscale_ _fused_sdp_choice _sparse_compressed_tensor_unsafe
     _sparse_csr_tensor_unsafe _sparse_coo_tensor_unsafe _to_sparse _to_sparse_csr _coalesce crow_indices col_indices
     values _nnz _indices _values dim is_coalesced _validate_sparse_compressed_tensor_args _unsafe_view to_sparse_csr
-    aminmax linalg_cross as_strided_ _safe_softmax
+    aminmax linalg_cross as_strided_ _safe_softmax glu glu_backward
     """.split()  # noqa: SIM905  a list of strings would fill two pages
 )
 

@@ -31,6 +31,7 @@ from workloads.openfold.losses import (
     fape,
     lddt_ca,
     losses,
+    mean_distance,
     renamed,
     sample_lddt_ca,
     sidechain_fape,
@@ -100,11 +101,26 @@ def test_fape_equals_the_definition_and_does_not_change_under_rigid_motion() -> 
     for i in range(6):
         for j in range(6):
             seen = [f.rotation[0, i].T @ (x[0, j, 1] - f.translation[0, i]) for f, x in ((frames, one), (true, other))]
-            expected = math.sqrt(float((seen[0] - seen[1]).square().sum()) + EPS)
-            assert float(got[0, i, j]) == pytest.approx(expected)
+            torch.testing.assert_close(got[0, i, :, j], seen[0] - seen[1])
     motion = backbone_frames(moved(one))
     again = fape(motion, moved(one)[:, :, 1], true, other[:, :, 1])
     torch.testing.assert_close(again, got, atol=1e-6, rtol=1e-6)
+
+
+def test_the_mean_distance_and_its_gradient_are_those_of_the_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(3, 2, 5, 3, 7, generator=generator, dtype=torch.float64).requires_grad_()
+    rows, columns = (torch.rand(2, n, generator=generator) > 0.3 for n in (5, 7))
+    limit = torch.tensor([1.5, math.inf], dtype=torch.float64)[:, None, None]
+    found = mean_distance(vectors, limit, rows.double(), columns.double())
+    distance = torch.minimum((vectors.square().sum(-2) + EPS).sqrt(), limit)
+    both = (rows[:, :, None] & columns[:, None]).double()
+    expected = (distance * both).sum((-1, -2)) / (both.sum((-1, -2)) + EPS)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+    weights = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each, vectors, weights)[0] for each in (found, expected)), rtol=1e-12, atol=1e-15
+    )
 
 
 def test_fape_of_the_truth_is_nothing_and_of_the_mirror_image_is_not() -> None:

@@ -19,6 +19,7 @@ from workloads.openfold.features import Protein, sample
 from workloads.openfold.geometry import Frame
 from workloads.openfold.losses import losses
 from workloads.openfold.model import PSI, OpenFoldNet, template_features
+from workloads.openfold.primitives import Attention
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.structure import InvariantPointAttention, frame_update
 from workloads.openfold.work import forward, work
@@ -48,6 +49,30 @@ def scrambled(module: nn.Module, seed: int = 0) -> nn.Module:
         for parameter in module.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     return module
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_attention_and_its_gradient_are_those_of_the_definition(itself: bool) -> None:
+    layer = scrambled(Attention(6, 6 if itself else 5, 4, 3, gated=itself)).double()
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(2, 7, 4, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    key = query if itself else torch.randn(2, 7, 5, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    bias = torch.randn(3, 2, 1, key.shape[-2], 4, generator=generator, dtype=torch.float64).requires_grad_()
+    q, k, v = (
+        torch.unflatten(x @ linear.weight.t(), -1, (3, 4)).transpose(-2, -3)
+        for x, linear in ((query, layer.linear_q), (key, layer.linear_k), (key, layer.linear_v))
+    )
+    attention = (q @ k.transpose(-1, -2) / 2 + bias.movedim(0, 2).transpose(-1, -2)).softmax(-1)
+    expected = (attention @ v).transpose(-2, -3).flatten(-2)
+    if layer.linear_g is not None:
+        expected = expected * layer.linear_g(query).sigmoid()
+    expected, found = layer.linear_o(expected), layer(query, key, bias)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    weights, inputs = torch.randn(found.shape, generator=generator, dtype=torch.float64), {query, key, bias}
+    for one, other in zip(
+        *(torch.autograd.grad(each, [*inputs, *layer.parameters()], weights) for each in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
 
 
 def rotation(seed: int) -> Tensor:

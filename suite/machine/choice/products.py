@@ -1,0 +1,90 @@
+"""Chooses the library of dense layers' large products in float32 on a processor, and computes them by it.
+
+torch calls Intel's MKL, which on processors of other makers leaves half of their vector units unused; oneDNN does not. The
+numbers that come out differ in rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from suite.machine.choice.chooser import Question
+from suite.machine.choice.race import Way
+from suite.workload import Chooses
+
+RULE, ONEDNN = "torch", "onednn"
+LEAST = 1 << 22  # multiply-adds of a product; of a smaller one the call itself takes longer than is gained
+
+
+def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> bool:
+    """Choose whether oneDNN computes a model's large products, of which one has these extents. Every rank calls.
+
+    Nothing is asked, and the answer is no, where none is large, on a GPU, and where torch has no oneDNN.
+    """
+    if chooser.device.type != "cpu" or tokens * inputs * outputs < LEAST or not has_onednn():
+        return False
+
+    def ways() -> Mapping[str, Way]:
+        generator = torch.Generator().manual_seed(0)
+        x, weight = (torch.randn(n, inputs, generator=generator).requires_grad_() for n in (tokens, outputs))
+        return {RULE: partial(_trained, x, weight, False), ONEDNN: partial(_trained, x, weight, True)}
+
+    shape = {"tokens": tokens, "inputs": inputs, "outputs": outputs}
+    answer = chooser.choose(
+        Question(name="product", shape=shape, rule=RULE, ways=ways, possible={RULE, ONEDNN}.__contains__)
+    )
+    return answer == ONEDNN
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> Tensor:
+    """Compute ``F.linear``, by oneDNN if that is chosen, the product is large, and it is one in float32 on a processor."""
+    small = x.numel() * len(weight) < LEAST
+    if not onednn or small or x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return F.linear(x, weight, bias)
+    found: Tensor = _ByOneDnn.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    return found if x.dim() == 2 else found.view(*x.shape[:-1], len(weight))
+
+
+class _ByOneDnn(torch.autograd.Function):
+    """x weight^T + bias. Its gradients are such products too, so it has gradients of gradients."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        context.save_for_backward(x, weight)
+        return onednn_product(x, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = context.saved_tensors
+        of_x, of_weight, of_bias = context.needs_input_grad
+        return (
+            _ByOneDnn.apply(gradient, weight.t(), None) if of_x else None,  # type: ignore[no-untyped-call]
+            _ByOneDnn.apply(gradient.t(), x.t(), None) if of_weight else None,  # type: ignore[no-untyped-call]
+            gradient.sum(0) if of_bias else None,
+        )
+
+
+def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute left right^T + bias of two matrices in float32 on a processor, each of which may lie turned in memory."""
+    left, right = (
+        each if each.is_contiguous() or each.t().is_contiguous() else each.contiguous() for each in (left, right)
+    )
+    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
+    """A forward and a backward pass."""
+    with torch.enable_grad():
+        found = linear(x, weight, None, onednn=onednn)
+    return torch.autograd.grad(found, (x, weight), torch.ones_like(found))
+
+
+def has_onednn() -> bool:
+    """Whether this torch has oneDNN's product."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]

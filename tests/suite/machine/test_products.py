@@ -1,0 +1,104 @@
+"""Products of dense layers by oneDNN: torch's values and gradients to rounding, and torch's own wherever it does not apply."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.machine.choice.chooser import Chooser
+from suite.machine.choice.products import LEAST, choose_product, has_onednn, linear
+from suite.machine.choice.store import Store
+from suite.training.counts.flops import count
+from suite.workload import load_workload
+from suite.world import World
+from workloads.openfold.primitives import Linear
+
+LARGE = (2, 256, 128), 128  # x (2, 256, 128) and 128 outputs: just enough
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN product")
+
+
+def given(turned: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    (N, T, C), outputs = LARGE
+    assert N * T * C * outputs >= LEAST
+    torch.manual_seed(0)
+    x = torch.randn(C, N * T).t() if turned else torch.randn(N, T, C)
+    return x.requires_grad_(), torch.randn(outputs, C).requires_grad_(), torch.randn(outputs).requires_grad_()
+
+
+def trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
+    return torch.autograd.grad(linear(x, weight, None, onednn=onednn).sum(), (x, weight))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_values_gradients_and_flops_are_those_of_torch(turned: bool, biased: bool) -> None:
+    x, weight, bias = given(turned)
+    inputs = (x, weight, bias) if biased else (x, weight)
+    found = [linear(x, weight, bias if biased else None, onednn=way) for way in (True, False)]
+    assert "ByOneDnn" in type(found[0].grad_fn).__name__ + str(
+        found[0].grad_fn.next_functions if found[0].grad_fn else ""
+    )
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
+    upstream = torch.ones(()).expand_as(found[0])  # lies in no memory of its own
+    for one, other in zip(*(torch.autograd.grad(each, inputs, upstream) for each in found), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-3)
+    counted = [count(partial(trained, x, weight, way)) for way in (True, False)]
+    assert counted[0].flops == counted[1].flops > 0
+    assert counted[0].by_operator.keys() == {"mkldnn._linear_pointwise"}
+    assert counted[0].uncovered == {}
+
+
+def test_gradients_of_gradients_are_those_of_torch() -> None:
+    x, weight, bias = given()
+    found = []
+    for way in (True, False):
+        (of_x,) = torch.autograd.grad(linear(x, weight, bias, onednn=way).square().sum() / 1e3, x, create_graph=True)
+        found.append(torch.autograd.grad(of_x.square().sum() / 1e3, (x, weight, bias)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3 * float(other.abs().max()))
+
+
+def test_other_types_and_small_products_are_torchs() -> None:
+    x, weight, bias = given()
+    small = linear(x[:1, :8], weight, bias, onednn=True)
+    assert torch.equal(small, torch.nn.functional.linear(x[:1, :8], weight, bias))
+    double = linear(x.double(), weight.double(), None, onednn=True)
+    assert torch.equal(double, torch.nn.functional.linear(x.double(), weight.double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, None, onednn=True).dtype == torch.bfloat16
+    assert linear(x.to("meta"), weight.to("meta"), None, onednn=True).is_meta
+
+
+def test_large_products_are_measured_and_small_ones_not_asked_of(tmp_path: Path) -> None:
+    def chooser(**pinned: str) -> Chooser:
+        return Chooser(
+            World.create(None), torch.device("cpu"), measure=not pinned, store=Store(tmp_path), pinned=pinned
+        )
+
+    measured = chooser()
+    choose_product(measured, 512, 128, 128)
+    assert measured.choices["product"].seconds.keys() == {"torch", "onednn"}
+    assert choose_product(chooser(product="onednn"), 512, 128, 128)
+    assert not choose_product(chooser(product="torch"), 512, 128, 128)
+    asked = chooser(product="onednn")
+    assert not choose_product(asked, 511, 128, 64)
+    assert not asked.choices
+
+
+@pytest.mark.parametrize(("size", "large"), [("small", True), ("mini", False)])
+def test_openfold_follows_the_choice_where_its_products_are_large(size: str, large: bool) -> None:
+    chosen = descriptor("openfold")
+    workload = load_workload(chosen)(load_config(chosen, size, ["device=cpu", "precision=float32"]))
+    with torch.device("meta"):
+        model = workload.build_model(World.create(None))
+    asked = Chooser(
+        World.create(None), torch.device("cpu"), measure=False, store=Store(None), pinned={"product": "onednn"}
+    )
+    workload.choose(model, asked)
+    assert {module.onednn for module in model.modules() if isinstance(module, Linear)} == {large}
