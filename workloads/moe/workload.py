@@ -11,6 +11,7 @@ from torch import nn
 
 from suite.config import RunConfig
 from suite.errors import InputError
+from suite.machine.choice.products import choose_products
 from suite.training.timing import CudaClock, HostClock
 from suite.workload import Chooses, Optimization, Workload
 from suite.world import World
@@ -75,8 +76,15 @@ class MoEWorkload(Workload):
         """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
         raise NotImplementedError
 
+    def largest_product(self) -> tuple[int, int, int]:
+        """Return tokens of one sample, inputs and outputs of the largest product beside those of experts."""
+        raise NotImplementedError
+
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose the back end of every MoE layer whose configuration says ``auto``."""
+        """Choose the library of dense layers' products in float32, and the back end of MoE layers that say ``auto``."""
+        if self.config.precision == "float32":
+            tokens, inputs, outputs = self.largest_product()
+            choose_products(chooser, model, self.layout.samples * tokens, inputs, outputs)
         dtype = torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
         experts = cast(WithExperts, model)
         for layer, tokens in zip(experts.moe_layers().values(), self.tokens_of_layers(experts), strict=True):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.machine.choice.products import Dense
 from workloads.moe.activations import activate
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
@@ -28,7 +29,7 @@ class MoELanguageModel(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         self.blocks = nn.ModuleList(Block(config, layer, mesh) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
-        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
+        self.head = Dense(config.width, VOCABULARY, bias=False)
         for module in (self.embedding, self.head):
             nn.init.normal_(module.weight, std=INIT_STD)
 
@@ -71,8 +72,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.head_width = width // heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv = Dense(width, 3 * width, bias=False)
+        self.out = Dense(width, width, bias=False)
         nn.init.normal_(self.qkv.weight, std=INIT_STD)
         nn.init.normal_(self.out.weight, std=INIT_STD / math.sqrt(2 * layers))
 
@@ -92,9 +93,9 @@ class DenseFFN(nn.Module):
     def __init__(self, config: MoELMConfig) -> None:
         super().__init__()
         self.activation = config.moe.activation
-        self.up = nn.Linear(config.width, config.dense_hidden, bias=False)
-        self.gate = nn.Linear(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
-        self.down = nn.Linear(config.dense_hidden, config.width, bias=False)
+        self.up = Dense(config.width, config.dense_hidden, bias=False)
+        self.gate = Dense(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
+        self.down = Dense(config.dense_hidden, config.width, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """(T, D) to (T, D)."""

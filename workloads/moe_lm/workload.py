@@ -52,6 +52,11 @@ class MoELM(MoEWorkload):
         """Every layer sees each byte of the context."""
         return [self._settings.context] * len(model.moe_layers())
 
+    def largest_product(self) -> tuple[int, int, int]:
+        """Queries, keys and values together, or a dense FFN's."""
+        settings = self._settings
+        return settings.context, settings.width, max(3 * settings.width, settings.dense_hidden)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy in nats, in training plus the routers' auxiliary losses."""
         text_NS = batch["bytes"]

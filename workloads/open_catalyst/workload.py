@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.errors import InputError
-from suite.workload import Optimization, Work, Workload
+from suite.machine.choice.products import choose_products
+from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.data import OpenCatalystData
@@ -40,6 +41,13 @@ class OpenCatalyst(Workload):
     def build_model(self, world: World) -> nn.Module:
         """Build the network, initialised from torch's current seed."""
         return DimeNetPlusPlus(self._settings)
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose the library of the dense layers' products in float32 on one of all edges of a training pass."""
+        settings = self._settings
+        edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges
+        if self.config.precision == "float32":
+            choose_products(chooser, model, edges, settings.hidden_channels, settings.hidden_channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""

@@ -12,28 +12,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from suite.machine.choice.products import linear
+from suite.machine.choice.products import Dense, linear
 
 Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
 
 TRUNCATED_STD = 0.87962566103423978  # standard deviation of a unit normal cut at two
 
 
-class Linear(nn.Linear):
-    """nn.Linear with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4).
-
-    ``onednn``: see `suite.machine.choice.products`.
-    """
-
-    onednn = False
+class Linear(Dense):
+    """A dense layer with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, init: Init = "lecun") -> None:
         self._init: Init = init
         super().__init__(inputs, outputs, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., outputs) of x (..., inputs)."""
-        return linear(x, self.weight, self.bias, onednn=self.onednn)
 
     def reset_parameters(self) -> None:
         """Initialise from torch's current seed."""

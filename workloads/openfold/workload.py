@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.errors import InputError
-from suite.machine.choice.products import choose_product
+from suite.machine.choice.products import choose_products
 from suite.workload import Chooses, Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
@@ -21,14 +21,11 @@ from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData, batch_work
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.primitives import Linear
 from workloads.openfold.public.selection import Dates
 from workloads.openfold.work import work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
-
-MOST_PAIRS = 4096  # of residues in what is timed: more take longer, not other ways
 
 
 class OpenFold(Workload):
@@ -60,12 +57,8 @@ class OpenFold(Workload):
         """Choose the library of the dense layers' products in float32 on one of the pair map's size."""
         settings, channels = self._settings, self._settings.pair_channels
         pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2
-        if self.config.precision == "float32" and choose_product(
-            chooser, min(pairs, MOST_PAIRS), channels, 4 * channels
-        ):
-            for module in model.modules():
-                if isinstance(module, Linear):
-                    module.onednn = True
+        if self.config.precision == "float32":
+            choose_products(chooser, model, pairs, channels, 4 * channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam without weight decay, scheduled by steps. The harness clips the gradient norm and averages the weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,6 +61,11 @@ class SwinV2MoEWorkload(MoEWorkload):
     def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
         """The tokens of the blocks with experts."""
         return [block.tokens for block in self._settings.blocks() if block.experts is not None]
+
+    def largest_product(self) -> tuple[int, int, int]:
+        """Queries, keys and values together, or a dense FFN's, of one of the blocks."""
+        sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
+        return max(sizes, key=prod)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy plus the routers' auxiliary losses."""

@@ -12,21 +12,40 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from suite.machine.choice.chooser import Question
 from suite.machine.choice.race import Way
 from suite.workload import Chooses
 
 RULE, ONEDNN = "torch", "onednn"
-LEAST = 1 << 22  # multiply-adds of a product; of a smaller one the call itself takes longer than is gained
+MOST_TOKENS = 4096  # of a product that is timed: more take longer, not other ways
+LEAST = 1 << 21  # multiply-adds of a product; of a smaller one the call itself takes longer than is gained
+
+
+class Dense(nn.Linear):
+    """nn.Linear whose product is oneDNN's if `choose_products` has found that to be faster."""
+
+    onednn = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., outputs) of x (..., inputs)."""
+        return linear(x, self.weight, self.bias, onednn=self.onednn)
+
+
+def choose_products(chooser: Chooses, model: nn.Module, tokens: float, inputs: int, outputs: int) -> None:
+    """Choose whether oneDNN computes the large products of a model's `Dense` layers. Every rank calls.
+
+    The extents are of its largest product. Nothing is asked where that is small, on a GPU, and where torch has no oneDNN.
+    """
+    if choose_product(chooser, min(int(tokens), MOST_TOKENS), inputs, outputs):
+        for module in model.modules():
+            if isinstance(module, Dense):
+                module.onednn = True
 
 
 def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> bool:
-    """Choose whether oneDNN computes a model's large products, of which one has these extents. Every rank calls.
-
-    Nothing is asked, and the answer is no, where none is large, on a GPU, and where torch has no oneDNN.
-    """
+    """Choose by a product of these extents. False, and nothing is asked, where `choose_products` says so."""
     if chooser.device.type != "cpu" or tokens * inputs * outputs < LEAST or not has_onednn():
         return False
 

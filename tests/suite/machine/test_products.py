@@ -12,14 +12,13 @@ from torch import Tensor
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.products import LEAST, choose_product, has_onednn, linear
+from suite.machine.choice.products import LEAST, Dense, choose_product, has_onednn, linear
 from suite.machine.choice.store import Store
 from suite.training.counts.flops import count
 from suite.workload import load_workload
 from suite.world import World
-from workloads.openfold.primitives import Linear
 
-LARGE = (2, 256, 128), 128  # x (2, 256, 128) and 128 outputs: just enough
+LARGE = (2, 256, 64), 64  # x (2, 256, 128) and 128 outputs: just enough
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN product")
 
 
@@ -87,18 +86,59 @@ def test_large_products_are_measured_and_small_ones_not_asked_of(tmp_path: Path)
     assert choose_product(chooser(product="onednn"), 512, 128, 128)
     assert not choose_product(chooser(product="torch"), 512, 128, 128)
     asked = chooser(product="onednn")
-    assert not choose_product(asked, 511, 128, 64)
+    assert not choose_product(asked, 511, 64, 64)
     assert not asked.choices
 
 
-@pytest.mark.parametrize(("size", "large"), [("small", True), ("mini", False)])
-def test_openfold_follows_the_choice_where_its_products_are_large(size: str, large: bool) -> None:
-    chosen = descriptor("openfold")
-    workload = load_workload(chosen)(load_config(chosen, size, ["device=cpu", "precision=float32"]))
-    with torch.device("meta"):
-        model = workload.build_model(World.create(None))
-    asked = Chooser(
-        World.create(None), torch.device("cpu"), measure=False, store=Store(None), pinned={"product": "onednn"}
+def told(product: str) -> Chooser:
+    return Chooser(
+        World.create(None), torch.device("cpu"), measure=False, store=Store(None), pinned={"product": product}
     )
-    workload.choose(model, asked)
-    assert {module.onednn for module in model.modules() if isinstance(module, Linear)} == {large}
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "large"),
+    [
+        *(("openfold", size, size != "smoke") for size in ("smoke", "mini", "small")),
+        *(("open_catalyst", size, size == "small") for size in ("smoke", "mini", "small")),
+        *(("moe_lm", size, True) for size in ("smoke", "mini", "middle")),
+        *(("swinv2_moe", size, size != "smoke") for size in ("smoke", "mini", "small")),
+    ],
+)
+def test_a_workload_follows_the_choice_where_its_products_are_large(workload: str, size: str, large: bool) -> None:
+    chosen = descriptor(workload)
+    built = load_workload(chosen)(load_config(chosen, size, ["device=cpu", "precision=float32"]))
+    with torch.device("meta"):
+        model = built.build_model(World.create(None))
+    built.choose(model, told("onednn"))
+    assert {module.onednn for module in model.modules() if isinstance(module, Dense)} == {large}
+
+
+def test_in_bfloat16_nothing_is_asked() -> None:
+    chosen = descriptor("moe_lm")
+    built = load_workload(chosen)(load_config(chosen, "mini", ["device=cpu", "precision=bfloat16"]))
+    with torch.device("meta"):
+        model = built.build_model(World.create(None))
+    asked = told("onednn")
+    built.choose(model, asked)
+    assert "product" not in asked.choices
+    assert not any(module.onednn for module in model.modules() if isinstance(module, Dense))
+
+
+def test_the_language_models_loss_and_gradients_by_onednn_are_those_of_torch() -> None:
+    chosen = descriptor("moe_lm")
+    config = load_config(chosen, "smoke", ["device=cpu", "precision=float32"])
+    built = load_workload(chosen)(config)
+    torch.manual_seed(0)
+    model = built.build_model(World.create(None))
+    batch = {"bytes": torch.randint(256, (8, config.hyperparameters.context + 1), dtype=torch.uint8)}
+    found = []
+    for way in (False, True):
+        for module in model.modules():
+            if isinstance(module, Dense):
+                module.onednn = way
+        loss = built.loss(model, batch)
+        found.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)])
+    assert any(not torch.equal(one, other) for one, other in zip(*found, strict=True) if one is not None)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
