@@ -38,8 +38,8 @@ DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
 CLOCK_READINGS = 5
 CLOCKS_APART_S = 20e-6  # two clocks read within this time show the same moment
-SETTLED, READ_EVERY = 3, 5  # steps
-SLOWER = 1.1
+SETTLED, READ_EVERY = 3, 10  # steps
+SLOWER = 1.25
 DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it

@@ -196,10 +196,10 @@ def test_a_wall_clock_that_is_set_in_a_step_does_not_make_a_phase_negative(
 @pytest.mark.parametrize(
     ("slow_steps", "reads"),
     [
-        ((), 2 + 4),  # steps 0, 1 and 2, then 5, 10 and 15
-        ((7,), 2 + 5),
-        ((3, 7, 8, 13), 2 + 8),
-        ((15,), 2 + 4),  # the one to compare with; the others are faster, and not told from it
+        ((), 3 + 1),  # steps 0, 1 and 2, then 10
+        ((7,), 3 + 2),
+        ((3, 7, 8, 13), 3 + 5),
+        ((10,), 3 + 1),  # the one to compare with; the others are faster, and not told from it
     ],
 )
 def test_between_two_readings_a_step_is_split_as_the_last_one_read_and_a_slow_one_is_read(
@@ -221,7 +221,7 @@ def test_between_two_readings_a_step_is_split_as_the_last_one_read_and_a_slow_on
         marks.mark()
     phases = timer.flush()
     assert reducer.reads == reads
-    slow = len(slow_steps) if slow_steps != (15,) else 1 + 4
+    slow = len(slow_steps) if slow_steps != (10,) else 1 + 9
     assert phases["step"] == pytest.approx(20 * 7 + 4 * len(slow_steps))
     assert phases["exposed_communication"] == pytest.approx(20 + 4 * slow)
     assert phases["overlapped_communication"] == pytest.approx(20 * 2)
