@@ -74,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.performance", "suite.training.counts", "suite.performance.plans"),
     },
-    "suite.performance.ceilings": {"suite", "suite.machine.probes", "suite.performance"},
+    "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }
 COMMANDS = {"suite.commands", "suite.commands.machine"}  # may use everything, but at the top of a module nothing heavy

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from suite.machine.choice.products import has_onednn, onednn_product
 from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
 from suite.performance.ceilings.plan import fits
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
 from suite.world import World
 
+ONEDNN = "torch onednn"
 LAUNCH_ORDER = 16  # far from any roof: its time is the overhead of issuing an operator
 CPU_ORDERS = (LAUNCH_ORDER, 128, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
@@ -69,6 +71,8 @@ def products(device: torch.device, dtype: str, order: int) -> list[Product]:
     if device.type == "cpu" and dtype in {"float32", "float64"}:
         a, b, c = left.numpy(), right.numpy(), out.numpy()
         choices.append(Product(_numpy_library(), lambda: np.matmul(a, b, out=c)))
+    if device.type == "cpu" and dtype == "float32" and has_onednn():
+        choices.append(Product(ONEDNN, lambda: onednn_product(left, right)))
     return choices
 
 
@@ -210,7 +214,7 @@ def _torch_library(device: torch.device, dtype: str) -> str:
     if device.type == "cuda":
         return "hipblaslt" if torch.version.hip else "cublas"
     if dtype == "bfloat16" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "torch onednn"
+        return ONEDNN
     match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return f"torch {match.group(1) if match else 'blas'}"
 

@@ -176,3 +176,11 @@ def test_the_steps_fill_the_time_in_order() -> None:
     assert QUICK.seconds is not None
     assert QUICK.seconds <= 50, "Python and torch start within the rest of the minute"
     assert np.diff([0, *ends]).min() * QUICK.seconds >= 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_every_library_computes_the_product(dtype: str) -> None:
+    found = {each.library: each.multiply() for each in compute.products(CPU, dtype, 64)}
+    assert (compute.ONEDNN in found) == (dtype != "float64" and compute.has_onednn())
+    for library, product in found.items():
+        assert (torch.as_tensor(product) == 64 * 0.25).all(), library
