@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +38,6 @@ DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
 CLOCK_READINGS = 5
 CLOCKS_APART_S = 20e-6  # two clocks read within this time show the same moment
-SETTLED, READ_EVERY = 3, 10  # steps
-SLOWER = 1.25
 DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it
@@ -168,54 +166,24 @@ def exchange_marks(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledg
     return partial(timer.mark, EXPOSED_COMMUNICATION)
 
 
-class _Exchange(NamedTuple):
-    """How long before the end of a backward pass computing ended, the exchange began and ended; its bytes, calls; the pass."""
-
-    before_s: tuple[float, ...]
-    payload: int
-    buckets: int
-    took_s: float
-
-
 class _ReducerTimes:
-    """DDP's own times and counts: no Python runs in the backward pass. Its times are the host's.
-
-    Reading them costs a hundredth of a small step, so they are read in the first `SETTLED` steps, by whose end DDP has its
-    final buckets, and in every `READ_EVERY`-th after them. In the steps between, computing and transfers are taken to end as long
-    before the backward pass does as in the last of these; but a step that takes more than `SLOWER` times as long is read too.
-    """
+    """DDP's own times and counts, read once per step: no Python runs in the backward pass. Its times are the host's."""
 
     def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
         self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
         wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-        self._step = 0
-        self._last = _Exchange((0.0, 0.0, 0.0), 0, 0, took_s=0.0)
 
     def mark(self) -> None:
         """After the backward pass."""
-        timer, now, exchange = self._timer, self._timer.stamp(), self._last
-        in_turn = self._step < SETTLED or self._step % READ_EVERY == 0
-        if in_turn or now - timer.last > SLOWER * exchange.took_s:
-            now, exchange = self._read()
-        if in_turn:
-            self._last = exchange
-        self._step += 1
-        computed, begin, end = (
-            min(max(now - ago, timer.last), now) for ago in exchange.before_s
-        )  # a wall clock can be set
-        timer.transfer(begin, end)
-        timer.mark(FORWARD_BACKWARD, computed)
-        timer.mark(EXPOSED_COMMUNICATION, now)
-        self._ledger.add("all_reduce", exchange.payload, exchange.buckets)
-
-    def _read(self) -> tuple[float, _Exchange]:
-        """Read the step that has just ended. Returns the moment to which its times refer, too."""
         now, wall_ns = _both_clocks()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
-        before_s = tuple(1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
-        payload, buckets = found["total_parameter_size_bytes"], found["num_buckets_reduced"]
-        return now, _Exchange(before_s, payload, buckets, took_s=now - self._timer.last)
+        times = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
+        computed, begin, end = (min(max(moment, self._timer.last), now) for moment in times)  # a wall clock can be set
+        self._timer.transfer(begin, end)
+        self._timer.mark(FORWARD_BACKWARD, computed)
+        self._timer.mark(EXPOSED_COMMUNICATION, now)
+        self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
 
 
 def _both_clocks() -> tuple[float, int]:

@@ -150,7 +150,6 @@ class Reducer:
     """What `exchange_marks` reads of DDP: times on the wall clock, ns."""
 
     def __init__(self, computed: int, begin: int, end: int) -> None:
-        self.reads = 0
         self.ints_map = dict(zip(instrument.DDP_TIMES, (computed, begin, end), strict=True))
         self.ints_map |= {"total_parameter_size_bytes": 8, "num_buckets_reduced": 1}
         self.logger = self
@@ -159,7 +158,7 @@ class Reducer:
         pass
 
     def set_runtime_stats_and_log(self) -> None:
-        self.reads += 1
+        pass
 
     def _get_ddp_logging_data(self) -> Reducer:
         return self
@@ -176,7 +175,7 @@ def exchange_phases(moments: Sequence[float], wall_s: int, monkeypatch: pytest.M
 
 
 def test_a_process_suspended_between_two_clocks_does_not_make_a_phase_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    phases = exchange_phases([1.0, 10.0, 10.0, 19.0, 19.0, 19.00001], 119, monkeypatch)
+    phases = exchange_phases([1.0, 10.0, 19.0, 19.0, 19.00001], 119, monkeypatch)
     assert phases["forward_backward"] == pytest.approx(8, abs=1e-4)  # from 1 s to 9 s
     assert phases["exposed_communication"] == pytest.approx(10, abs=1e-4)
     assert phases["overlapped_communication"] == pytest.approx(3, abs=1e-4)
@@ -186,43 +185,8 @@ def test_a_process_suspended_between_two_clocks_does_not_make_a_phase_negative(m
 def test_a_wall_clock_that_is_set_in_a_step_does_not_make_a_phase_negative(
     set_by_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phases = exchange_phases([1.0, 11.0, 11.0, 11.0], 111 + set_by_s, monkeypatch)
+    phases = exchange_phases([1.0, 11.0, 11.0], 111 + set_by_s, monkeypatch)
     assert phases["forward_backward"] >= 0
     assert phases["exposed_communication"] >= 0
     assert phases["forward_backward"] + phases["exposed_communication"] == pytest.approx(10)
     assert 0 <= phases["overlapped_communication"] <= phases["forward_backward"]
-
-
-@pytest.mark.parametrize(
-    ("slow_steps", "reads"),
-    [
-        ((), 3 + 1),  # steps 0, 1 and 2, then 10
-        ((7,), 3 + 2),
-        ((3, 7, 8, 13), 3 + 5),
-        ((10,), 3 + 1),  # the one to compare with; the others are faster, and not told from it
-    ],
-)
-def test_between_two_readings_a_step_is_split_as_the_last_one_read_and_a_slow_one_is_read(
-    slow_steps: Sequence[int], reads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    times = SimpleNamespace(perf_counter=lambda: now, time_ns=lambda: round(now * 10**9))
-    monkeypatch.setattr(instrument, "time", times)
-    timer = PhaseTimer(SimpleNamespace(stamp=times.perf_counter, seconds=lambda begin, end: end - begin))
-    reducer, ledger = Reducer(0, 0, 0), Ledger()
-    marks = instrument._ReducerTimes(reducer, timer, ledger)
-    for step in range(20):
-        waits = 5.0 if step in slow_steps else 1.0  # after 6 s of computing, of which the last 2 were beside a transfer
-        reducer.ints_map |= {
-            name: round((now + after) * 10**9)
-            for name, after in zip(instrument.DDP_TIMES, (6.0, 4.0, 6.0 + waits), strict=True)
-        }
-        now += 6.0 + waits
-        marks.mark()
-    phases = timer.flush()
-    assert reducer.reads == reads
-    slow = len(slow_steps) if slow_steps != (10,) else 1 + 9
-    assert phases["step"] == pytest.approx(20 * 7 + 4 * len(slow_steps))
-    assert phases["exposed_communication"] == pytest.approx(20 + 4 * slow)
-    assert phases["overlapped_communication"] == pytest.approx(20 * 2)
-    assert ledger.take() == {"all_reduce_calls": 20.0, "all_reduce_bytes": 160.0}
