@@ -295,8 +295,9 @@ def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subproces
     raise AssertionError("the run ended before its third epoch")
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    found = subprocess.run(["pgrep", "-f", str(HERE / "toy.py")], capture_output=True, text=True).stdout.split()
+def ranks_of(process: subprocess.Popen[str], folder: Path) -> list[int]:
+    """The ranks of the run in this folder: other tests, which run at the same time, start the same program."""
+    found = subprocess.run(["pgrep", "-f", f"toy.py .*{folder}"], capture_output=True, text=True).stdout.split()
     own = {process.pid}
     return sorted(
         int(pid)
@@ -403,7 +404,7 @@ def test_after_a_kill_the_run_resumes_from_its_last_timed_checkpoint(data: Path,
     process = start_endless(data, folder, ranks, *TIMED)
     while not len(saved(read_events(folder / "result_0.txt"))) > 2:
         time.sleep(0.05)
-    for pid in ranks_of(process) if ranks > 1 else [process.pid]:
+    for pid in ranks_of(process, folder) if ranks > 1 else [process.pid]:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
     log = read_events(folder / "result_0.txt")
@@ -552,7 +553,7 @@ def test_an_earlier_result_is_never_written_over(
 
 def test_a_rank_killed_in_the_middle_ends_the_run_and_its_log_parses(data: Path, tmp_path: Path) -> None:
     process = start_endless(data, tmp_path / "run", 2)
-    pids = ranks_of(process)
+    pids = ranks_of(process, tmp_path / "run")
     assert len(pids) == 2
     os.kill(pids[-1], signal.SIGKILL)
     process.communicate(timeout=30)
@@ -560,4 +561,4 @@ def test_a_rank_killed_in_the_middle_ends_the_run_and_its_log_parses(data: Path,
     log = read_events(tmp_path / "run" / "result_0.txt")
     assert not log.problems
     assert "success" not in [event.metadata.get("status") for event in log.events if event.key == "run_stop"]
-    assert not ranks_of(process)
+    assert not ranks_of(process, tmp_path / "run")
