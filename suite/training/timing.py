@@ -6,7 +6,6 @@ synchronise, only `PhaseTimer.flush` waits, for the last one.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -129,7 +128,7 @@ class PhaseTimer:
         self._start = last
         moving = merge_stretches((self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers)
         alone = subtract_stretches(computing, moving)
-        hidden = math.fsum((length_of(computing), -length_of(alone)))
+        hidden = length_of(computing) - length_of(alone)
         return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: max(hidden, 0.0)}
 
 

@@ -81,10 +81,9 @@ class MoEWorkload(Workload):
         raise NotImplementedError
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose the library of dense layers' products in float32, and the back end of MoE layers that say ``auto``."""
-        if self.config.precision == "float32":
-            tokens, inputs, outputs = self.largest_product()
-            choose_products(chooser, model, self.layout.samples * tokens, inputs, outputs)
+        """Choose the library of dense layers' products, and the back end of MoE layers that say ``auto``."""
+        tokens, inputs, outputs = self.largest_product()
+        choose_products(chooser, model, self.config, self.layout.samples * tokens, inputs, outputs)
         dtype = torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
         experts = cast(WithExperts, model)
         for layer, tokens in zip(experts.moe_layers().values(), self.tokens_of_layers(experts), strict=True):

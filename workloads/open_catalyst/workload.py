@@ -43,11 +43,10 @@ class OpenCatalyst(Workload):
         return DimeNetPlusPlus(self._settings)
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose the library of the dense layers' products in float32 on one of all edges of a training pass."""
+        """Choose the library of the dense layers' products by timing one with a row for each edge of a training pass."""
         settings = self._settings
         edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges
-        if self.config.precision == "float32":
-            choose_products(chooser, model, edges, settings.hidden_channels, settings.hidden_channels)
+        choose_products(chooser, model, self.config, edges, settings.hidden_channels, settings.hidden_channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""

@@ -54,11 +54,10 @@ class OpenFold(Workload):
         return OpenFoldNet(self._settings)
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose the library of the dense layers' products in float32 on one of the pair map's size."""
+        """Choose the library of the dense layers' products by timing one with a row for each pair of residues."""
         settings, channels = self._settings, self._settings.pair_channels
         pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2
-        if self.config.precision == "float32":
-            choose_products(chooser, model, pairs, channels, 4 * channels)
+        choose_products(chooser, model, self.config, pairs, channels, 4 * channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam without weight decay, scheduled by steps. The harness clips the gradient norm and averages the weights."""

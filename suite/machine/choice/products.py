@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.config import RunConfig
 from suite.machine.choice.chooser import Question
 from suite.machine.choice.race import Way
 from suite.workload import Chooses
@@ -33,12 +34,15 @@ class Dense(nn.Linear):
         return linear(x, self.weight, self.bias, onednn=self.onednn)
 
 
-def choose_products(chooser: Chooses, model: nn.Module, tokens: float, inputs: int, outputs: int) -> None:
+def choose_products(
+    chooser: Chooses, model: nn.Module, config: RunConfig, tokens: float, inputs: int, outputs: int
+) -> None:
     """Choose whether oneDNN computes the large products of a model's `Dense` layers. Every rank calls.
 
-    The extents are of its largest product. Nothing is asked where that is small, on a GPU, and where torch has no oneDNN.
+    The extents are of its largest product. Nothing is asked where that is small, in another precision than float32, on a GPU,
+    and where torch has no oneDNN.
     """
-    if choose_product(chooser, min(int(tokens), MOST_TOKENS), inputs, outputs):
+    if config.precision == "float32" and choose_product(chooser, min(int(tokens), MOST_TOKENS), inputs, outputs):
         for module in model.modules():
             if isinstance(module, Dense):
                 module.onednn = True
