@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -28,6 +29,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
     """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
     interpreter_s = process_age_s() - (time.perf_counter() - first_line)
     raise_open_files()
+    gc.disable()  # of what is loaded here nothing is garbage
     with watched_start(plan.config.watchdog), ended_with_launcher():
         world = World.create()
     dog = None
@@ -37,6 +39,8 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         from suite.training.watchdog import watch
 
         load_workload(plan.descriptor)
+        gc.freeze()  # so that no later search, which could fall into any step, looks through it
+        gc.enable()
         imported_at = time.perf_counter()
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()

@@ -24,10 +24,8 @@ CPU_ORDERS = (LAUNCH_ORDER, 128, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-SLOWEST_S = 0.5  # orders whose product takes longer are left out
 LEAST_CALLS = 5  # two to warm up, three to measure
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
-ORDER_S = 0.5  # repetitions of one order take about this long in all; at least three are made
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ def _sample_orders(
             expected = _expected_s(done, order)
             if product.library in left_out:
                 continue
-            if expected > SLOWEST_S or not budget.allows(LEAST_CALLS * max(expected, effort.sample_s)):
-                over = f"takes {expected:.2g} s" if expected > SLOWEST_S else "does not fit into the time"
+            if expected > effort.slowest_s or not budget.allows(LEAST_CALLS * max(expected, effort.sample_s)):
+                over = f"takes {expected:.2g} s" if expected > effort.slowest_s else "does not fit into the time"
                 left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
                 continue
             once = agree(world, [_warm(product, device)])[0]
@@ -153,7 +151,7 @@ def _sample_orders(
             def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
                 return flops(order) * calls / seconds(product.multiply, calls, device)
 
-            repetitions = min(effort.repetitions, max(3, calls_for(ORDER_S, once * calls)))
+            repetitions = min(effort.repetitions, max(3, calls_for(effort.order_s, once * calls)))
             sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions, budget=budget)
     return sampled, list(left_out.values())
 

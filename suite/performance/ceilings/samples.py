@@ -21,13 +21,16 @@ class Effort:
     """How long and how much to measure.
 
     ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of them
-    is the least disturbed, and memory levels are found on the best. ``sustained_s`` is the uninterrupted run at the best GEMM
-    size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank. ``seconds`` bounds all steps together;
-    None: no bound.
+    is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about ``order_s``
+    in all, at least three are made, and orders whose product takes longer than ``slowest_s`` are left out. ``sustained_s`` is
+    the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank.
+    ``seconds`` bounds all steps together; None: no bound.
     """
 
     repetitions: int
     sample_s: float
+    order_s: float
+    slowest_s: float
     sustained_s: float
     points_per_octave: int
     largest_message_bytes: int
@@ -38,6 +41,8 @@ class Effort:
 QUICK = Effort(
     repetitions=11,
     sample_s=0.0015,
+    order_s=0.15,
+    slowest_s=0.1,
     sustained_s=1.0,
     points_per_octave=3,
     largest_message_bytes=16 << 20,
@@ -47,6 +52,8 @@ QUICK = Effort(
 FULL = Effort(
     repetitions=31,
     sample_s=0.004,
+    order_s=0.5,
+    slowest_s=0.5,
     sustained_s=5.0,
     points_per_octave=4,
     largest_message_bytes=128 << 20,

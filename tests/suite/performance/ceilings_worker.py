@@ -12,6 +12,8 @@ from suite.performance.ceilings.samples import Effort
 measure.QUICK = Effort(
     repetitions=3,
     sample_s=1e-4,
+    order_s=0.5,
+    slowest_s=0.5,
     sustained_s=0.01,
     points_per_octave=1,
     largest_message_bytes=64 << 10,

@@ -41,7 +41,7 @@ from suite.world import World
 from tests.fixtures.zoo import Machine, every_machine
 
 KIB, MIB = 1024, 1024 * 1024
-TINY = Effort(2, 1e-4, 0.0, 1, 1 << 16, 1 << 20)
+TINY = Effort(2, 1e-4, 0.5, 0.5, 0.0, 1, 1 << 16, 1 << 20)
 ROOT = Path(__file__).resolve().parents[3]
 
 # GB/s of the read kernel on one core of an EPYC (Zen 5; 48 KiB L1d, 1 MiB L2, 32 MiB L3), best of 11, in KiB
