@@ -26,9 +26,10 @@ from suite.training.counts.flops import Count, count
 from suite.training.devices import Feed, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.loop import autocast
-from suite.training.parallel.data import Clipping, wrap
+from suite.training.parallel.data import wrap
+from suite.training.state import TrainingState
 from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, device_clock
-from suite.workload import Dataset, Optimization, Workload
+from suite.workload import Dataset, Workload
 from suite.world import World
 
 LAYER = "layer "  # begins the name of a module's range on the trace; its path follows
@@ -77,21 +78,20 @@ class _Session:
     device: torch.device
     model: nn.Module
     wrapped: nn.Module
-    optimization: Optimization
+    state: TrainingState
     timer: PhaseTimer
     mark_exchange: Callable[[], None]
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
     def __post_init__(self) -> None:
-        norm, shares = self.optimization.clip_norm, self.workload.sharded_parameters(self.model)
-        self._clip = None if norm is None else Clipping(self.model, shares, norm)
+        self._clip = self.state.clipping()
 
     def step(self) -> None:
         """Make one training step; its phases are marked in the timer and named on the trace."""
         with record_function(PHASE + DATA_WAIT):
             batch = next(self.batches)
         self.timer.mark(DATA_WAIT)
-        optimizer = self.optimization.optimizer
+        optimizer = self.state.optimization.optimizer
         optimizer.zero_grad(set_to_none=True)
         with record_function(PHASE + FORWARD), autocast(self.config, self.device):
             loss = self.workload.loss(self.wrapped, batch)
@@ -100,10 +100,12 @@ class _Session:
         self.mark_exchange()
         with record_function(PHASE + OPTIMIZER):
             for group in optimizer.param_groups:
-                group["lr"] = self.optimization.learning_rate(0, 1)
+                group["lr"] = self.state.optimization.learning_rate(0, 1)
             if self._clip is not None:
                 self._clip()
             optimizer.step()
+            if self.state.averaged is not None:
+                self.state.averaged.update_parameters(self.model)
         self.timer.mark(OPTIMIZER)
 
 
@@ -124,12 +126,12 @@ def run(
     model = workload.build_model(world).to(device)
     workload.choose(model, make_chooser(config, world, device))
     torch.manual_seed(SEED + world.rank)
-    optimization = workload.build_optimizer(model, max(1, len(data) // config.global_batch_size))
+    state = TrainingState.create(workload, model, max(1, len(data) // config.global_batch_size), SEED)
     timer = PhaseTimer(device_clock(device))
-    wrapped = wrap(model, workload.sharded_parameters(model), world, device)
+    wrapped = wrap(model, state.sharded, world, device)
     model.train()
     marks = exchange_marks(wrapped, timer, Ledger())
-    session = _Session(workload, config, world, device, model, wrapped, optimization, timer, marks)
+    session = _Session(workload, config, world, device, model, wrapped, state, timer, marks)
     session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
     for _ in range(2):
         session.step()

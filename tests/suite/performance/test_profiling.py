@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,15 @@ from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
 from suite.commands.machine.profile import lines_of, profile
-from suite.performance.profiling import _layers_named, layer_times
+from suite.performance.profiling import _layers_named, _Session, layer_times
 from suite.training.counts.flops import count
+from suite.training.state import TrainingState
+from suite.training.timing import PhaseTimer, device_clock
+from suite.workload import Optimization
+from suite.world import World
 
 ROOT = Path(__file__).resolve().parents[3]
+ALONE = World.create()
 
 
 class Slow(torch.autograd.Function):
@@ -88,6 +94,34 @@ def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: p
         .read_text()
         .startswith("path,kind,depth,calls,forward_s,backward_s,own_s,forward_flops\n")
     )
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_profiled_step_does_what_a_trials_does(monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
+    """It clips by the norm of the whole model, of which ``copies`` ranks hold each share, and moves the average of the weights."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda square: square.mul_(copies))  # ranks with equal shares
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 10.0)
+    optimization = Optimization(torch.optim.SGD(model.parameters()), lambda step, epoch: 1.0, 0.5, 0.75)
+    workload = SimpleNamespace(
+        build_optimizer=lambda model, steps: optimization,
+        sharded_parameters=lambda model: [model.weight],
+        share_places=lambda model: {},
+        share_copy=lambda model: (0, copies),
+        loss=lambda model, batch: model(batch).sum(),
+    )
+    state = TrainingState.create(workload, model, 1, 0)
+    config, device = SimpleNamespace(precision="float32"), torch.device("cpu")
+    timer = PhaseTimer(device_clock(device))
+    session = _Session(workload, config, ALONE, device, model, model, state, timer, lambda: None)
+    session.batches = iter([torch.full((1, 1), 3.0), torch.full((1, 1), 0.25)])
+    session.step()
+    assert model.weight.item() == pytest.approx(9.5), "a gradient of 3 becomes one of 0.5"
+    session.step()
+    assert model.weight.item() == pytest.approx(9.25), "one of 0.25 stays"
+    assert state.averaged is not None
+    assert state.averaged.module.weight.item() == pytest.approx(9.5 - 0.25 * 0.25)
 
 
 def test_what_cannot_be_profiled_is_said_in_a_line(tmp_path: Path) -> None:
