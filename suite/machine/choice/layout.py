@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,25 @@ if TYPE_CHECKING:
     from suite.config import RunConfig
     from suite.workload import Batch
 
+
+class Layout(NamedTuple):
+    """How convolutions are computed. ``pointwise``: oneDNN computes those of one pixel too, where torch would not ask it."""
+
+    channels_last: bool
+    onednn: bool
+    pointwise: bool = False
+
+
 RULE = "channels_last"
-LAYOUTS = {  # answer: channels last, oneDNN
-    RULE: (True, True),
-    "contiguous": (False, True),
-    f"{RULE}, native convolution": (True, False),
-    "contiguous, native convolution": (False, False),
+LAYOUTS = {
+    RULE: Layout(True, True),
+    "contiguous": Layout(False, True),
+    f"{RULE}, native convolution": Layout(True, False),
+    "contiguous, native convolution": Layout(False, False),
+    f"{RULE}, pointwise too": Layout(True, True, True),
+    "contiguous, pointwise too": Layout(False, True, True),
 }
+SMALL_BATCH = 16  # below it torch, with one thread, computes pointwise convolutions in float32 as products by its BLAS
 WORTH = 1.05  # by which fewer threads than allowed must be faster
 
 
@@ -51,13 +63,19 @@ def choose_layout(
     if config.channels_last != "auto":
         return
     device, cpu, short = chooser.device, chooser.device.type == "cpu", config.precision == "bfloat16"
-    choices = {text: how for text, how in LAYOUTS.items() if cpu or how[1]}
-    # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
-    raced = {text: how for text, how in choices.items() if how[1] or not short}
     here = {name: each.to(device) for name, each in batch.items()}
+    pointwise = len(pointwise_convolutions(model)) if cpu else 0
+    choices = {text: how for text, how in LAYOUTS.items() if (cpu or how.onednn) and (pointwise or not how.pointwise)}
+    if short or chooser.threads > 1 or min(map(len, here.values())) >= SMALL_BATCH:
+        pointwise = 0  # oneDNN's as it is
+    # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
+    raced = {text: how for text, how in choices.items() if how.onednn or not short}
+    raced = {text: how for text, how in raced.items() if pointwise or not how.pointwise}
     numbers = sum(parameter.numel() for parameter in model.parameters())
     sizes = {name: list(each.shape) for name, each in batch.items()}
     shape = {"workload": config.workload, "parameters": numbers, "precision": config.precision, **sizes}
+    if pointwise:
+        shape["pointwise"] = pointwise
     with torch.random.fork_rng(devices=[] if cpu else [device]):
         trials = _Trials(model, lambda copied: loss(copied, here), device, short)
         answer = chooser.choose(
@@ -65,16 +83,17 @@ def choose_layout(
                 name="layout",
                 shape=shape,
                 rule=RULE,
-                ways=lambda: {text: partial(trials.run, *how) for text, how in raced.items()},
+                ways=lambda: {text: partial(trials.run, how) for text, how in raced.items()},
                 possible=choices.__contains__,
             )
         )
-        channels_last, onednn = choices[answer]
-        lay_out(model, channels_last)
-        use_onednn(onednn)
+        chosen = choices[answer]
+        lay_out(model, chosen.channels_last)
+        use_onednn(chosen.onednn)
+        take_pointwise(model, chosen.pointwise)
         most = chooser.threads
         if cpu and most > 1:
-            answer = chooser.choose(_of_threads(most, partial(trials.run, channels_last, onednn), shape))
+            answer = chooser.choose(_of_threads(most, partial(trials.run, chosen), shape))
             if answer != str(most):
                 torch.set_num_threads(int(answer))
 
@@ -89,13 +108,14 @@ class _Trials:
     short: bool
     copies: dict[bool, nn.Module] = field(default_factory=dict)
 
-    def run(self, channels_last: bool, onednn: bool) -> object:
+    def run(self, how: Layout) -> object:
         """Forward and backward."""
-        if channels_last not in self.copies:
-            self.copies[channels_last] = copy.deepcopy(self.model).train()
-            lay_out(self.copies[channels_last], channels_last)
-        copied, before = self.copies[channels_last], torch._C._get_mkldnn_enabled()
-        use_onednn(onednn)
+        if how.channels_last not in self.copies:
+            self.copies[how.channels_last] = copy.deepcopy(self.model).train()
+            lay_out(self.copies[how.channels_last], how.channels_last)
+        copied, before = self.copies[how.channels_last], torch._C._get_mkldnn_enabled()
+        use_onednn(how.onednn)
+        take_pointwise(copied, how.pointwise)
         try:
             with torch.enable_grad():
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.short):
@@ -115,6 +135,21 @@ def use_onednn(wanted: bool) -> None:
     """Compute convolutions on the processor by oneDNN, as torch does by default, or by torch's own code."""
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         torch._C._set_mkldnn_enabled(wanted)  # what torch.backends.mkldnn.flags sets, which warns of TF32
+
+
+def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
+    """The convolutions of one pixel without a stride: a product for each pixel."""
+    found = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.Conv3d) and each.groups == 1]
+    return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
+
+
+def take_pointwise(model: nn.Module, onednn: bool) -> None:
+    """Let oneDNN compute convolutions of one pixel in every batch, or leave it to torch.
+
+    torch hands any dilated convolution to oneDNN, and the dilation of one pixel changes nothing.
+    """
+    for each in pointwise_convolutions(model):
+        each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 
 def _of_threads(most: int, way: Way, shape: Mapping[str, Any]) -> Question:
