@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from suite.config import RunConfig, load_config
 from suite.errors import InputError
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
-from workloads.cosmoflow.model import KerasSGD, forward_flops, parameter_count, regularised
+from workloads.cosmoflow.model import LARGE, Convolution, KerasSGD, forward_flops, parameter_count, regularised
 from workloads.cosmoflow.workload import CosmoFlow
 
 SIZES = list(DESCRIPTOR.card().sizes)
@@ -100,6 +101,57 @@ def test_layouts_give_one_gradient() -> None:
         gradients.append([p.grad for p in model.parameters()])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a.contiguous(), b, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("samples", "channels", "side"),
+    [(1, 4, 2), (1, 4, 16), (1, 3, 6), (1, 4, 3), (1, 20, 32), (1, 21, 32), (2, 4, 16), (3, 4, 5)],
+)
+def test_every_batch_is_convolved_by_onednn(samples: int, channels: int, side: int, channels_last: bool) -> None:
+    """Also one sample, whose halves are convolved where torch would not ask oneDNN; if torch's rule changes, this fails."""
+    generator = torch.Generator().manual_seed(0)
+    layer = Convolution(channels, 8)
+    if channels_last:
+        layer.to(memory_format=torch.channels_last_3d)
+    shape = (samples, channels, side, side, side)
+    form = torch.channels_last_3d if channels_last else torch.contiguous_format
+    x = torch.randn(shape, generator=generator).to(memory_format=form).requires_grad_()
+    gradient = torch.randn(samples, 8, *shape[2:], generator=generator)
+    with torch.profiler.profile() as trace:
+        found = layer(x)
+        found.backward(gradient)
+    names = {each.key for each in trace.key_averages()}
+    assert ("aten::mkldnn_convolution" in names) == (samples > 1 or side % 2 == 0 or channels * side**2 > LARGE)
+    assert not any("slow_conv" in name for name in names) or side % 2
+    assert side % 2 or found.is_contiguous(memory_format=form)
+    exact = nn.Conv3d(channels, 8, 3, padding="same", dtype=torch.float64)
+    exact.load_state_dict(layer.state_dict())
+    x64 = x.detach().double().requires_grad_()
+    exact(x64).backward(gradient.double())
+    pairs = [
+        (found, exact(x64)),
+        (x.grad, x64.grad),
+        (layer.weight.grad, exact.weight.grad),
+        (layer.bias.grad, exact.bias.grad),
+    ]
+    for ours, theirs in pairs:
+        assert float((ours.double() - theirs).detach().norm() / theirs.detach().norm()) < 1e-5
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+def test_halves_are_convolved_only_for_onednn_in_float32(onednn: bool) -> None:
+    before, shapes = torch._C._get_mkldnn_enabled(), []
+    layer, whole = Convolution(4, 8), (1, 4, 8, 8, 8)
+    torch._C._set_mkldnn_enabled(onednn)
+    try:
+        for dtype in (torch.float32, torch.float64):
+            with torch.profiler.profile(record_shapes=True) as trace:
+                layer.to(dtype)(torch.ones(whole, dtype=dtype))
+            shapes += [tuple(each.input_shapes[0]) for each in trace.events() if each.name == "aten::conv3d"]
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+    assert shapes == [(2, 4, 6, 8, 8) if onednn else whole, whole]
 
 
 def test_kernels_start_glorot_uniform_and_biases_zero() -> None:
