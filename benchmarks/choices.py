@@ -165,11 +165,14 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
 def layouts(device: torch.device, rounds: int) -> None:
     """Memory format, convolutions and threads of the networks with convolutions, chosen and measured at length."""
     sizes = ["mini"] if device.type == "cpu" else ["mini", "small"]
-    for name, size in ((name, size) for name in ("cosmoflow", "deepcam") for size in sizes):
+    rows = [(name, size, list[str]()) for name in ("cosmoflow", "deepcam") for size in sizes]
+    if device.type == "cpu":
+        rows.append(("deepcam", "mini", ["hyperparameters.channel_divisor=1"]))  # as wide as the full network
+    for name, size, wide in rows:
         precisions = ("float32",) if device.type == "cpu" else ("float32", "bfloat16")
         for precision in precisions:
             chosen, threads = descriptor(name), torch.get_num_threads()
-            sets = [f"precision={precision}", *(["global_batch_size=4"] if size == "small" else [])]
+            sets = [f"precision={precision}", *wide, *(["global_batch_size=4"] if size == "small" else [])]
             config = load_config(chosen, size, sets)
             workload = load_workload(chosen)(config)
             world = World.create(None)
@@ -183,7 +186,7 @@ def layouts(device: torch.device, rounds: int) -> None:
                 found = least(dict(question.ways()), device, rounds)
                 answer = asked.choices[question.name].value
                 print(
-                    f"{name} {size}, {precision}, {question.name}: chosen {answer}; "
+                    f"{name} {size}{' at full width' if wide else ''}, {precision}, {question.name}: chosen {answer}; "
                     + ", ".join(f"{way} {1e3 * each:.3f} ms" for way, each in found.items())
                     + f" | chosen / best {found[answer] / min(found.values()):.3f}; {spent:.1f} CPU-s to choose",
                     flush=True,
