@@ -64,18 +64,18 @@ def choose_layout(
         return
     device, cpu, short = chooser.device, chooser.device.type == "cpu", config.precision == "bfloat16"
     here = {name: each.to(device) for name, each in batch.items()}
-    pointwise = len(pointwise_convolutions(model)) if cpu else 0
+    pointwise = cpu and bool(pointwise_convolutions(model))
     choices = {text: how for text, how in LAYOUTS.items() if (cpu or how.onednn) and (pointwise or not how.pointwise)}
-    if short or chooser.threads > 1 or min(map(len, here.values())) >= SMALL_BATCH:
-        pointwise = 0  # oneDNN's as it is
-    # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
-    raced = {text: how for text, how in choices.items() if how.onednn or not short}
-    raced = {text: how for text, how in raced.items() if pointwise or not how.pointwise}
+    # where oneDNN computes them as it is, that is no other way
+    pointwise &= not short and chooser.threads == 1 and min(map(len, here.values())) < SMALL_BATCH
+    raced = {text: how for text, how in choices.items() if pointwise or not how.pointwise}
+    if short:  # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
+        raced = {text: how for text, how in raced.items() if how.onednn}
     numbers = sum(parameter.numel() for parameter in model.parameters())
     sizes = {name: list(each.shape) for name, each in batch.items()}
     shape = {"workload": config.workload, "parameters": numbers, "precision": config.precision, **sizes}
     if pointwise:
-        shape["pointwise"] = pointwise
+        shape["pointwise"] = True
     with torch.random.fork_rng(devices=[] if cpu else [device]):
         trials = _Trials(model, lambda copied: loss(copied, here), device, short)
         answer = chooser.choose(
