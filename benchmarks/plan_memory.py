@@ -94,8 +94,7 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     state = TrainingState.create(workload, model, steps, 1)
     wrapped = wrap(model, state.sharded, world, torch.device("cpu"))
-    optimizer = state.optimization.optimizer
-    clip, most = state.clipping(), 0
+    optimizer, most = state.optimization.optimizer, 0
 
     def step() -> None:
         wrapped.train()
@@ -103,11 +102,7 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
             loss = workload.loss(wrapped, batch) * parallel.loss_factor
         loss.backward()  # type: ignore[no-untyped-call]
-        if clip is not None:
-            clip()
-        optimizer.step()
-        if state.averaged is not None:
-            state.averaged.update_parameters(model)
+        state.update(0, 1)
 
     for number in range(steps):
         if not count or number < 2:  # in the second step DDP makes its buckets anew

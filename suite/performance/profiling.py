@@ -76,36 +76,25 @@ class _Session:
     config: RunConfig
     world: World
     device: torch.device
-    model: nn.Module
     wrapped: nn.Module
     state: TrainingState
     timer: PhaseTimer
     mark_exchange: Callable[[], None]
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
-    def __post_init__(self) -> None:
-        self._clip = self.state.clipping()
-
     def step(self) -> None:
         """Make one training step; its phases are marked in the timer and named on the trace."""
         with record_function(PHASE + DATA_WAIT):
             batch = next(self.batches)
         self.timer.mark(DATA_WAIT)
-        optimizer = self.state.optimization.optimizer
-        optimizer.zero_grad(set_to_none=True)
+        self.state.optimization.optimizer.zero_grad(set_to_none=True)
         with record_function(PHASE + FORWARD), autocast(self.config, self.device):
             loss = self.workload.loss(self.wrapped, batch)
         with record_function(PHASE + BACKWARD):
             loss.backward()  # type: ignore[no-untyped-call]
         self.mark_exchange()
         with record_function(PHASE + OPTIMIZER):
-            for group in optimizer.param_groups:
-                group["lr"] = self.state.optimization.learning_rate(0, 1)
-            if self._clip is not None:
-                self._clip()
-            optimizer.step()
-            if self.state.averaged is not None:
-                self.state.averaged.update_parameters(self.model)
+            self.state.update(0, 1)
         self.timer.mark(OPTIMIZER)
 
 
@@ -131,7 +120,7 @@ def run(
     wrapped = wrap(model, state.sharded, world, device)
     model.train()
     marks = exchange_marks(wrapped, timer, Ledger())
-    session = _Session(workload, config, world, device, model, wrapped, state, timer, marks)
+    session = _Session(workload, config, world, device, wrapped, state, timer, marks)
     session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
     for _ in range(2):
         session.step()
@@ -225,10 +214,10 @@ def _counted(session: _Session) -> Count:
 
     def passes() -> None:
         with autocast(session.config, session.device):
-            loss = session.workload.loss(session.model, batch)
+            loss = session.workload.loss(session.state.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    return count(passes, session.model)
+    return count(passes, session.state.model)
 
 
 def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -118,7 +118,6 @@ class Trainer:
         self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
         self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
-        self._clip = self.state.clipping()
         ledger = self.instruments.ledger if self.instruments else Ledger()
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
@@ -225,9 +224,8 @@ class Trainer:
         """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         self.progress.enter(f"forward pass of step {item.step}")
-        optimizer = self.state.optimization.optimizer
         if item.begins:
-            optimizer.zero_grad(set_to_none=True)
+            self.state.optimization.optimizer.zero_grad(set_to_none=True)
         parallel = isinstance(self.wrapped, DistributedDataParallel)
         with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
             with autocast(self.config, self.device):
@@ -245,13 +243,7 @@ class Trainer:
         self._keep_first(loss.detach(), item)
         if not item.ends:
             return
-        for group in optimizer.param_groups:
-            group["lr"] = self.state.optimization.learning_rate(item.step, item.epoch)
-        if self._clip is not None:
-            self._clip()
-        optimizer.step()
-        if self.state.averaged is not None:
-            self.state.averaged.update_parameters(self.state.model)
+        self.state.update(item.step, item.epoch)
         self.timer.mark(OPTIMIZER)
         if self._recomputed is not None:
             self.records.log_recomputed(self._recomputed.take() or 0, self.config.global_batch_size)

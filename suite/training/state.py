@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,8 +66,22 @@ class TrainingState:
         averaged, copy = _moving_average(model, optimization), workload.share_copy(model)
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
 
-    def clipping(self) -> Clipping | None:
-        """What clips the gradients before the optimizer's step; None if the workload asks for no clipping."""
+    def update(self, step: int, epoch: int) -> None:
+        """Change the weights by their gradients, at the rate of a step (from 0) and an epoch (from 1), then their moving average.
+
+        Gradients are clipped first if the workload asks for it: a collective if ranks have parts of the model.
+        """
+        for group in self.optimization.optimizer.param_groups:
+            group["lr"] = self.optimization.learning_rate(step, epoch)
+        if self._clipping is not None:
+            self._clipping()
+        self.optimization.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
+
+    @cached_property
+    def _clipping(self) -> Clipping | None:
+        """What clips the gradients; None if the workload asks for no clipping."""
         norm = self.optimization.clip_norm
         return None if norm is None else Clipping(self.model, self.sharded, norm, copies=self.copy[1])
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from suite.machine.choice.products import in_float32_on_processor
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
@@ -28,8 +29,9 @@ CHANNELS = len(REDSHIFTS)
 class Convolution(nn.Conv3d):
     """A convolution of 3^3 voxels that keeps the extents.
 
-    On a processor torch leaves a small convolution of one sample to a code of its own, several times slower than oneDNN, to which
-    it gives the same of two. So one sample is computed as two: its halves, each with the neighbouring layers of the other.
+    On a processor torch computes a small convolution of a single sample by code of its own, several times slower than oneDNN,
+    which it uses as soon as there are two samples. So a single sample is cut into two halves along its depth. Each half also gets
+    the plane of voxels on the other side of the cut, and the results are put together again.
     """
 
     def __init__(self, c_in: int, c_out: int) -> None:
@@ -38,7 +40,7 @@ class Convolution(nn.Conv3d):
     def forward(self, x_NCDHW: Tensor) -> Tensor:
         """(N, outputs, D, H, W) of (N, inputs, D, H, W)."""
         samples, channels, depth, height, _ = x_NCDHW.shape
-        if samples != 1 or depth % 2 or channels * depth * height > LARGE or not _in_float32_by_onednn(x_NCDHW):
+        if samples != 1 or depth % 2 or channels * depth * height > LARGE or not _by_onednn(x_NCDHW):
             return super().forward(x_NCDHW)
         half, reach = depth // 2, KERNEL // 2
         padded = F.pad(x_NCDHW, (0, 0, 0, 0, reach, reach))
@@ -47,9 +49,10 @@ class Convolution(nn.Conv3d):
         return torch.cat([found[:1], found[1:]], dim=2)
 
 
-def _in_float32_by_onednn(x: Tensor) -> bool:
-    on_processor = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return on_processor and torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
+def _by_onednn(x: Tensor) -> bool:
+    """Whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
+    wanted = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
+    return wanted and in_float32_on_processor(x)
 
 
 class CosmoFlowNet(nn.Module):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How convolutions are computed. ``pointwise``: oneDNN computes those of one pixel too, where torch would not ask it."""
+    """How convolutions are computed. ``pointwise``: oneDNN computes 1x1 convolutions too, where torch would not use it."""
 
     channels_last: bool
     onednn: bool
@@ -66,7 +66,7 @@ def choose_layout(
     here = {name: each.to(device) for name, each in batch.items()}
     pointwise = cpu and bool(pointwise_convolutions(model))
     choices = {text: how for text, how in LAYOUTS.items() if (cpu or how.onednn) and (pointwise or not how.pointwise)}
-    # where oneDNN computes them as it is, that is no other way
+    # elsewhere torch uses oneDNN for them anyhow: nothing to time
     pointwise &= not short and chooser.threads == 1 and min(map(len, here.values())) < SMALL_BATCH
     raced = {text: how for text, how in choices.items() if pointwise or not how.pointwise}
     if short:  # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
@@ -138,15 +138,15 @@ def use_onednn(wanted: bool) -> None:
 
 
 def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
-    """The convolutions of one pixel without a stride: a product for each pixel."""
+    """The convolutions with a kernel of one pixel (1x1) and without a stride."""
     found = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.Conv3d) and each.groups == 1]
     return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
 
 
 def take_pointwise(model: nn.Module, onednn: bool) -> None:
-    """Let oneDNN compute convolutions of one pixel in every batch, or leave it to torch.
+    """Let oneDNN compute 1x1 convolutions in batches of any size, or leave it to torch who computes them.
 
-    torch hands any dilated convolution to oneDNN, and the dilation of one pixel changes nothing.
+    torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing where the kernel is one pixel.
     """
     for each in pointwise_convolutions(model):
         each.dilation = (2 if onednn else 1,) * len(each.kernel_size)

@@ -67,11 +67,15 @@ def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> Tensor:
     """Compute ``F.linear``, by oneDNN if that is chosen, the product is large, and it is one in float32 on a processor."""
-    small = x.numel() * len(weight) < LEAST
-    if not onednn or small or x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    if not onednn or x.numel() * len(weight) < LEAST or not in_float32_on_processor(x):
         return F.linear(x, weight, bias)
     found: Tensor = _ByOneDnn.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return found if x.dim() == 2 else found.view(*x.shape[:-1], len(weight))
+
+
+def in_float32_on_processor(x: Tensor) -> bool:
+    """Whether an operator on x computes in float32 on a processor."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 class _ByOneDnn(torch.autograd.Function):

@@ -114,7 +114,7 @@ def test_a_profiled_step_does_what_a_trials_does(monkeypatch: pytest.MonkeyPatch
     state = TrainingState.create(workload, model, 1, 0)
     config, device = SimpleNamespace(precision="float32"), torch.device("cpu")
     timer = PhaseTimer(device_clock(device))
-    session = _Session(workload, config, ALONE, device, model, model, state, timer, lambda: None)
+    session = _Session(workload, config, ALONE, device, model, state, timer, lambda: None)
     session.batches = iter([torch.full((1, 1), 3.0), torch.full((1, 1), 0.25)])
     session.step()
     assert model.weight.item() == pytest.approx(9.5), "a gradient of 3 becomes one of 0.5"
