@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LARGEST_MESSAGE = 2**31  # bytes of a pickled object
 SEAL = "MLHPC_WORLD_SEAL"  # the key, in hexadecimal; a job script makes one per job
+SPIN_S = 1e-4  # for which to look for the other ranks without a pause: twice what going to sleep and waking takes
 PAUSES_S = 1e-6, 2e-3  # the first and the longest between two looks for the other ranks
 LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
 PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
@@ -232,12 +233,23 @@ class MpiTransport:
         self._comm.Abort(code)
 
     def _met(self) -> Any:
-        """The communicator, once all ranks are here. Looks at once, then sleeps longer and longer between two looks."""
-        met, pause_s = self._comm.Ibarrier(), PAUSES_S[0]
-        while not met.Test():
+        """The communicator, once all ranks are here."""
+        meet(self._comm)
+        return self._comm
+
+
+def meet(comm: Any) -> None:
+    """Wait for all ranks of MPI's communicator."""
+    wait_for(comm.Ibarrier())
+
+
+def wait_for(request: Any) -> None:
+    """Wait for MPI. Looks again and again for a moment, then sleeps longer and longer between two looks."""
+    awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
+    while not request.Test():
+        if time.perf_counter() > awake_until:
             time.sleep(pause_s)
             pause_s = min(PAUSES_S[1], 1.5 * pause_s)
-        return self._comm
 
 
 class TorchTransport:

@@ -187,7 +187,7 @@ def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: 
         [
             *(sys.executable, str(ROOT / "benchmarks" / "rank_invariance.py"), "cosmoflow", "--size", "smoke"),
             *("--data", str(smoke_data / "cosmoflow-smoke")),
-            *("--set", "hyperparameters.base_learning_rate=0.002", "--set", "hyperparameters.scaling=none"),
+            *("--set", "hyperparameters.base_learning_rate=0.001", "--set", "hyperparameters.scaling=none"),
         ],
         env=environment(smoke_data),
         capture_output=True,

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from suite.config import RunConfig
 from suite.data.sampling import train_batches
 from suite.machine.choice.chooser import make_chooser
+from suite.machine.choice.collectives import start_collectives
 from suite.performance.stragglers import Straggling, straggling
 from suite.training.counts.flops import Count, count
 from suite.training.devices import Feed, prefetch
@@ -110,10 +111,11 @@ def run(
     say: Callable[[str], None],
 ) -> Profile:
     """Train for two warm-up steps, ``steps`` timed steps and ``profiled_steps`` profiled steps. All ranks call it."""
-    world.init_torch(device)
+    chooser = make_chooser(config, world, device)
+    start_collectives(world, device, chooser)
     torch.manual_seed(SEED)
     model = workload.build_model(world).to(device)
-    workload.choose(model, make_chooser(config, world, device))
+    workload.choose(model, chooser)
     torch.manual_seed(SEED + world.rank)
     state = TrainingState.create(workload, model, max(1, len(data) // config.global_batch_size), SEED)
     timer = PhaseTimer(device_clock(device))

@@ -160,10 +160,13 @@ def exchange_marks(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledg
     the exchange began, and where that ended. Nothing but computing without data parallelism."""
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)
-    if next(wrapped.parameters()).device.type == "cpu":
+    if next(wrapped.parameters()).device.type != "cpu":
+        wrapped.register_comm_hook(timer, _timed_all_reduce)
+        return partial(timer.mark, EXPOSED_COMMUNICATION)
+    if dist.get_backend() == "gloo":
         return _ReducerTimes(wrapped, timer, ledger).mark
-    wrapped.register_comm_hook(timer, _timed_all_reduce)
-    return partial(timer.mark, EXPOSED_COMMUNICATION)
+    wrapped.register_comm_hook(timer, _waited_all_reduce)
+    return partial(timer.mark, FORWARD_BACKWARD)
 
 
 class _ReducerTimes:
@@ -219,8 +222,22 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Fu
     return future.then(done)  # type: ignore[no-any-return]
 
 
-# DDP compares the hook's annotations with its types by identity; with postponed evaluation they would be text
-_timed_all_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook for collectives that are done when they return: mean of a gradient bucket."""
+    timer.mark(FORWARD_BACKWARD)
+    begin = timer.stamp()
+    buffer = bucket.buffer().mul_(1 / dist.get_world_size())
+    dist.all_reduce(buffer)
+    timer.transfer(begin, timer.stamp())
+    timer.mark(EXPOSED_COMMUNICATION)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+# DDP compares a hook's annotations with its types by identity; with postponed evaluation they would be text
+for _hook in (_timed_all_reduce, _waited_all_reduce):
+    _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 class Meters:

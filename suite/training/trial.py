@@ -24,6 +24,7 @@ from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
 from suite.machine.choice.chooser import Chooser, make_chooser
+from suite.machine.choice.collectives import start_collectives
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
@@ -175,7 +176,8 @@ class _Trial:
     def _build(self) -> tuple[Workload, TrainingState, int]:
         """Build the workload and its training state on this rank's device. Also returns the parameters of the whole model."""
         world, config = self.world, self.config
-        world.init_torch(self.device)
+        self.progress.enter("connecting the ranks")
+        start_collectives(world, self.device, self.chooser)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)

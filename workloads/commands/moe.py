@@ -189,6 +189,7 @@ def _connect(device: str, threads: int) -> tuple[World, torch.device]:
     """Join the world this process was started in and choose this rank's device."""
     import torch
 
+    from suite.machine.choice.collectives import start_measured
     from suite.world import World
 
     torch.set_num_threads(threads)
@@ -198,7 +199,7 @@ def _connect(device: str, threads: int) -> tuple[World, torch.device]:
     chosen = torch.device("cpu") if device == "cpu" else torch.device("cuda", world.local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    world.init_torch(chosen)
+    start_measured(world, chosen)
     return world, chosen
 
 

@@ -159,6 +159,8 @@ def _compare(
 
     from suite.data.build import find_data
     from suite.log.run_folder import RunFolder
+    from suite.machine.choice.chooser import make_chooser
+    from suite.machine.choice.collectives import start_collectives
     from suite.performance.ab.sides import Side, compete
     from suite.training.devices import pick_device, threads_per_rank, use_precision
     from suite.training.plan import TrialPlan
@@ -167,7 +169,7 @@ def _compare(
     config = configs[0]
     device = pick_device(config.device, world)
     use_precision(config.precision, device)
-    world.init_torch(device)
+    start_collectives(world, device, make_chooser(config, world, device))
     root, run = _root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
     begun, load = datetime.now(UTC), os.getloadavg()[0]

@@ -42,9 +42,10 @@ def fastest(seconds: Mapping[str, float]) -> str:
 class Question:
     """One thing to choose. ``name`` is what a log, a pin and a resumed run know it by; ``shape`` what the answer depends on.
 
-    ``ways`` each compute a training pass, without communication and without effect on the model or random states. ``decide``
-    makes the answer of their seconds, ``possible`` says whether an answer from elsewhere can be followed here, ``rule`` is
-    the answer without measuring. ``beside`` measures what is told but not chosen. ``wall``: see `race`.
+    ``ways`` each compute a training pass, without effect on the model or random states, and without communication unless they are
+    timed ``together``. ``decide`` makes the answer of their seconds, ``possible`` says whether an answer from elsewhere can be
+    followed here, ``rule`` is the answer without measuring. ``beside`` measures what is told but not chosen. ``wall``,
+    ``together``: see `race`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Question:
     decide: Callable[[Mapping[str, float]], str] = fastest
     beside: Callable[[], Mapping[str, Any]] = dict
     wall: bool = False
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Chooser:
         What was measured beside other work, or in place of a pin, is not kept for later runs.
         """
         self.world.barrier()
-        timings = race(question.ways(), self.device, wall=question.wall)
+        timings = race(question.ways(), self.device, wall=question.wall, together=question.together)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
         beside = dict(question.beside())
         choice = None

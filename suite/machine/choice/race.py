@@ -20,6 +20,7 @@ ROUNDS, LEAST_ROUNDS, FAIR_ROUNDS = 15, 2, 5  # at most; before one leaves; befo
 FAR, NEAR = 1.2, 1.03  # a way this much slower than the best leaves; one this near is raced on
 BUDGET_S = 0.5  # measured seconds after which a race ends that has been fair
 SHORTEST_S = 1e-3  # a shorter way is repeated, so that clocks and launches count little
+TOGETHER = 4  # calls in a row of what ranks do together
 LONG_S = 0.02  # a way that takes this long at first is not called a second time before it counts
 
 
@@ -32,15 +33,23 @@ class Timing:
 
 
 def race(
-    ways: Mapping[str, Way], device: torch.device, *, budget_s: float = BUDGET_S, wall: bool = False
+    ways: Mapping[str, Way],
+    device: torch.device,
+    *,
+    budget_s: float = BUDGET_S,
+    wall: bool = False,
+    together: bool = False,
 ) -> dict[str, Timing]:
     """Measure the least seconds of each way, in rounds whose order alternates. A way that raises is out, with its reason.
 
     Each is called once or twice before it counts. Ways that are far behind leave after a few rounds, so their seconds are of
-    fewer passes. ``wall``: by the wall clock on a processor.
+    fewer passes. ``wall``: by the wall clock on a processor. ``together``: a way is a step of all ranks, so all call each equally
+    often, and waiting counts.
 
     The race ends when the two best are apart, at the latest after some rounds.
     """
+    if together:
+        return _race_together(ways)
     seconds_of = clock_of(device, wall=wall)
     least: dict[str, float] = {}
     problems: dict[str, str] = {}
@@ -64,6 +73,15 @@ def race(
         if number + 1 >= FAIR_ROUNDS and (spent > budget_s or len(_still_racing(racing, least, NEAR)) == 1):
             break
     return {name: Timing(problem=problems[name]) if name in problems else Timing(least[name]) for name in ways}
+
+
+def _race_together(ways: Mapping[str, Way]) -> dict[str, Timing]:
+    least = dict.fromkeys(ways, math.inf)
+    for _ in range(FAIR_ROUNDS):
+        for name, way in ways.items():
+            way()  # wakes the ranks, and connects them at first
+            least[name] = min(least[name], _processor_seconds(time.perf_counter, way, TOGETHER))
+    return {name: Timing(seconds) for name, seconds in least.items()}
 
 
 def clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Way, int], float]:

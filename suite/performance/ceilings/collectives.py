@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from suite.machine.choice.collectives import start_measured
 from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
 from suite.performance.ceilings.plan import fits
@@ -27,7 +28,7 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
     if world.size == 1:
         reason = "one rank: start with --ranks 2, or under srun or mpiexec"
         return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
-    world.init_torch(device)
+    start_measured(world, device)
     findings = Findings()
     sizes = group_sizes(world.size)
     for number, ranks in enumerate(reversed(sizes)):
@@ -38,6 +39,11 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
             findings.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes, free, part))
         budget.tell(f"collectives: {number + 1} of {len(sizes)} numbers of ranks")
     return findings
+
+
+def library() -> str:
+    """What carries collectives between processors here."""
+    return dist.get_backend()
 
 
 def group_sizes(ranks: int) -> list[int]:
@@ -88,7 +94,7 @@ def _collective(
             reason = f"messages from {size} bytes: they take more than a quarter of the free memory, {free >> 20} MiB"
         elif not budget.allows(STEP * took):
             reason = f"messages from {size} bytes between {ranks} ranks: the time was over"
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" else library()
     best = max(sampled, key=lambda message: sampled[message].value)
     top = sampled[best]
     points = tuple(

@@ -116,6 +116,7 @@ def test_messages_are_bounded_on_slow_networks(bytes_per_s: float, monkeypatch: 
     monkeypatch.setattr(
         collectives, "_seconds", lambda call, calls, device: clock.work(calls * (1e-4 + sizes[-1] / bytes_per_s))
     )
+    monkeypatch.setattr(collectives, "library", lambda: "gloo")
     found = collectives._collective(ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, MUCH, budget)
     smallest = 5 * (1e-4 + collectives.SMALLEST / bytes_per_s)  # the first is measured whatever it takes
     assert clock.now - 100 <= 1.5 * 10 + smallest
@@ -126,6 +127,7 @@ def test_messages_that_the_memory_cannot_hold_are_left_out(monkeypatch: pytest.M
     clock = Clock()
     monkeypatch.setattr(collectives, "_seconds", lambda call, calls, device: clock.work(calls * 1e-4))
     prepare = collectives.COLLECTIVES[0][1]
+    monkeypatch.setattr(collectives, "library", lambda: "gloo")
     found = collectives._collective(ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, 1 << 20, clock.budget(None))
     assert reasons(found) == "messages from 262144 bytes: they take more than a quarter of the free memory, 1 MiB"
     assert found.curves[0].points[-1].x == 65536

@@ -1,0 +1,64 @@
+"""Chooses what carries torch's collectives between processors, MPI or gloo, and starts torch.distributed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from suite.machine.choice.chooser import Chooser, Question
+from suite.machine.choice.race import Way
+from suite.machine.choice.store import Store, cache_folder
+from suite.mpi_group import MpiGroup, mpi_world, register
+from suite.workload import Chooses
+from suite.world import World
+
+GLOO, MPI = "gloo", "mpi"
+MESSAGE_BYTES = 1 << 20  # what DDP sends first, and all that small models have
+WORTH = 0.5  # of gloo's time: gloo's sending hides behind the backward pass where cores are free, MPI's does not
+
+
+def start_collectives(world: World, device: torch.device, chooser: Chooses) -> None:
+    """Start torch.distributed. Between processors that MPI connects what carries it is chosen; elsewhere it is gloo or NCCL.
+
+    Does nothing on one rank or if torch.distributed is started. All ranks call it.
+    """
+    if world.size == 1 or dist.is_initialized():
+        return
+    if not all(world.allgather(device.type == "cpu" and mpi_world(world) is not None)):
+        world.init_torch(device)
+        return
+
+    def ways() -> Mapping[str, Way]:
+        message = torch.ones(MESSAGE_BYTES // torch.float32.itemsize)
+        by = {GLOO: world.gloo_group(), MPI: MpiGroup(mpi_world(world).Dup())}
+        return {name: partial(_mean, group, message) for name, group in by.items()}
+
+    shape = {"bytes": MESSAGE_BYTES, "ranks": world.size, "nodes": world.nodes}
+    question = Question(
+        name="collectives",
+        shape=shape,
+        rule=GLOO,
+        ways=ways,
+        possible=lambda value: value in (GLOO, MPI),
+        decide=_decide,
+        together=True,
+    )
+    world.init_torch(device, register() if chooser.choose(question) == MPI else GLOO)
+
+
+def start_measured(world: World, device: torch.device) -> None:
+    """Start torch.distributed as a run would whose configuration says nothing about it."""
+    store = Store(cache_folder() if world.is_first else None)
+    start_collectives(world, device, Chooser(world, device, measure=True, store=store))
+
+
+def _mean(group: dist.ProcessGroup, message: torch.Tensor) -> None:
+    message.mul_(1 / group.size())
+    group.allreduce([message]).wait()
+
+
+def _decide(seconds: Mapping[str, float]) -> str:
+    return MPI if seconds.get(MPI, 1.0) <= WORTH * seconds.get(GLOO, 2.0) else GLOO

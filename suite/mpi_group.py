@@ -1,0 +1,271 @@
+"""Collectives of torch.distributed on processors through the MPI that started the ranks: a backend named ``mpi4py``.
+
+Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network; gloo sends everything through
+TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``: MPI goes on only while it is
+called, so nothing hides behind computing here. Whether that is faster is measured (`suite.machine.choice.collectives`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from suite.transport import meet, wait_for
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from suite.world import World
+
+NAME = "mpi4py"
+
+
+def mpi_world(world: World) -> Any:
+    """MPI's communicator of all ranks of a run, if MPI connects them and lets several threads call it; else None."""
+    mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if mpi is None or world.size == 1 or mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        return None
+    return mpi.COMM_WORLD if mpi.COMM_WORLD.Get_size() == world.size else None
+
+
+@cache
+def register() -> str:
+    """Make the backend known to torch.distributed and return its name."""
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    return NAME
+
+
+def _create(options: Any, _: object) -> MpiGroup:
+    """The group of these ranks. Only they call, each at its own time: what they agree on must not need the others."""
+    from mpi4py import MPI
+
+    everyone, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
+    comm = everyone.Dup() if len(ranks) in (0, everyone.size) else everyone.Create_group(everyone.group.Incl(ranks))
+    return MpiGroup(comm)
+
+
+class Done(dist.Work):
+    """An operation that has ended; ``tensors`` are its results."""
+
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._tensors = list(tensors)
+
+    def wait(self, timeout: object = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """True."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """A future that has its result."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Sent(Done):
+    """A message on its way."""
+
+    def __init__(self, request: Any, tensors: Sequence[Tensor]) -> None:
+        super().__init__(tensors)
+        self._request = request
+
+    def wait(self, timeout: object = None) -> bool:
+        """Wait until the tensor may be used again."""
+        wait_for(self._request)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+        return bool(self._request.Test())
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Wait, then a future that has its result."""
+        self.wait()
+        return super().get_future()
+
+
+_Group: Any = dist.ProcessGroup  # whose types are those of callers of several versions
+
+
+class MpiGroup(_Group):  # type: ignore[misc]
+    """A process group on MPI's communicator ``comm``, for tensors on the processor that are contiguous.
+
+    The names of its methods and their arguments are those that torch calls. Each collective first waits for all ranks in a way
+    that leaves the processor to others. Numbers that MPI cannot add (float16, bfloat16) are added in float32.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm, self._group_name = comm, ""
+
+    @property
+    def group_name(self) -> str:  # torch's own keeps it in a backend of C++, of which there is none
+        """The name that torch gave the group."""
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def getBackendName(self) -> str:
+        """The name of the backend."""
+        return NAME
+
+    def shutdown(self) -> None:
+        """Leave the communicator to the end of MPI: to free it is a collective, and not all ranks may come here."""
+
+    def barrier(self, opts: object = None) -> Done:
+        """Wait for all."""
+        meet(self._comm)
+        return Done()
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Done:
+        """Reduce a tensor over all ranks, in place."""
+        (tensor,) = tensors
+        numbers = _numbers(tensor)
+        self._met().Allreduce(_in_place(), numbers, _operation(opts))
+        _put_back(numbers, tensor)
+        return Done(tensors)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Done:
+        """Reduce a tensor over all ranks, in place on the root."""
+        (tensor,) = tensors
+        numbers, root = _numbers(tensor), opts.rootRank
+        here = self.rank() == root
+        self._met().Reduce(_in_place() if here else numbers, numbers if here else None, _operation(opts), root)
+        if here:
+            _put_back(numbers, tensor)
+        return Done(tensors)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Done:
+        """This rank's part of the sum of a tensor that has a part for each rank."""
+        got = _numbers(output)
+        self._met().Reduce_scatter_block(_numbers(given), got, _operation(opts))
+        _put_back(got, output)
+        return Done([output])
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Done:
+        """The root's tensor."""
+        (tensor,) = tensors
+        self._met().Bcast(_bytes(tensor), opts.rootRank)
+        return Done(tensors)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> Done:
+        """All ranks' tensors in one, in rank order."""
+        self._met().Allgather(_bytes(given), _bytes(output))
+        return Done([output])
+
+    def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> Done:
+        """All ranks' tensors, of one size."""
+        (parts,), (mine,) = outputs, given
+        every = mine.new_empty(len(parts), *mine.shape)
+        self._met().Allgather(_bytes(mine), _bytes(every))
+        for part, one in zip(parts, every, strict=True):
+            part.copy_(one)
+        return Done(parts)
+
+    def gather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: Any = None) -> Done:
+        """All ranks' tensors, of one size, on the root."""
+        (mine,), here = given, self.rank() == opts.rootRank
+        every = mine.new_empty(self.size(), *mine.shape) if here else None
+        self._met().Gather(_bytes(mine), None if every is None else _bytes(every), opts.rootRank)
+        if every is not None:
+            for part, one in zip(outputs[0], every, strict=True):
+                part.copy_(one)
+        return Done(given)
+
+    def scatter(self, outputs: list[Tensor], given: list[list[Tensor]], opts: Any = None) -> Done:
+        """This rank's tensor of those, of one size, that the root has."""
+        (mine,) = outputs
+        every = torch.stack(given[0]) if self.rank() == opts.rootRank else None
+        self._met().Scatter(None if every is None else _bytes(every), _bytes(mine), opts.rootRank)
+        return Done(outputs)
+
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, received: list[int], sent: list[int], opts: object = None
+    ) -> Done:
+        """Give each rank a part of the rows and get one of each. Rows of each, or nothing for equal parts."""
+        self._met().Alltoallv(self._parts(given, sent), self._parts(output, received))
+        return Done([output])
+
+    def alltoall(self, outputs: list[Tensor], given: list[Tensor], opts: object = None) -> Done:
+        """Give each rank a tensor and get one of each."""
+        flat = torch.cat([each.reshape(-1) for each in given])
+        got = flat.new_empty(sum(each.numel() for each in outputs))
+        sizes = [each.numel() for each in outputs]
+        self.all_to_all_single(got, flat, sizes, [each.numel() for each in given])
+        for each, part in zip(outputs, torch.split(got, sizes), strict=True):
+            each.copy_(part.view_as(each))
+        return Done(outputs)
+
+    def send(self, tensors: list[Tensor], receiver: int, tag: int) -> Sent:
+        """Send a tensor."""
+        return Sent(self._comm.Isend(_bytes(tensors[0]), receiver, tag), tensors)
+
+    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Sent:
+        """Receive a tensor."""
+        return Sent(self._comm.Irecv(_bytes(tensors[0]), sender, tag), tensors)
+
+    # What torch up to 2.12 calls them
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+
+    def _met(self) -> Any:
+        meet(self._comm)
+        return self._comm
+
+    def _parts(self, rows: Tensor, counts: list[int]) -> Any:
+        """The bytes of rows with the number and the offset of those of each rank."""
+        data, size = _bytes(rows), self.size()
+        if not counts:
+            return data, [len(data) // size] * size
+        row = len(data) // max(1, len(rows))
+        return data, [row * count for count in counts]
+
+
+def _bytes(tensor: Tensor) -> NDArray[Any]:
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"a tensor {tuple(tensor.shape)} that is sent has to be contiguous; strides are {tensor.stride()}"
+        )
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _numbers(tensor: Tensor) -> NDArray[Any]:
+    """What MPI adds: the tensor's memory, or its numbers in float32."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"a tensor {tuple(tensor.shape)} that is sent has to be contiguous; strides are {tensor.stride()}"
+        )
+    narrow = tensor.is_floating_point() and tensor.element_size() < torch.float32.itemsize
+    return (tensor.detach().float() if narrow else tensor.detach()).numpy()
+
+
+def _put_back(numbers: NDArray[Any], tensor: Tensor) -> None:
+    if numbers.itemsize != tensor.element_size():
+        tensor.copy_(torch.from_numpy(numbers))
+
+
+def _in_place() -> Any:
+    from mpi4py import MPI
+
+    return MPI.IN_PLACE
+
+
+def _operation(opts: Any) -> Any:
+    """MPI's operation. ValueError for one that it lacks, such as torch's mean."""
+    from mpi4py import MPI
+
+    wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    for ours, theirs in (("SUM", MPI.SUM), ("MAX", MPI.MAX), ("MIN", MPI.MIN), ("PRODUCT", MPI.PROD)):
+        if wanted == getattr(dist.ReduceOp, ours):
+            return theirs
+    raise ValueError(f"{NAME} has no reduction {wanted}: expected SUM, MAX, MIN or PRODUCT")
