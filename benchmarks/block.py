@@ -14,6 +14,7 @@ from suite.descriptor import descriptor
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.choice.chooser import make_chooser
+from suite.machine.choice.collectives import start_collectives
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import pick_device, threads_per_rank, use_precision
 from suite.training.loop import Trainer
@@ -63,7 +64,7 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
     device = pick_device(config.device, world)
     use_precision(config.precision, device)
-    world.init_torch(device)
+    start_collectives(world, device, make_chooser(config, world, device))
     return load_workload(chosen)(config), config
 
 

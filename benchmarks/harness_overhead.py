@@ -2,10 +2,13 @@
 
     python benchmarks/harness_overhead.py [--size mini] [--blocks 24] [--steps 500]           one rank
     mpiexec -n 2 python benchmarks/harness_overhead.py                                        two ranks, DDP in both loops
+    mpiexec -n 2 python benchmarks/harness_overhead.py --torchs-collectives                   the bare loop's by gloo
 
 The bare loop is the best that a person would write: it keeps freed memory, loads batches ahead in threads and has the memory
-format, the convolutions and the threads that the harness chose. Both loops train one model in turn: two equal models at different
-places in memory differ by up to 2 %. A block is an epoch of `mini`, so what an epoch begins and ends with counts as in a run.
+format, the convolutions, the threads and, if nothing else is said, what carries collectives that the harness chose. Both loops train
+one model in turn: two equal models at different places in memory differ by up to 2 %. With ``--torchs-collectives`` the bare loop
+has a copy of the model in DDP over gloo, which is what torch has on a processor. A block is an epoch of `mini`, so what an epoch
+begins and ends with counts as in a run.
 
 Prints the geometric mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by CPU time,
 which other processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed.
@@ -14,6 +17,7 @@ which other processes disturb less. "inconclusive" when the interval holds the l
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import os
 import statistics
@@ -23,7 +27,9 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from block import Head, open_workload, trainer
+from torch.nn.parallel import DistributedDataParallel
 
 from suite.config import default_data_root
 from suite.data.sampling import train_batches
@@ -33,6 +39,7 @@ from suite.machine.choice.chooser import make_chooser
 from suite.training.agreement import StopWatch
 from suite.training.devices import Feed, prefetch
 from suite.training.startup import keep_freed_memory
+from suite.training.state import TrainingState
 from suite.world import World
 
 LIMIT = 1.01
@@ -46,6 +53,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--global-batch-size", type=int, default=16)
+    parser.add_argument("--torchs-collectives", action="store_true")
     args = parser.parse_args()
     world = World.create()
     keep_freed_memory()
@@ -57,6 +65,12 @@ def main() -> int:
     chosen = make_chooser(config, world, through_harness.device)  # as the trainer's model: from the cache
     workload.choose(through_harness.state.model, chosen)
     bare, optimization = through_harness.wrapped, through_harness.state.optimization
+    if args.torchs_collectives:
+        copied = copy.deepcopy(through_harness.state.model)
+        bare = DistributedDataParallel(
+            copied, process_group=dist.new_group(backend="gloo"), gradient_as_bucket_view=True
+        )
+        optimization = TrainingState.create(workload, copied, args.steps, 1).optimization
     set_rate = getattr(bare, "_set_ddp_runtime_logging_sample_rate", lambda steps: None)
     watch = StopWatch(world, lambda: None)
 
@@ -98,7 +112,8 @@ def main() -> int:
             times[run] = spent[0], world.sum({"cpu": spent[1]})["cpu"]
         pairs.append((times[harness_block], times[bare_block]))
     if world.is_first:
-        report(pairs, world.size, args, [choice.value for choice in chosen.choices.values()])
+        by = [dist.get_backend()] * (world.size > 1) + ["the bare loop's by gloo"] * args.torchs_collectives
+        report(pairs, world.size, args, [*(choice.value for choice in chosen.choices.values()), *by])
     return 0
 
 

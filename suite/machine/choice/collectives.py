@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from suite.machine.choice.chooser import Chooser, Question
+from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
 from suite.machine.choice.race import Way
 from suite.machine.choice.store import Store, cache_folder
-from suite.mpi_group import MpiGroup, mpi_world, register
 from suite.workload import Chooses
 from suite.world import World
 

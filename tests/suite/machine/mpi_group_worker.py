@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.mpi_group import MpiGroup, mpi_world, register
+from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
 from suite.world import World
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)

@@ -12,7 +12,7 @@ import pytest
 
 from suite.launch.local import mpiexec_command
 from suite.machine.choice.collectives import GLOO, MPI, _decide
-from suite.mpi_group import mpi_world
+from suite.machine.choice.mpi_group import mpi_world
 from suite.world import World
 
 WORKER = Path(__file__).parent / "mpi_group_worker.py"
