@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 Item = TypeVar("Item")
+WATCHED = 8  # loads by the caller after which it is asked whether they wait
+WAITING = 0.05  # of the time, from which on threads load
+RETRIED = 32  # loads by a thread after which the caller loads again
+LONG_WAIT_S = 0.1  # of those loads together: threads load at once
 ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocator aligns tensors of their own
 
 
@@ -96,11 +101,12 @@ class Parcel:
 class Feed:
     """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
 
-    On a CPU batches stay where they are.
+    On a CPU batches stay where they are. ``alone``: ranks compute on every core, so a loader's thread would take its time from
+    the training thread's.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, alone: bool = False) -> None:
+        self._device, self.alone = device, alone and device.type == "cpu"
         self._stream: Any = torch.Stream(device) if device.type == "cuda" else None
 
     @property
@@ -129,6 +135,16 @@ class Feed:
         return packed.unpack()
 
 
+def cores_are_taken(world: World) -> bool:
+    """Whether this node's ranks, of one thread each, compute on every core that they may use.
+
+    A rank that may use only a part of the node's CPUs is taken to have them for itself.
+    """
+    allowed = usable()
+    sharing = world.local_size if len(allowed.cpus) == os.cpu_count() else 1
+    return torch.get_num_threads() == 1 and sharing >= allowed.cores
+
+
 def loaded_ahead(threads: int) -> int:
     """How many batches a pool of threads loads, or holds ready, beside the one that is used."""
     return 2 * threads + 1
@@ -137,15 +153,51 @@ def loaded_ahead(threads: int) -> int:
 def prefetch(
     load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: Feed
 ) -> Iterator[tuple[Item, Batch]]:
-    """Load the batches of items in order with a pool of threads, ahead of their use, and bring them to the device.
+    """Load the batches of items in order, ahead of their use by a pool of threads, and bring them to the device.
 
-    Two per thread are being loaded or ready on the host. The copy of the next one begins before a batch is used, if it is loaded
-    by then: no batch waits for a later one.
+    Where one thread would load on a core that the ranks compute on (`Feed.alone`), the caller loads each batch when it needs it:
+    a hand-over between threads takes longer than many a load. When storage lets it wait, a thread loads the next batches, each
+    time twice as many, before that is tried again.
+    """
+    left, most = iter(items), RETRIED
+    while feed.alone and threads == 1:
+        yield from _by_caller(load, left, feed)
+        part = list(islice(left, most))
+        if not part:
+            return
+        yield from _by_threads(load, iter(part), threads=threads, feed=feed)
+        most *= 2
+    yield from _by_threads(load, left, threads=threads, feed=feed)
+
+
+def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item], feed: Feed) -> Iterator[tuple[Item, Batch]]:
+    """Load where a batch is used, until loading waits: the time it takes less the time it computes. Leaves the other items."""
+    waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
+    for item in items:
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        batch = feed.end(feed.begin(feed.pack(load(item))))
+        cpu_s, now_s = time.thread_time() - cpu_s, time.perf_counter()
+        waited_s, loads = waited_s + max(0.0, now_s - wall_s - cpu_s), loads + 1
+        yield item, batch
+        if waited_s > LONG_WAIT_S:
+            return
+        if loads == WATCHED:
+            if waited_s > WAITING * (time.perf_counter() - begin_s):
+                return
+            waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
+
+
+def _by_threads(
+    load: Callable[[Item], Batch], left: Iterator[Item], *, threads: int, feed: Feed
+) -> Iterator[tuple[Item, Batch]]:
+    """Load with a pool of threads.
+
+    Two batches per thread are being loaded or ready on the host. The copy of the next one begins before a batch is used, if it
+    is loaded by then: no batch waits for a later one.
 
     A thread of the pool computes with one OpenMP thread. With as many as the rank has, it took the cores that the training step
     needs: DeepCAM's took twice as long.
     """
-    left = iter(items)
     waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()
     coming: tuple[Item, Batch | Parcel] | None = None
 

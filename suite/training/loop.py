@@ -27,7 +27,7 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import Feed, prefetch
+from suite.training.devices import Feed, cores_are_taken, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.parallel.data import eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
@@ -111,7 +111,7 @@ class Trainer:
         self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
-        self._feed = Feed(self.device)
+        self._feed = Feed(self.device, alone=cores_are_taken(self.world))
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
         measured = self.config.instrumentation
         self.records = Records(self.log, self.world, self.device, self.progress, measured=measured)

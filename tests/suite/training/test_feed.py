@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from suite.training.devices import ALIGNMENT, Feed, Parcel, prefetch
+from suite.machine.probes.allowance import Allowance
+from suite.training import devices
+from suite.training.devices import ALIGNMENT, RETRIED, WATCHED, Feed, Parcel, cores_are_taken, prefetch
+from suite.world import World
 
 CPU = torch.device("cpu")
 Batch = Mapping[str, Tensor]
@@ -79,8 +84,8 @@ def load(number: int) -> Batch:
     return {"number": torch.tensor(number)}
 
 
-@pytest.mark.parametrize("feed", [Feed(CPU), Copying()])
-@pytest.mark.parametrize("items", [0, 1, 2, 9])
+@pytest.mark.parametrize("feed", [Feed(CPU), Feed(CPU, alone=True), Copying()])
+@pytest.mark.parametrize("items", [0, 1, 2, 9, 200])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_come_in_order_and_once(feed: Feed, items: int, threads: int) -> None:
     found = [(item, int(each["number"])) for item, each in prefetch(load, range(items), threads=threads, feed=feed)]
@@ -151,3 +156,83 @@ def test_a_loader_s_thread_computes_alone_and_the_rank_keeps_its_threads() -> No
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+class Clocks:
+    """The wall clock and the calling thread's processor time, which go on only in loads and steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_s = self.cpu_s = 0.0
+        self.by_caller: list[int] = []
+        told = SimpleNamespace(perf_counter=lambda: self.wall_s, thread_time=lambda: self.cpu_s)
+        monkeypatch.setattr(devices, "time", told)
+
+    def run(self, items: int, threads: int, waits_s: Callable[[int], float], *, alone: bool = True) -> list[int]:
+        """Load and use all; the items that the caller loaded itself. A load computes 1 ms, a step 10 ms."""
+        caller = threading.current_thread()
+
+        def timed(number: int) -> Batch:
+            if threading.current_thread() is caller:
+                self.by_caller.append(number)
+                self.cpu_s += 1e-3
+                self.wall_s += 1e-3 + waits_s(number)
+            return load(number)
+
+        for number, _ in prefetch(timed, range(items), threads=threads, feed=Feed(CPU, alone=alone)):
+            assert number >= 0
+            self.cpu_s, self.wall_s = self.cpu_s + 1e-2, self.wall_s + 1e-2
+        return self.by_caller
+
+
+def test_loads_that_only_compute_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Clocks(monkeypatch).run(100, 1, lambda number: 0.0) == list(range(100))
+    assert Clocks(monkeypatch).run(100, 1, lambda number: 3e-4) == list(range(100))  # 2.7 % of the time
+
+
+@pytest.mark.parametrize(("threads", "alone"), [(2, True), (1, False)])
+def test_several_threads_or_a_free_core_load_ahead(threads: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Clocks(monkeypatch).run(20, threads, lambda number: 0.0, alone=alone) == []
+
+
+def test_a_thread_loads_while_storage_lets_loads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller tries again after 32 batches, then after 64, and so on: of 1,000 loads few wait."""
+    found = Clocks(monkeypatch).run(1000, 1, lambda number: 2e-3)
+    tries = [WATCHED * k + RETRIED * (2**k - 1) for k in range(5)]
+    assert found == [first + number for first in tries for number in range(WATCHED)]
+
+
+def test_one_long_wait_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Clocks(monkeypatch).run(100, 1, lambda number: 0.2 if number == 3 else 0.0)
+    assert found == [*range(4), *range(4 + RETRIED, 100)]
+
+
+def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
+    def failing(number: int) -> Batch:
+        if number == 2:
+            raise ValueError("sample 2 is damaged")
+        return load(number)
+
+    batches = prefetch(failing, range(9), threads=1, feed=Feed(CPU, alone=True))
+    assert [next(batches)[0], next(batches)[0]] == [0, 1]
+    with pytest.raises(ValueError, match="sample 2 is damaged"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "quota", "ranks", "threads", "taken"),
+    [
+        (64, None, 64, 1, True),
+        (64, None, 32, 1, False),
+        (64, None, 32, 2, False),  # threads of a rank share its work: a loader's is one more
+        (64, 8.0, 8, 1, True),  # a container's quota
+        (1, None, 64, 1, True),  # bound to a core of its own
+        (2, None, 64, 1, False),  # bound to two
+    ],
+)
+def test_a_core_is_free_unless_ranks_of_one_thread_compute_on_all(
+    cpus: int, quota: float | None, ranks: int, threads: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable", lambda: Allowance(frozenset(range(cpus)), quota))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert cores_are_taken(cast("World", SimpleNamespace(local_size=ranks))) is taken
