@@ -194,35 +194,33 @@ class MpiTransport:
     """The transport through mpi4py. MPI's own waiting takes a whole core, so every call first waits for all ranks asleep."""
 
     def __init__(self, comm: Any) -> None:
-        self._comm = comm
-        self.rank: int = comm.Get_rank()
-        self.size: int = comm.Get_size()
+        self._comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
 
     def barrier(self) -> None:
         """Wait for all."""
-        self._met().Barrier()
+        meet(self._comm).Barrier()
 
     def allgather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order."""
-        return self._met().allgather(value)  # type: ignore[no-any-return]
+        return meet(self._comm).allgather(value)  # type: ignore[no-any-return]
 
     def gather(self, value: Any) -> list[Any] | None:
         """Every rank's value, in rank order, on rank 0; None on the others."""
-        return self._met().gather(value, root=0)  # type: ignore[no-any-return]
+        return meet(self._comm).gather(value, root=0)  # type: ignore[no-any-return]
 
     def broadcast(self, value: Any, root: int) -> Any:
         """The root's value."""
-        return self._met().bcast(value, root=root)
+        return meet(self._comm).bcast(value, root=root)
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Element-wise sum."""
         total = values.copy()
-        self._met().Allreduce(values, total)
+        meet(self._comm).Allreduce(values, total)
         return total
 
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
         """Fill every rank's buffer with the root's bytes."""
-        self._met().Bcast(buffer, root=root)
+        meet(self._comm).Bcast(buffer, root=root)
 
     def split(self, color: int) -> MpiTransport:
         """A transport between the ranks that passed the same color."""
@@ -232,15 +230,11 @@ class MpiTransport:
         """End every rank at once."""
         self._comm.Abort(code)
 
-    def _met(self) -> Any:
-        """The communicator, once all ranks are here."""
-        meet(self._comm)
-        return self._comm
 
-
-def meet(comm: Any) -> None:
-    """Wait for all ranks of MPI's communicator."""
+def meet(comm: Any) -> Any:
+    """Wait for all ranks of MPI's communicator, and return it."""
     wait_for(comm.Ibarrier())
+    return comm
 
 
 def wait_for(request: Any) -> None:
@@ -262,8 +256,7 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal, self._group = seal, group
-        self.rank: int = dist.get_rank(group)
-        self.size: int = dist.get_world_size(group)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def barrier(self) -> None:
         """Wait for all."""
@@ -277,7 +270,7 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        mine = _tensor(self._seal.close(value, self.rank))
+        mine = torch.frombuffer(bytearray(self._seal.close(value, self.rank)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)]), self._group)
         longest = max(_message_size(int(size)) for size in sizes)
@@ -293,12 +286,11 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        mine = _tensor(self._seal.close(value, self.rank))
-        largest = torch.tensor([len(mine)])
+        mine = torch.frombuffer(bytearray(self._seal.close(value, self.rank)), dtype=torch.uint8)
+        largest, size = torch.tensor([len(mine)]), torch.tensor([len(mine)])
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)
         longest = _message_size(int(largest))
         row = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-        size = torch.tensor([len(mine)])
         sizes = None if self.rank else [torch.zeros_like(size) for _ in range(self.size)]
         rows = None if self.rank else [torch.zeros_like(row) for _ in range(self.size)]
         dist.gather(size, sizes, group=self._group, group_dst=0)
@@ -314,7 +306,9 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        message = _tensor(self._seal.close(value, root)) if self.rank == root else None
+        message = (
+            torch.frombuffer(bytearray(self._seal.close(value, root)), dtype=torch.uint8) if self.rank == root else None
+        )
         size = torch.tensor([0 if message is None else len(message)])
         dist.broadcast(size, group=self._group, group_src=root)
         if message is None:
@@ -355,12 +349,6 @@ class TorchTransport:
     def abort(self, code: int) -> None:
         """End this rank at once; the launcher then ends the others."""
         os._exit(code)
-
-
-def _tensor(data: bytes) -> torch.Tensor:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:

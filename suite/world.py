@@ -188,24 +188,13 @@ class World:
             raise InputError(first)
 
     def init_torch(self, device: torch.device, backend: str = "gloo") -> None:
-        """Start torch.distributed for gradients, with NCCL on CUDA too. Does nothing on one rank or if it is started.
-
-        ``backend``: what carries it between processors.
-        """
+        """Start torch.distributed with a backend of processors, on CUDA with NCCL too. Nothing on one rank or if it is started."""
         import torch.distributed as dist
 
         if self.size == 1 or dist.is_initialized():
             return
         address, port, prefix = self._meeting_place()
-        backend = f"cpu:{backend},cuda:nccl" if device.type == "cuda" else backend
-        _init(backend, f"tcp://{address}:{port}", prefix, self.rank, self.size)
-
-    def gloo_group(self) -> Any:
-        """A process group of all ranks with gloo, which torch.distributed need not have been started for. All ranks call it."""
-        import torch.distributed as dist
-
-        address, port, prefix = self._meeting_place()
-        return dist.ProcessGroupGloo(*_meet(f"tcp://{address}:{port}", prefix, self.rank, self.size), timeout=TIMEOUT)
+        _init(device.type == "cuda", f"tcp://{address}:{port}", prefix, self.rank, self.size, backend)
 
     def _meeting_place(self) -> tuple[str, int, str]:
         """The address and port of rank 0 for torch.distributed, tried from every node, and a prefix that strangers do not know.
@@ -302,8 +291,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
         if launch.rank:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    _init(backend, f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
+    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
     transport = _agreed(key)
     if launch.rank == 0:
         key_path().unlink(missing_ok=True)
@@ -343,22 +331,16 @@ def _network() -> str:
         return socket.gethostname()
 
 
-def _init(backend: str, address: str, prefix: str, rank: int, size: int) -> None:
-    """Start torch.distributed."""
+def _init(cuda: bool, address: str, prefix: str, rank: int, size: int, backend: str = "gloo") -> None:
+    """Start torch.distributed. The names in the store have a prefix: whoever connects cannot write over them."""
     import torch.distributed as dist
-
-    store, rank, size = _meet(address, prefix, rank, size)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    atexit.register(_leave)
-
-
-def _meet(address: str, prefix: str, rank: int, size: int) -> tuple[Any, int, int]:
-    """The store in which ranks meet. Its names have a prefix: whoever connects cannot write over them."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    backend = f"cpu:{backend},cuda:nccl" if cuda else backend
     store, rank, size = next(rendezvous(address, rank, size, timeout=TIMEOUT))
-    return PrefixStore(prefix, store), rank, size
+    dist.init_process_group(backend, store=PrefixStore(prefix, store), rank=rank, world_size=size, timeout=TIMEOUT)
+    atexit.register(_leave)
 
 
 def _leave() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,8 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
 
     def ways() -> Mapping[str, Way]:
         message = torch.ones(MESSAGE_BYTES // torch.float32.itemsize)
-        by = {GLOO: world.gloo_group(), MPI: MpiGroup(mpi_world(world).Dup())}
+        world.init_torch(device)
+        by = {GLOO: dist.group.WORLD, MPI: MpiGroup(mpi_world(world).Dup())}
         return {name: partial(_mean, group, message) for name, group in by.items()}
 
     shape = {"bytes": MESSAGE_BYTES, "ranks": world.size, "nodes": world.nodes}
@@ -46,7 +48,10 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
         decide=_decide,
         together=True,
     )
-    world.init_torch(device, register() if chooser.choose(question) == MPI else GLOO)
+    chosen = chooser.choose(question)
+    if chosen == MPI and dist.is_initialized():  # gloo was timed
+        dist.destroy_process_group()
+    world.init_torch(device, register() if chosen == MPI else GLOO)
 
 
 def start_measured(world: World, device: torch.device) -> None:
@@ -55,7 +60,7 @@ def start_measured(world: World, device: torch.device) -> None:
     start_collectives(world, device, Chooser(world, device, measure=True, store=store))
 
 
-def _mean(group: dist.ProcessGroup, message: torch.Tensor) -> None:
+def _mean(group: Any, message: torch.Tensor) -> None:
     message.mul_(1 / group.size())
     group.allreduce([message]).wait()
 

@@ -132,7 +132,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """Reduce a tensor over all ranks, in place."""
         (tensor,) = tensors
         numbers = _numbers(tensor)
-        self._met().Allreduce(_in_place(), numbers, _operation(opts))
+        meet(self._comm).Allreduce(_in_place(), numbers, _operation(opts))
         _put_back(numbers, tensor)
         return Done(tensors)
 
@@ -141,7 +141,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         (tensor,) = tensors
         numbers, root = _numbers(tensor), opts.rootRank
         here = self.rank() == root
-        self._met().Reduce(_in_place() if here else numbers, numbers if here else None, _operation(opts), root)
+        meet(self._comm).Reduce(_in_place() if here else numbers, numbers if here else None, _operation(opts), root)
         if here:
             _put_back(numbers, tensor)
         return Done(tensors)
@@ -149,26 +149,26 @@ class MpiGroup(_Group):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Done:
         """This rank's part of the sum of a tensor that has a part for each rank."""
         got = _numbers(output)
-        self._met().Reduce_scatter_block(_numbers(given), got, _operation(opts))
+        meet(self._comm).Reduce_scatter_block(_numbers(given), got, _operation(opts))
         _put_back(got, output)
         return Done([output])
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Done:
         """The root's tensor."""
         (tensor,) = tensors
-        self._met().Bcast(_bytes(tensor), opts.rootRank)
+        meet(self._comm).Bcast(_bytes(tensor), opts.rootRank)
         return Done(tensors)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> Done:
         """All ranks' tensors in one, in rank order."""
-        self._met().Allgather(_bytes(given), _bytes(output))
+        meet(self._comm).Allgather(_bytes(given), _bytes(output))
         return Done([output])
 
     def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> Done:
         """All ranks' tensors, of one size."""
         (parts,), (mine,) = outputs, given
         every = mine.new_empty(len(parts), *mine.shape)
-        self._met().Allgather(_bytes(mine), _bytes(every))
+        meet(self._comm).Allgather(_bytes(mine), _bytes(every))
         for part, one in zip(parts, every, strict=True):
             part.copy_(one)
         return Done(parts)
@@ -177,7 +177,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """All ranks' tensors, of one size, on the root."""
         (mine,), here = given, self.rank() == opts.rootRank
         every = mine.new_empty(self.size(), *mine.shape) if here else None
-        self._met().Gather(_bytes(mine), None if every is None else _bytes(every), opts.rootRank)
+        meet(self._comm).Gather(_bytes(mine), None if every is None else _bytes(every), opts.rootRank)
         if every is not None:
             for part, one in zip(outputs[0], every, strict=True):
                 part.copy_(one)
@@ -187,14 +187,14 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """This rank's tensor of those, of one size, that the root has."""
         (mine,) = outputs
         every = torch.stack(given[0]) if self.rank() == opts.rootRank else None
-        self._met().Scatter(None if every is None else _bytes(every), _bytes(mine), opts.rootRank)
+        meet(self._comm).Scatter(None if every is None else _bytes(every), _bytes(mine), opts.rootRank)
         return Done(outputs)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, received: list[int], sent: list[int], opts: object = None
     ) -> Done:
         """Give each rank a part of the rows and get one of each. Rows of each, or nothing for equal parts."""
-        self._met().Alltoallv(self._parts(given, sent), self._parts(output, received))
+        meet(self._comm).Alltoallv(self._parts(given, sent), self._parts(output, received))
         return Done([output])
 
     def alltoall(self, outputs: list[Tensor], given: list[Tensor], opts: object = None) -> Done:
@@ -217,10 +217,6 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
     # What torch up to 2.12 calls them
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
-
-    def _met(self) -> Any:
-        meet(self._comm)
-        return self._comm
 
     def _parts(self, rows: Tensor, counts: list[int]) -> Any:
         """The bytes of rows with the number and the offset of those of each rank."""
