@@ -56,6 +56,8 @@ def main() -> int:
     parser.add_argument("--torchs-collectives", action="store_true")
     args = parser.parse_args()
     world = World.create()
+    if args.torchs_collectives and world.size == 1:
+        parser.error("--torchs-collectives needs several ranks: mpiexec -n 2 python benchmarks/harness_overhead.py …")
     keep_freed_memory()
     workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
     whole = workload.dataset("train", args.data or default_data_root("cosmoflow", args.size))

@@ -63,10 +63,10 @@ class Seal:
         """Begin the next message, on all ranks."""
         self._number += 1
 
-    def close(self, value: Any, sender: int) -> bytes:
+    def close(self, value: Any, sender: int) -> bytearray:
         """Pickle and sign a value."""
         data = pickle.dumps(value)
-        return self._sign(data, sender) + data
+        return bytearray(self._sign(data, sender) + data)
 
     def open(self, sealed: bytes, sender: int) -> Any:
         """The value of a message of this number from this sender. ConnectionError, and nothing is unpickled, if it is not one."""
@@ -191,7 +191,7 @@ class Alone:
 
 
 class MpiTransport:
-    """The transport through mpi4py. MPI's own waiting takes a whole core, so every call first waits for all ranks asleep."""
+    """The transport through mpi4py. MPI's own waiting takes a whole core, so each call first waits for all ranks by `meet`."""
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
@@ -238,7 +238,7 @@ def meet(comm: Any) -> Any:
 
 
 def wait_for(request: Any) -> None:
-    """Wait for MPI. Looks again and again for a moment, then sleeps longer and longer between two looks."""
+    """Wait until MPI has done what was asked. Looks again and again for a moment, then sleeps longer and longer between looks."""
     awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
     while not request.Test():
         if time.perf_counter() > awake_until:
@@ -270,7 +270,7 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        mine = torch.frombuffer(bytearray(self._seal.close(value, self.rank)), dtype=torch.uint8)
+        mine = torch.frombuffer(self._seal.close(value, self.rank), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)]), self._group)
         longest = max(_message_size(int(size)) for size in sizes)
@@ -286,7 +286,7 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        mine = torch.frombuffer(bytearray(self._seal.close(value, self.rank)), dtype=torch.uint8)
+        mine = torch.frombuffer(self._seal.close(value, self.rank), dtype=torch.uint8)
         largest, size = torch.tensor([len(mine)]), torch.tensor([len(mine)])
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)
         longest = _message_size(int(largest))
@@ -306,9 +306,7 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._seal.next()
-        message = (
-            torch.frombuffer(bytearray(self._seal.close(value, root)), dtype=torch.uint8) if self.rank == root else None
-        )
+        message = torch.frombuffer(self._seal.close(value, root), dtype=torch.uint8) if self.rank == root else None
         size = torch.tensor([0 if message is None else len(message)])
         dist.broadcast(size, group=self._group, group_src=root)
         if message is None:

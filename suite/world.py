@@ -188,7 +188,7 @@ class World:
             raise InputError(first)
 
     def init_torch(self, device: torch.device, backend: str = "gloo") -> None:
-        """Start torch.distributed with a backend of processors, on CUDA with NCCL too. Nothing on one rank or if it is started."""
+        """Start torch.distributed: ``backend`` between processors, NCCL too on CUDA. Nothing on one rank or if it is started."""
         import torch.distributed as dist
 
         if self.size == 1 or dist.is_initialized():

@@ -24,7 +24,7 @@ from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.performance.stragglers import Straggling, straggling
 from suite.training.counts.flops import Count, count
-from suite.training.devices import Feed, prefetch
+from suite.training.devices import Feed, cores_are_taken, prefetch
 from suite.training.instrument import Ledger, exchange_marks
 from suite.training.loop import autocast
 from suite.training.parallel.data import wrap
@@ -242,7 +242,9 @@ def _batches(config: RunConfig, data: Dataset, world: World, device: torch.devic
     def load(item: tuple[int, Any]) -> Any:
         return data.load(item[1], seed=SEED, epoch=item[0])
 
-    batches = prefetch(load, islice(indices(), steps), threads=config.loader_threads, feed=Feed(device))
+    batches = prefetch(
+        load, islice(indices(), steps), threads=config.loader_threads, feed=Feed(device, alone=cores_are_taken(world))
+    )
     yield from (batch for _, batch in batches)
 
 

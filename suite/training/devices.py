@@ -156,12 +156,12 @@ def prefetch(
     """Load the batches of items in order, ahead of their use by a pool of threads, and bring them to the device.
 
     Where one thread would load on a core that the ranks compute on (`Feed.alone`), the caller loads each batch when it needs it:
-    a hand-over between threads takes longer than many a load. When storage lets it wait, a thread loads the next batches, each
-    time twice as many, before that is tried again.
+    the thread would save nothing, and to hand a batch over takes time. When storage lets the caller wait, a thread loads the next
+    batches, each time twice as many, before that is tried again.
     """
     left, most = iter(items), RETRIED
     while feed.alone and threads == 1:
-        yield from _by_caller(load, left, feed)
+        yield from _by_caller(load, left)
         part = list(islice(left, most))
         if not part:
             return
@@ -170,14 +170,14 @@ def prefetch(
     yield from _by_threads(load, left, threads=threads, feed=feed)
 
 
-def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item], feed: Feed) -> Iterator[tuple[Item, Batch]]:
+def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator[tuple[Item, Batch]]:
     """Load where a batch is used, until loading waits: the time it takes less the time it computes. Leaves the other items."""
     waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
     for item in items:
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        batch = feed.end(feed.begin(feed.pack(load(item))))
-        cpu_s, now_s = time.thread_time() - cpu_s, time.perf_counter()
-        waited_s, loads = waited_s + max(0.0, now_s - wall_s - cpu_s), loads + 1
+        load_begin_s, computed_before_s = time.perf_counter(), time.thread_time()
+        batch = load(item)
+        computed_s = time.thread_time() - computed_before_s
+        waited_s, loads = waited_s + max(0.0, time.perf_counter() - load_begin_s - computed_s), loads + 1
         yield item, batch
         if waited_s > LONG_WAIT_S:
             return

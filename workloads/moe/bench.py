@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from suite import VERSION
 from suite.errors import InputError
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.store import Store, cache_folder
+from suite.machine.choice.chooser import measuring_chooser
 from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
@@ -129,10 +128,9 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     mesh = expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
     if shape.moe.backend == "auto":
-        store = Store(cache_folder() if world.is_first else None)
         rows = Layout(1.0, world.size).computed_rows(shape.moe, shape.tokens)
         asked = ExpertShape.of(shape.moe, shape.width, rows, DTYPES[shape.dtype], world.size)
-        layer.backend = choose_backend(Chooser(world, device, measure=True, store=store), asked)
+        layer.backend = choose_backend(measuring_chooser(world, device), asked)
     dense = DenseFFN(shape).to(device, DTYPES[shape.dtype])
     x_ND = torch.randn(shape.tokens * shape.moe.top_k, shape.width, device=device, dtype=x_TD.dtype)
     call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)

@@ -192,8 +192,16 @@ def make_chooser(
     A run that is continued and made no choices followed the rules, and goes on with them.
     """
     measure = config.choices.measure and earlier != {}
-    store = Store(cache_folder() if world.is_first else None)
-    return Chooser(world, device, measure=measure, store=store, pinned=config.choices.pinned, earlier=earlier)
+    return Chooser(world, device, measure=measure, store=_store(world), pinned=config.choices.pinned, earlier=earlier)
+
+
+def measuring_chooser(world: World, device: torch.device) -> Chooser:
+    """Make what makes the choices of a measurement without a configuration of a run: what the cache has not is measured."""
+    return Chooser(world, device, measure=True, store=_store(world))
+
+
+def _store(world: World) -> Store:
+    return Store(cache_folder() if world.is_first else None)
 
 
 def _four_digits(seconds: float) -> float:

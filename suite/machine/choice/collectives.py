@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from suite.machine.choice.chooser import Chooser, Question
+from suite.machine.choice.chooser import Question, measuring_chooser
 from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
 from suite.machine.choice.race import Way
-from suite.machine.choice.store import Store, cache_folder
 from suite.workload import Chooses
 from suite.world import World
 
@@ -56,8 +56,7 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
 
 def start_measured(world: World, device: torch.device) -> None:
     """Start torch.distributed as a run would whose configuration says nothing about it."""
-    store = Store(cache_folder() if world.is_first else None)
-    start_collectives(world, device, Chooser(world, device, measure=True, store=store))
+    start_collectives(world, device, measuring_chooser(world, device))
 
 
 def _mean(group: Any, message: torch.Tensor) -> None:
@@ -66,4 +65,4 @@ def _mean(group: Any, message: torch.Tensor) -> None:
 
 
 def _decide(seconds: Mapping[str, float]) -> str:
-    return MPI if seconds.get(MPI, 1.0) <= WORTH * seconds.get(GLOO, 2.0) else GLOO
+    return MPI if seconds.get(MPI, math.inf) <= WORTH * seconds.get(GLOO, math.inf) else GLOO

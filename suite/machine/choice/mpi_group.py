@@ -168,7 +168,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         """All ranks' tensors, of one size."""
         (parts,), (mine,) = outputs, given
         every = mine.new_empty(len(parts), *mine.shape)
-        meet(self._comm).Allgather(_bytes(mine), _bytes(every))
+        self.all_gather_single(every, mine)
         for part, one in zip(parts, every, strict=True):
             part.copy_(one)
         return Done(parts)
@@ -227,22 +227,22 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return data, [row * count for count in counts]
 
 
-def _bytes(tensor: Tensor) -> NDArray[Any]:
+def _contiguous(tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous():
-        raise ValueError(
-            f"a tensor {tuple(tensor.shape)} that is sent has to be contiguous; strides are {tensor.stride()}"
-        )
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        raise ValueError(f"a tensor {shape} that is sent has to be contiguous; its strides are {strides}")
+    return tensor.detach()
+
+
+def _bytes(tensor: Tensor) -> NDArray[Any]:
+    return _contiguous(tensor).reshape(-1).view(torch.uint8).numpy()
 
 
 def _numbers(tensor: Tensor) -> NDArray[Any]:
     """What MPI adds: the tensor's memory, or its numbers in float32."""
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"a tensor {tuple(tensor.shape)} that is sent has to be contiguous; strides are {tensor.stride()}"
-        )
-    narrow = tensor.is_floating_point() and tensor.element_size() < torch.float32.itemsize
-    return (tensor.detach().float() if narrow else tensor.detach()).numpy()
+    given = _contiguous(tensor)
+    narrow = given.is_floating_point() and given.element_size() < torch.float32.itemsize
+    return (given.float() if narrow else given).numpy()
 
 
 def _put_back(numbers: NDArray[Any], tensor: Tensor) -> None:

@@ -44,7 +44,7 @@ def race(
 
     Each is called once or twice before it counts. Ways that are far behind leave after a few rounds, so their seconds are of
     fewer passes. ``wall``: by the wall clock on a processor. ``together``: a way is a step of all ranks, so all call each equally
-    often, and waiting counts.
+    often, and waiting counts; one that raises ends the race.
 
     The race ends when the two best are apart, at the latest after some rounds.
     """
