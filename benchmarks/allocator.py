@@ -63,16 +63,20 @@ def worker(subject: str, keep: bool, steps: int) -> None:
     """Train blocks as they are asked for; an empty line ends it."""
     import numpy as np
     import torch
-    from block import open_workload
 
+    from suite.config import load_config
+    from suite.descriptor import descriptor
     from suite.training.startup import keep_freed_memory
+    from suite.workload import load_workload
     from suite.world import World
 
     torch.set_num_threads(1)
     if keep and not keep_freed_memory():
         raise SystemExit("this C library is not glibc")
     name, _, data = subject.partition("=")
-    workload, config = open_workload(*name.split("/"), [], World.create(None))
+    chosen, size = name.split("/")
+    config = load_config(descriptor(chosen), size, [])
+    workload = load_workload(descriptor(chosen))(config)
     model = workload.build_model(World.create(None))
     train = workload.dataset("train", Path(data))
     optimizer = workload.build_optimizer(model, steps).optimizer

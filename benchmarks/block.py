@@ -16,7 +16,7 @@ from suite.log.run_folder import RunFolder
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank, use_precision
+from suite.training.devices import pick_device, set_up_rank
 from suite.training.loop import Trainer
 from suite.training.plan import TrialPlan
 from suite.training.state import TrainingState
@@ -58,12 +58,10 @@ class Fixed:
 
 
 def open_workload(name: str, size: str, overrides: Sequence[str], world: World) -> tuple[Workload, RunConfig]:
-    """A workload at a size on this rank, threads and device set as in a run. Nothing goes on later, so no checkpoint is saved."""
-    torch.set_num_threads(threads_per_rank(world))
+    """A workload at a size on this rank, which is set up as in a run. Nothing goes on later, so no checkpoint is saved."""
     chosen = descriptor(name)
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
-    device = pick_device(config.device, world)
-    use_precision(config.precision, device)
+    device, _ = set_up_rank(config, world)
     start_collectives(world, device, make_chooser(config, world, device))
     return load_workload(chosen)(config), config
 

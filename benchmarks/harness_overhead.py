@@ -38,7 +38,6 @@ from suite.log.student_t import quantile
 from suite.machine.choice.chooser import make_chooser
 from suite.training.agreement import StopWatch
 from suite.training.devices import Feed, prefetch
-from suite.training.startup import keep_freed_memory
 from suite.training.state import TrainingState
 from suite.world import World
 
@@ -58,7 +57,6 @@ def main() -> int:
     world = World.create()
     if args.torchs_collectives and world.size == 1:
         parser.error("--torchs-collectives needs several ranks: mpiexec -n 2 python benchmarks/harness_overhead.py …")
-    keep_freed_memory()
     workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
     whole = workload.dataset("train", args.data or default_data_root("cosmoflow", args.size))
     data = Head(whole, args.steps * args.global_batch_size)

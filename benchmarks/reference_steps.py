@@ -229,11 +229,9 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     from suite.machine.choice.chooser import make_chooser
     from suite.training.loop import autocast
     from suite.training.parallel.data import Clipping
-    from suite.training.startup import keep_freed_memory
     from suite.world import World
 
     name, world = args.workloads[0], World.create(None)
-    keep_freed_memory()
     size, samples, overrides, _ = SIZES[name]
     fixed = [f"precision={args.precision}", f"global_batch_size={samples}", "device=cpu"]
     workload, config = open_workload(name, size, [*fixed, *overrides], world)

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from suite.errors import InputError
 from suite.machine.probes.allowance import usable
+from suite.training.startup import keep_freed_memory, leave_compiler_unloaded
 from suite.world import World
 
 if TYPE_CHECKING:
+    from suite.config import RunConfig
     from suite.workload import Batch
 
 Item = TypeVar("Item")
@@ -35,6 +37,19 @@ def threads_per_rank(world: World) -> int:
     """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at least 1."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
+
+
+def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
+    """Set this process up as a rank of a trial computes: threads, device, precision, memory, no compiler that nobody asked for.
+
+    Returns its device, and whether freed memory is kept. InputError as `pick_device` and `use_precision`.
+    """
+    if not config.compile:
+        leave_compiler_unloaded()
+    torch.set_num_threads(threads_per_rank(world))
+    device = pick_device(config.device, world)
+    use_precision(config.precision, device)
+    return device, device.type == "cpu" and keep_freed_memory()
 
 
 def use_precision(precision: str, device: torch.device) -> None:

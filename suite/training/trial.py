@@ -28,7 +28,7 @@ from suite.machine.choice.collectives import start_collectives
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, threads_per_rank, use_precision
+from suite.training.devices import set_up_rank
 from suite.training.loop import Outcome, Trainer
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
@@ -36,7 +36,7 @@ from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
 from suite.training.records import OtherWork
 from suite.training.run_data import RunData, open_data, verify_source
-from suite.training.startup import StopSignals, keep_freed_memory, leave_compiler_unloaded
+from suite.training.startup import StopSignals
 from suite.training.state import Position, TrainingState
 from suite.training.statement import (
     SEED_BITS,
@@ -66,12 +66,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     """Run one trial; every rank calls. Returns the worker's exit code. InputError is one line for the user, equal on all ranks."""
     signals = StopSignals()
     config, folder = plan.config, plan.folder
-    if not config.compile:
-        leave_compiler_unloaded()
-    torch.set_num_threads(threads_per_rank(world))
-    device = pick_device(config.device, world)
-    use_precision(config.precision, device)
-    keeps_freed_memory = device.type == "cpu" and keep_freed_memory()
+    device, keeps_freed_memory = set_up_rank(config, world)
     parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -309,6 +309,12 @@ def steps(path: Path) -> dict[tuple[int, int], tuple[float, float]]:
     }
 
 
+def training_s(found: Mapping[tuple[int, int], tuple[float, float]]) -> float:
+    """Seconds from the first of these steps to the last."""
+    times = [time_s for _, time_s in found.values()]
+    return max(times) - min(times)
+
+
 def lost_work(before: Path, after: Path) -> float | None:
     """Seconds of training of one attempt that the next one repeats. None if they have no step in common."""
     old, new = steps(before), steps(after)
@@ -438,8 +444,7 @@ def run_chains(
     code = calm.start().wait()
     assert code == 0, f"the undisturbed run ended with {code}: see {calm.root}"
     reference = steps(calm.root / "result_0.txt")
-    times = [time_s for _, time_s in reference.values()]
-    train_s = max(times) - min(times)
+    train_s = training_s(reference)
     whole_s = time.monotonic() - begin
     print(f"undisturbed: {whole_s:.1f} s, of which training {train_s:.1f} s, {len(reference)} steps", flush=True)
     outcomes: list[Outcome] = []
@@ -447,7 +452,12 @@ def run_chains(
     while waiting and time.monotonic() - begin < limit_s:
         number += 1
         batch, rest = waiting[:CHAIN], waiting[CHAIN:]
-        made = run_chain(make(number, batch), batch, reference, chance, train_s)
+        chain = make(number, batch)
+        made = run_chain(chain, batch, reference, chance, train_s)
+        if (
+            not made and (log := chain.current()) and (found := steps(log))
+        ):  # no kill came in time: the machine is faster now
+            train_s = min(train_s, training_s(found))
         struck = [outcome.kill for outcome in made]
         waiting = [kill for kill in batch if kill not in struck] + rest
         outcomes += made

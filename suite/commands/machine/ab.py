@@ -155,20 +155,16 @@ def _compare(
     world: World, chosen: Descriptor, configs: list[RunConfig], contest: Contest, seed: int, folder: Path, style: str
 ) -> None:
     """Run both sides on all ranks; rank 0 writes and prints."""
-    import torch
-
     from suite.data.build import find_data
     from suite.log.run_folder import RunFolder
     from suite.machine.choice.chooser import make_chooser
     from suite.machine.choice.collectives import start_collectives
     from suite.performance.ab.sides import Side, compete
-    from suite.training.devices import pick_device, threads_per_rank, use_precision
+    from suite.training.devices import set_up_rank
     from suite.training.plan import TrialPlan
 
-    torch.set_num_threads(threads_per_rank(world))
     config = configs[0]
-    device = pick_device(config.device, world)
-    use_precision(config.precision, device)
+    device, _ = set_up_rank(config, world)
     start_collectives(world, device, make_chooser(config, world, device))
     root, run = _root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)

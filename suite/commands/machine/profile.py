@@ -110,16 +110,12 @@ def _profile(
     world: World, chosen: Descriptor, config: RunConfig, root: Path, steps: int, profiled_steps: int, output: Path
 ) -> None:
     """Train and profile on all ranks; rank 0 writes the files and prints the table."""
-    import torch
-
     from suite.data.sampling import check_batch
     from suite.performance import profiling
-    from suite.training.devices import pick_device, threads_per_rank, use_precision
+    from suite.training.devices import set_up_rank
 
     check_batch(config.global_batch_size, world.size)
-    torch.set_num_threads(threads_per_rank(world))
-    device = pick_device(config.device, world)
-    use_precision(config.precision, device)
+    device, _ = set_up_rank(config, world)
     workload = load_workload(chosen)(config)
     result = profiling.run(
         workload,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -47,3 +50,36 @@ def test_tf32_is_not_of_other_vendors_nor_of_a_cpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(InputError, match="precision tf32"):
         use_precision("tf32", GPU)
+
+
+def test_a_rank_is_set_up_with_its_threads_its_precision_and_memory_that_it_keeps() -> None:
+    program = """
+import sys
+from pathlib import Path
+import torch
+from suite.config import load_config
+from suite.descriptor import descriptor
+from suite.training.devices import set_up_rank
+from suite.world import World
+config = load_config(descriptor("cosmoflow"), "smoke", ["device=cpu"])
+device, keeps = set_up_rank(config, World.create(None))
+def faults():
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[7])
+def used():
+    before = faults()
+    torch.ones(4 << 20)
+    return faults() - before
+used()
+print(device, keeps, torch.get_num_threads(), used(), sys.modules.get("torch._dynamo").__class__.__name__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    device, keeps, threads, faults, compiler = done.stdout.split()
+    assert (device, keeps, threads) == ("cpu", "True", "2")
+    assert int(faults) < 100  # of 4,096 pages that the second tensor has
+    assert compiler != "module"  # stands for one that is not loaded
