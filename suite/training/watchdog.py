@@ -4,8 +4,12 @@ A thread of every rank looks at the rank's last mark (suite.training.progress). 
 stacks to a file and asks the other ranks by UDP what they are doing. If no rank that answers has gone on, the run hangs: ranks
 that do not answer are stopped or gone, ranks with fewer marks did not arrive. If one has gone on, the others wait rightly.
 
-Why datagrams: a socket costs a rank one descriptor and nothing is sent while the run goes on; the store and the communicators of
-torch.distributed and MPI may be what hangs. Every datagram carries a code made with a key that only the ranks have.
+A process that has ended is found sooner: a rank that waits for a moment asks the next one, and the kernel of its node says that
+nobody has its port any more. That counts only if the next rank has answered before: a firewall may say so too.
+
+Why datagrams: a socket costs a rank one descriptor and next to nothing is sent while the run goes on; the store and the
+communicators of torch.distributed and MPI may be what hangs. Every datagram carries a code made with a key that
+only the ranks have.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,10 @@ ASK_AT_ONCE = 256  # more answers at a time would overflow a socket's buffer
 STAND_INS = 8  # ranks below this one of which one would do the asking if it lived
 NAMED_UP_TO = 8
 LOOK_EVERY_S = 5.0
+WAITING_S = 10.0  # without a mark, from which on a rank asks whether the next one is still there
+SURE_AFTER_S = 1.0  # without a mark after it is not: the last collective of a run may just have ended
+FIRST_TRIES = 3  # to hear from the next rank at all
+LEFT_TO_FIRST = 3  # times that rank 0 is told, before the rank that tells it ends the run itself
 
 Address = tuple[str, int]
 
@@ -108,6 +116,8 @@ class Watchdog:
         self._dumped = -1
         self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
         self._closed = self._ending = False
+        self._next = (world.rank + 1) % world.size
+        self._heard, self._tries, self._told = False, FIRST_TRIES if world.size > 1 else 0, 0
         self.before_end: Callable[[str], None] = lambda text: None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
@@ -132,7 +142,60 @@ class Watchdog:
             if self._progress.silent_s >= self._silence_s and not self._closed:
                 self._write_stacks()
                 self._investigate()
+            elif self._next_has_ended() and not self._closed:
+                self._write_stacks()
+                self._tell_first()
         self._socket.close()
+
+    def _next_has_ended(self) -> bool:
+        """Whether this rank waits and the process of the next one is gone."""
+        if not self._heard:
+            if self._tries:
+                self._tries -= 1
+                self._heard = self._listens(self._next) is True
+            return False
+        progress, marks = self._progress, self._marks()
+        waits = not progress.label.startswith("after ")  # else it is beyond what the others may wait in
+        if not waits or progress.silent_s < min(WAITING_S, self._silence_s / 2) or self._reported == marks:
+            return False
+        if self._listens(self._next) is not False:
+            return False
+        time.sleep(SURE_AFTER_S)
+        return marks == self._marks() and not progress.label.startswith("after ")
+
+    def _listens(self, rank: int) -> bool | None:
+        """True if a rank answers, False if its node says that nobody has its port, None if nothing comes.
+
+        Meanwhile others are answered: all ranks may ask at once.
+        """
+        text, until = b'{"kind": "ask"}', time.monotonic() + ANSWER_S
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.setblocking(False)
+            try:
+                asking.connect(self._addresses[rank])
+                asking.send(self._code(text) + text)
+                while time.monotonic() < until:
+                    self._receive(0.1)
+                    with suppress(BlockingIOError):
+                        return bool(asking.recv(4096))
+            except ConnectionRefusedError:
+                return False
+            except OSError:  # no way to that node
+                return None
+        return None
+
+    def _tell_first(self) -> None:
+        """Let rank 0, which has the log, end the run, or end it here."""
+        state = self._state()
+        waits = f"rank {state.rank} on {state.node} waits for it in: {state.label}"
+        text = f"no progress for {state.silent_s:.0f} s: rank {self._next} has ended; {waits}"
+        if 0 in (self._world.rank, self._next) or self._told == LEFT_TO_FIRST:
+            self._finish(text, range(self._world.size))
+        else:
+            self._told += 1
+            self._send(self._addresses[0], {"kind": "ended", "text": text})
+            if not self._ends:
+                self._reported = self._marks()
 
     def _receive(self, wait_s: float) -> dict[str, Any] | None:
         """Wait a moment for a datagram, answer a question, obey an end. Returns a state that another rank sent."""
@@ -149,6 +212,9 @@ class Watchdog:
             self._send(address, {"kind": "state"} | vars(self._state()))
         elif message["kind"] == "taken":
             self._taken_until = time.monotonic() + self._silence_s
+        elif message["kind"] == "ended":
+            self._write_stacks()
+            self._finish(message["text"], range(self._world.size))
         elif message["kind"] == "end":
             self._write_stacks()
             os._exit(FAILED)
@@ -161,26 +227,36 @@ class Watchdog:
         answers = self._ask(rank for rank in range(self._world.size) if rank != self._world.rank)
         missing = set(range(self._world.size)) - answers.keys() - {self._world.rank}
         text = explain_hang([self._state(), *answers.values()], missing, 0.9 * self._silence_s)
-        mark = sum(self._progress.counts.values())
-        if text is None or self._reported == mark or time.monotonic() < self._taken_until:
+        if text is None:
             return
-        self._reported = mark
         cut_off = bool(missing) and self._world.nodes > 1 and {each.node for each in answers.values()} <= {node_name()}
         if cut_off:
             text += "; no other node answered: datagrams may be blocked between nodes, so the run is not ended for it"
+        self._finish(text, answers, ends=not cut_off)
+
+    def _finish(self, text: str, ranks: Iterable[int], *, ends: bool = True) -> None:
+        """Say once for each silence what is wrong, and end the run with these ranks if the settings say so."""
+        marks = self._marks()
+        if self._reported == marks or time.monotonic() < self._taken_until:
+            return
+        self._reported = marks
         self._say(f"{text}; stacks: {self._stacks.parent}/{self._stacks.name.rpartition('_')[0]}_rank*.txt")
-        if self._ends and not cut_off:
+        if self._ends and ends:
             self._ending = True
-            self._tell(answers, "taken")  # what comes before the end may take longer than they wait for an answer
+            self._tell(ranks, "taken")  # what comes before the end may take longer than they wait for an answer
             self.before_end(text)
             for _ in range(3):
-                self._tell(answers, "end")
+                self._tell(ranks, "end")
                 time.sleep(0.2)  # the launcher may discard what ranks print once one of them has ended
             os._exit(FAILED)
 
+    def _marks(self) -> int:
+        return sum(self._progress.counts.values())
+
     def _tell(self, ranks: Iterable[int], kind: str) -> None:
         for rank in ranks:
-            self._send(self._addresses[rank], {"kind": kind})
+            if rank != self._world.rank:
+                self._send(self._addresses[rank], {"kind": kind})
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, State]:
         """Ask ranks what they do, some at a time. Returns the states of those that answer."""
@@ -218,10 +294,9 @@ class Watchdog:
 
     def _write_stacks(self) -> None:
         """Write the Python stacks of all threads, once per silence."""
-        mark = sum(self._progress.counts.values())
-        if self._dumped == mark:
+        if self._dumped == self._marks():
             return
-        self._dumped = mark
+        self._dumped = self._marks()
         try:
             self._stacks.parent.mkdir(parents=True, exist_ok=True)
             with self._stacks.open("a", encoding="utf-8") as file:

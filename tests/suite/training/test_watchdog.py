@@ -9,20 +9,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from suite.config import Watching
 from suite.launch.local import run_local
 from suite.log.reader import read_events
+from suite.training import watchdog
 from suite.training.progress import MarkedTransport, Progress
 from suite.training.watchdog import State, Watchdog, explain_hang
 from suite.transport import Alone
 from suite.world import World
 from tests.fixtures.hosts import host_environment, write_hosts
+from tests.fixtures.thread_ranks import Meeting
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -221,6 +227,103 @@ def test_a_datagram_without_the_key_is_neither_answered_nor_obeyed(tmp_path: Pat
         other.settimeout(5)
         assert b'"silent_s"' in other.recvfrom(4096)[0]
     dog.close()
+
+
+class Threads(Alone):
+    """Two ranks that are threads of one process."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.size, self._meeting = rank, 2, meeting
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.sum(self._meeting.exchange(self.rank, values), axis=0)  # type: ignore[no-any-return]
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        return self._meeting.exchange(self.rank, value)[root]
+
+
+@dataclass
+class Pair:
+    """The watchdogs of two ranks, rank 1 of which is about to end, and the lines they say."""
+
+    dogs: list[Watchdog]
+    said: list[str]
+    waiting: Progress  # of rank 0
+
+    def end_rank_1(self) -> None:
+        self.dogs[1].close()
+        self.dogs[1]._thread.join(20)
+
+    def say_within(self, seconds: float) -> list[str]:
+        until = time.monotonic() + seconds
+        while not self.said and time.monotonic() < until:
+            time.sleep(0.05)
+        return self.said
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    for name, seconds in (("LOOK_EVERY_S", 0.3), ("WAITING_S", 1.0), ("SURE_AFTER_S", 0.3)):
+        monkeypatch.setattr(watchdog, name, seconds)
+    meeting, said, waiting = Meeting(2), list[str](), Progress()
+    settings = Watching(silence_s=20, action="report")
+
+    def begin(rank: int) -> Watchdog:
+        threads = Threads(rank, meeting)
+        world = World("test", rank, 2, rank, 2, 0, 1, ("here",), threads, threads)
+        progress = Progress() if rank else waiting
+        return Watchdog(world, progress, settings, tmp_path / f"stack_0_rank{rank}.txt", said.append)
+
+    with ThreadPoolExecutor(2) as both:
+        dogs = list(both.map(begin, range(2)))
+    yield Pair(dogs, said, waiting)
+    for dog in dogs:
+        dog.close()
+
+
+def test_a_rank_whose_process_has_ended_is_named_long_before_the_silence_is_over(pair: Pair) -> None:
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.waiting.call("sum in backward pass of step 7")
+    pair.end_rank_1()
+    begin = time.monotonic()
+    (line,) = pair.say_within(30)
+    assert time.monotonic() - begin < 20
+    assert re.match(
+        r"no progress for \d+ s: rank 1 has ended; rank 0 on .* waits for it in: sum in backward pass", line
+    )
+    time.sleep(2)
+    assert len(pair.said) == 1
+
+
+def test_a_rank_that_is_beyond_the_last_collective_misses_nobody(pair: Pair) -> None:
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.waiting.call("barrier in ending the run")
+    pair.waiting.returned()
+    pair.end_rank_1()
+    assert not pair.say_within(3)
+
+
+def test_a_rank_that_goes_on_misses_nobody(pair: Pair) -> None:
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.end_rank_1()
+    for step in range(30):
+        pair.waiting.enter(f"step {step}")
+        assert not pair.say_within(0.1)
+
+
+def test_a_refusal_of_a_rank_that_never_answered_may_be_a_firewalls(pair: Pair) -> None:
+    pair.dogs[0]._tries = 0
+    pair.dogs[0]._heard = False
+    pair.waiting.call("sum")
+    pair.end_rank_1()
+    assert not pair.say_within(3)
+
+
+def test_a_rank_that_answers_is_waited_for(pair: Pair) -> None:
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.dogs[1]._progress.enter("a long way to go")
+    pair.waiting.call("sum")
+    assert not pair.say_within(3)
 
 
 def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
