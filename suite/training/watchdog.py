@@ -117,7 +117,7 @@ class Watchdog:
         self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
         self._closed = self._ending = False
         self._next = (world.rank + 1) % world.size
-        self._heard, self._tries, self._told = False, FIRST_TRIES if world.size > 1 else 0, 0
+        self._heard, self._told = False, 0
         self.before_end: Callable[[str], None] = lambda text: None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
@@ -137,6 +137,8 @@ class Watchdog:
             raise
 
     def _run(self) -> None:
+        if self._world.size > 1:
+            self._heard = any(self._listens(self._next) for _ in range(FIRST_TRIES))
         while not self._closed:
             self._receive(min(LOOK_EVERY_S, self._silence_s / 4))
             if self._progress.silent_s >= self._silence_s and not self._closed:
@@ -149,14 +151,11 @@ class Watchdog:
 
     def _next_has_ended(self) -> bool:
         """Whether this rank waits and the process of the next one is gone."""
-        if not self._heard:
-            if self._tries:
-                self._tries -= 1
-                self._heard = self._listens(self._next) is True
-            return False
         progress, marks = self._progress, self._marks()
         waits = not progress.label.startswith("after ")  # else it is beyond what the others may wait in
-        if not waits or progress.silent_s < min(WAITING_S, self._silence_s / 2) or self._reported == marks:
+        if not self._heard or not waits or self._reported == marks:
+            return False
+        if progress.silent_s < min(WAITING_S, self._silence_s / 2):
             return False
         if self._listens(self._next) is not False:
             return False

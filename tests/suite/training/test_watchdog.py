@@ -312,7 +312,7 @@ def test_a_rank_that_goes_on_misses_nobody(pair: Pair) -> None:
 
 
 def test_a_refusal_of_a_rank_that_never_answered_may_be_a_firewalls(pair: Pair) -> None:
-    pair.dogs[0]._tries = 0
+    _wait_for(lambda: pair.dogs[0]._heard)
     pair.dogs[0]._heard = False
     pair.waiting.call("sum")
     pair.end_rank_1()
