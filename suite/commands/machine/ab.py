@@ -1,4 +1,4 @@
-"""`mlhpc ab`: two plans of a workload in one job, in blocks of steps by turns, and what differs between them."""
+"""`mlhpc ab`: two plans or settings of a workload in one job, in blocks of steps by turns, and what differs between them."""
 
 from __future__ import annotations
 
@@ -37,23 +37,33 @@ if TYPE_CHECKING:
 
 HELP_GROUP = "Machine"
 HELP_ORDER = 3
-VERSION = 1
+VERSION = 2
 NONE = "none"
+COMMON = {
+    "workload",
+    "size",
+    "data",
+    "device",
+    "global_batch_size",
+}  # of both sides: the same samples on the same machine
 
 
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc ab moe_lm --size smoke --ranks 2 --a none --b sharded
-  mlhpc ab cosmoflow --size mini --ranks 4 --a none --b spatial --mesh-b data=2,spatial=2x1x1 --pairs 20
-  mlhpc ab moe_lm --size smoke --a none --b ./recompute.yaml --format json
+  mlhpc ab moe_lm --size smoke --ranks 2 --b sharded
+  mlhpc ab deepcam --size mini --set-b precision=bfloat16
+  mlhpc ab cosmoflow --size mini --ranks 4 --b spatial --mesh-b data=2,spatial=2x1x1 --pairs 20
+  mlhpc ab moe_lm --size smoke --b ./recompute.yaml --format json
   srun --ntasks=8 mlhpc ab cosmoflow --size full --a spatial --b sharded -o ab/spatial-sharded
 """
 )
 @click.argument("workload")
 @settings_options
-@click.option("--a", "plan_a", required=True, metavar="PLAN", help="A: a plan's name, a YAML file, or none.")
-@click.option("--b", "plan_b", required=True, metavar="PLAN", help="B: the same. It is compared with A.")
+@click.option("--a", "plan_a", metavar="PLAN", help="A: a plan's name, a YAML file, or none. [none]")
+@click.option("--b", "plan_b", metavar="PLAN", help="B: the same. It is compared with A. [none]")
+@click.option("--set-a", "own_a", multiple=True, metavar="KEY=VALUE", help="Override a setting of A; repeatable.")
+@click.option("--set-b", "own_b", multiple=True, metavar="KEY=VALUE", help="Override a setting of B; repeatable.")
 @click.option("--mesh-a", metavar="AXES", help="Mesh of A, such as data=2,spatial=2x1x1. [the plan's]")
 @click.option("--mesh-b", metavar="AXES", help="Mesh of B. [the plan's]")
 @ranks_option()
@@ -72,8 +82,10 @@ def ab(
     size: str | None,
     config: str | None,
     overrides: tuple[str, ...],
-    plan_a: str,
-    plan_b: str,
+    plan_a: str | None,
+    plan_b: str | None,
+    own_a: tuple[str, ...],
+    own_b: tuple[str, ...],
     mesh_a: str | None,
     mesh_b: str | None,
     ranks: int,
@@ -84,15 +96,19 @@ def ab(
     output: Path | None,
     style: str,
 ) -> None:
-    """Compare two plans in one job: blocks of steps by turns, from one checkpoint and on the same data.
+    """Compare two plans or settings in one job: blocks of steps by turns, from one checkpoint and on the same data.
 
     Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an interval and a
     verdict: more, less, equal (to the last bit) or cannot tell. All intervals together hold with 95 %. OUTPUT gets ab.json.
     """
+    if plan_b is None and not own_a and not own_b:
+        raise click.UsageError("what is compared? expected --b PLAN, or --set-b KEY=VALUE (or --set-a)")
     chosen = descriptor(workload)
     chosen.code()
     name = settings(size, config) or DEFAULT_SIZE
-    sides = [_configured(chosen, name, overrides, *each) for each in (("a", plan_a, mesh_a), ("b", plan_b, mesh_b))]
+    plan_a, plan_b = plan_a or NONE, plan_b or NONE
+    given = (("a", plan_a, mesh_a, own_a), ("b", plan_b, mesh_b, own_b))
+    sides = [_configured(chosen, name, overrides, *each) for each in given]
     folder = output or default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
 
     from suite.world import detect
@@ -110,24 +126,36 @@ def ab(
         words += ["--a", plan_a, "--b", plan_b, "--seed", str(seed)]
         words += ["--pairs", str(pairs), "--steps", str(steps), "--warmup", str(warmup)]
         words += [word for key, mesh in (("--mesh-a", mesh_a), ("--mesh-b", mesh_b)) if mesh for word in (key, mesh)]
+        words += [word for side, _, _, own in given for text in own for word in (f"--set-{side}", text)]
         sys.exit(start_ranks(words, ranks))
     from suite.performance.ab.sides import Contest
 
     contest = Contest(pairs, steps, warmup)
-    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, contest, seed, folder, style)))
+    told = own_a, own_b
+    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, told, contest, seed, folder, style)))
 
 
 def _configured(
-    chosen: Descriptor, name: str, overrides: tuple[str, ...], side: str, plan: str, mesh: str | None
+    chosen: Descriptor,
+    name: str,
+    overrides: tuple[str, ...],
+    side: str,
+    plan: str,
+    mesh: str | None,
+    own: tuple[str, ...],
 ) -> RunConfig:
     """The configuration of one side. InputError names the side's option."""
     if plan == NONE and mesh is not None:
         raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: expected --{side} NAME")
     given = ("plan=null", "mesh=null") if plan == NONE else plan_settings(plan, mesh)
-    own = {override.partition("=")[0] for override in overrides} & {"plan", "mesh"}
-    if own:
-        raise InputError(f"--set {own.pop()}: the plans of both sides are --a, --b, --mesh-a and --mesh-b")
-    return load_config(chosen, name, (*overrides, *given, "instrumentation=true"))
+    named = {override.partition("=")[0] for override in (*overrides, *own)} & {"plan", "mesh"}
+    if named:
+        raise InputError(f"--set {named.pop()}: the plans of both sides are --a, --b, --mesh-a and --mesh-b")
+    common = {setting.partition("=")[0] for setting in own} & COMMON
+    if common:
+        key = common.pop()
+        raise InputError(f"--set-{side} {key}: both sides have the same {key}: expected --set {key}=VALUE")
+    return load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
 
 
 def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
@@ -145,6 +173,23 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
         except InputError as error:
             raise InputError(f"--{label}: {error}") from None
     find_data(_root(sides[0]), sides[0].workload, sides[0].size)
+    if sides[0].hyperparameters != sides[1].hyperparameters:
+        _check_parameters(chosen, sides)
+
+
+def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
+    """InputError if settings gave the sides other parameters: both begin at one checkpoint."""
+    from suite.training.parallel.skeleton import build_on_meta
+
+    a, b = (
+        {name: tuple(each.shape) for name, each in build_on_meta(chosen, side)[1].named_parameters()} for side in sides
+    )
+    other = next((name for name in (*b, *a) if a.get(name) != b.get(name)), None)
+    if other is not None:
+        raise InputError(
+            f"--set-b: {other} has shape {b.get(other)}, in A {a.get(other)}: expected settings that leave the parameters "
+            "as they are, for both sides begin at one checkpoint"
+        )
 
 
 def _root(config: RunConfig) -> Path:
@@ -152,7 +197,14 @@ def _root(config: RunConfig) -> Path:
 
 
 def _compare(
-    world: World, chosen: Descriptor, configs: list[RunConfig], contest: Contest, seed: int, folder: Path, style: str
+    world: World,
+    chosen: Descriptor,
+    configs: list[RunConfig],
+    settings: tuple[tuple[str, ...], ...],
+    contest: Contest,
+    seed: int,
+    folder: Path,
+    style: str,
 ) -> None:
     """Run both sides on all ranks; rank 0 writes and prints."""
     from suite.data.build import find_data
@@ -160,11 +212,13 @@ def _compare(
     from suite.machine.choice.chooser import make_chooser
     from suite.machine.choice.collectives import start_collectives
     from suite.performance.ab.sides import Side, compete
-    from suite.training.devices import set_up_rank
+    from suite.training.devices import set_up_rank, use_precision
     from suite.training.plan import TrialPlan
 
     config = configs[0]
-    device, _ = set_up_rank(config, world)
+    device, _ = set_up_rank(next((each for each in configs if each.compile), config), world)
+    for each in configs:
+        use_precision(each.precision, device)
     start_collectives(world, device, make_chooser(config, world, device))
     root, run = _root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
@@ -174,9 +228,11 @@ def _compare(
         place.parent.mkdir(parents=True)
     world.barrier()
     try:
+        plans = [TrialPlan(chosen, each, run, 0, base_seed=seed) for each in configs]
+        choosing = all(each.plan is None for each in configs)
         sides = [
-            Side.create(TrialPlan(chosen, each, run, 0, base_seed=seed), world, device, root, place, manifest.sha256)
-            for each in configs
+            Side.create(plan, world, device, root, place, manifest.sha256, own, choosing=choosing)
+            for plan, own in zip(plans, settings, strict=True)
         ]
         found = compete(sides[0], sides[1], contest)
     finally:
@@ -188,7 +244,7 @@ def _compare(
         {name: [block.by_quantity()[name] for block in blocks] for name in blocks[0].by_quantity()} for blocks in found
     ]
     shown = {
-        **{"workload": config.workload, "size": config.size, "precision": config.precision, "seed": seed},
+        **{"workload": config.workload, "size": config.size, "seed": seed},
         **{"manifest": manifest.sha256, "ranks": world.size, "nodes": world.nodes},
         **_machine(device, begun, load),
         **asdict(contest),
@@ -206,6 +262,7 @@ def _report(
     told = [
         {
             **{"name": side.name, "plan": None if side.trainer.shared.plan is None else side.trainer.shared.logged()},
+            **{"settings": list(side.settings), "precision": side.trainer.config.precision, "choices": side.choices},
             **{"collectives_of_rank_0": side.collectives, "blocks": blocks},
         }
         for side, blocks in zip(sides, values, strict=True)

@@ -1,21 +1,29 @@
-"""One side of a comparison: a model under a plan, whose blocks of steps begin at a checkpoint. All ranks call everything here."""
+"""One side of a comparison: a model under a plan and settings, whose blocks of steps begin at a checkpoint.
+
+All ranks call everything here.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from suite.config import RunConfig
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.log.mllog import EventLog
+from suite.machine.choice.chooser import make_chooser
+from suite.machine.choice.layout import use_onednn
 from suite.performance.ab.verdicts import LOSS
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.flops import count
 from suite.training.counts.memory import LiveBytes
+from suite.training.devices import use_precision
 from suite.training.loop import Trainer, Window
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
@@ -51,28 +59,70 @@ class Block:
         return dict(zip(names, asdict(self).values(), strict=True))
 
 
+@dataclass(frozen=True)
+class _Process:
+    """What of a side belongs to the process, which both share."""
+
+    threads: int
+    onednn: bool
+    precision: str
+
+    @staticmethod
+    def now(config: RunConfig) -> _Process:
+        """As it is, with the precision of the side."""
+        return _Process(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()), config.precision)
+
+    def restore(self, device: torch.device) -> None:
+        """Make it so again."""
+        torch.set_num_threads(self.threads)
+        use_onednn(self.onednn)
+        use_precision(self.precision, device)
+
+
 @dataclass
 class Side:
-    """A trainer under one plan."""
+    """A trainer under one plan. ``settings``: what the user set for this side; ``choices``: what was chosen, by name."""
 
     trainer: Trainer
     data: Dataset
     checkpoint: Checkpoint
     device: torch.device
+    process: _Process
+    settings: Sequence[str] = ()
+    choices: dict[str, str] = field(default_factory=dict)
     collectives: dict[str, float] = field(default_factory=dict)  # of this rank in the last counted step
 
     @staticmethod
-    def create(plan: TrialPlan, world: World, device: torch.device, root: Path, place: Path, manifest: str) -> Side:
-        """Build a model under the plan of ``plan.config``, from the plan's seed. ``place``: where the checkpoint is, or will be."""
+    def create(
+        plan: TrialPlan,
+        world: World,
+        device: torch.device,
+        root: Path,
+        place: Path,
+        manifest: str,
+        settings: Sequence[str] = (),
+        *,
+        choosing: bool = False,
+    ) -> Side:
+        """Build a model under the plan of ``plan.config``, from the plan's seed. ``place``: where the checkpoint is, or will be.
+
+        ``choosing``: choose how it is computed as a trial does.
+        """
         config = plan.config
         parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
         check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
         workload: Workload = load_workload(plan.descriptor)(config)
         data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
-        seed = plan.base_seed or 0
-        model = build(parallel, workload, plan.descriptor, world, device, seed)
+        seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
+        look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
+        before = _Process.now(config)
+        model = build(parallel, workload, plan.descriptor, world, device, seed, look)
+        process = _Process.now(config)
+        before.restore(device)
         torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
         state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
+        if config.compile:
+            state.model.compile()
         checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
         trainer = Trainer(
             plan=plan,
@@ -87,13 +137,15 @@ class Side:
             say=lambda _: None,
             parallel=parallel,
         )
-        return Side(trainer, data, checkpoint, device)
+        chosen = {choice.name: choice.value for choice in chooser.choices.values()}
+        return Side(trainer, data, checkpoint, device, process, settings, chosen)
 
     @property
     def name(self) -> str:
-        """The plan and its mesh."""
+        """The plan and its mesh, the side's own settings, and what was chosen."""
         shared = self.trainer.shared
-        return f"{shared.name if shared.plan is not None else 'no plan'} ({shared.mesh.text()})"
+        plan = f"{shared.name if shared.plan is not None else 'no plan'} ({shared.mesh.text()})"
+        return ", ".join((plan, *self.settings, *(f"{name}: {value}" for name, value in self.choices.items())))
 
     def save(self) -> None:
         """Make the present state the checkpoint."""
@@ -107,6 +159,7 @@ class Side:
     def block(self, begin: int, steps: int, *, restored: bool = True) -> Block:
         """Go back to the checkpoint, then take two counted and ``steps`` timed steps, global step ``begin`` first."""
         trainer, world = self.trainer, self.trainer.world
+        self.process.restore(self.device)
         if restored:
             self.checkpoint.load(world, trainer.state)
         trainer.wrapped.train()

@@ -63,7 +63,17 @@ def test_recomputation_is_more_flops_and_less_memory_with_the_same_loss(data: Pa
 
 
 WRONG = {
-    "no A": (["--b", "none"], "Missing option '--a'"),
+    "nothing to compare": ([], "what is compared. expected --b PLAN, or --set-b KEY=VALUE"),
+    "A alone": (["--a", "none"], "what is compared. expected --b PLAN, or --set-b KEY=VALUE"),
+    "an unknown setting": (["--set-b", "precison=bfloat16"], "did you mean 'precision'"),
+    "a plan as a setting of B": (["--set-b", "plan=sharded"], "--set plan: the plans"),
+    "another batch": (["--set-b", "global_batch_size=10"], "--set-b global_batch_size: both sides have the same"),
+    "other data": (["--set-a", "data=/nowhere"], "--set-a data: both sides have the same"),
+    "a precision that the device lacks": (
+        ["--set-b", "precision=tf32", "--set", "device=cpu"],
+        "tf32: cpu here has none",
+    ),
+    "another network": (["--set-b", "hyperparameters.depths=[2, 4]"], "--set-b: .*shape.* in A"),
     "an unknown plan": (["--a", "none", "--b", "shraded"], "unknown plan 'shraded'"),
     "a mesh without a plan": (
         ["--a", "none", "--b", "none", "--mesh-b", "data=1"],
@@ -90,6 +100,34 @@ def test_a_mistake_is_one_line_before_anything_runs(mistake: str, data: Path, tm
     assert re.search(reason, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_one_side_are_compared_with_what_each_chose(data: Path, tmp_path: Path) -> None:
+    both = ("--set", "hyperparameters.moe.backend=auto")
+    options = (
+        *both,
+        "--set-b",
+        "precision=bfloat16",
+        "--pairs",
+        2,
+        "--steps",
+        1,
+        "-o",
+        tmp_path / "out",
+        "--format",
+        "json",
+    )
+    done = mlhpc(*words(data, *options))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    a, b = document["sides"]
+    assert (a["precision"], a["settings"], b["precision"], b["settings"]) == (
+        *("float32", [], "bfloat16"),
+        ["precision=bfloat16"],
+    )
+    assert a["blocks"]["loss"] != b["blocks"]["loss"]
+    assert any(name.startswith("experts") for name in a["choices"])  # as a trial chooses
+    assert b["name"].startswith("no plan (data=1), precision=bfloat16")
 
 
 @pytest.mark.long
