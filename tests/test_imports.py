@@ -71,6 +71,7 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.performance", "suite.training.counts", "suite.training", "suite.training.parallel"),
     },
     "suite.performance.ab": {
+        "suite.machine.choice",
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.performance", "suite.training.counts", "suite.performance.plans"),
     },
