@@ -149,7 +149,7 @@ class Watching(Section):
 
 
 class Choosing(Section):
-    """What is measured for a moment before a run, to compute as this machine does it fastest. Precision is never chosen."""
+    """What is measured for a moment before a run, to compute as this machine does it fastest."""
 
     measure: Annotated[bool, "false: fixed rules, the same on every machine of a kind"] = True
     pinned: Annotated[dict[str, str], "choices by name, as a log has them (measured_choice): not measured"] = field(
@@ -178,8 +178,9 @@ class RunConfig(Section):
     verify_data: Annotated[bool, "compare every shard with its checksum before the run"] = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Annotated[
-        Literal["float32", "tf32", "bfloat16"],
-        "tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model",
+        Literal["float32", "tf32", "bfloat16", "auto"],
+        "tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model; auto: bfloat16 where a run measures it "
+        "to be worth it, else float32",
     ] = "float32"
     channels_last: Annotated[bool | Literal["auto"], "auto: what is measured to be fastest"] = False
     compile: bool = False
@@ -204,6 +205,12 @@ class RunConfig(Section):
         """The keys that the file or --set gave; of a configuration made otherwise, those with another value than the default."""
         other = (item.name for item in fields(cast("Any", self)) if self.__dict__[item.name] != item.default)
         return cast("frozenset[str]", self.__dict__.get(_STATED) or frozenset(other))
+
+    def with_precision(self, what: str) -> RunConfig:
+        """This configuration. InputError if it leaves the precision to a run, for ``what`` that chooses none."""
+        if self.precision == "auto":
+            raise InputError(f"precision auto: {what} chooses none: expected --set precision=float32, tf32 or bfloat16")
+        return self
 
     def samples_per_pass(self, ranks: int) -> int:
         """Samples of one forward pass of a rank, at least one, where ``ranks`` share the batches."""

@@ -265,6 +265,10 @@ class Workload(Protocol):
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
         average_buffers(model, world)
 
+    def example(self, samples: int) -> Batch | None:
+        """A batch like those of training, made up without data, to time passes on. Default: none."""
+        return None
+
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
         """Choose by short measurements how the model on its device is computed. All ranks call it. Default: none."""
 

@@ -48,7 +48,7 @@ def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
         leave_compiler_unloaded()
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
-    use_precision(config.precision, device)
+    use_precision(config.precision, device)  # nothing in TF32 where a run is still to choose
     return device, device.type == "cpu" and keep_freed_memory()
 
 

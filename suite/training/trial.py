@@ -5,7 +5,7 @@ The status in run_stop is computed from the evaluations, never assumed.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from suite.log.reader import read_events
 from suite.log.record import read_choices
 from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.choice.collectives import start_collectives
+from suite.machine.choice.precision import choose_precision
 from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import sampled_power
 from suite.training.checkpoint import Checkpoint
@@ -114,7 +115,6 @@ class _Trial:
     def __post_init__(self) -> None:
         self.config, self.in_run = self.plan.config, False
         self.chooser = self._chooser()
-        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 
     def run(self) -> int:
         """Run from init_start to run_stop. An error after run_start is logged as an aborted run, then raised again."""
@@ -133,6 +133,7 @@ class _Trial:
         return REACHED if outcome.reached else MISSED
 
     def _initialise_and_train(self) -> Outcome:
+        self._connect()
         workload, state, parameters = self._build()
         data = RunData(self.plan, workload, self.source, self.world, self.log, self.parallel)
         trainer = Trainer(
@@ -168,11 +169,18 @@ class _Trial:
         self.log.stop(mllog.INIT)
         return self._train(trainer, data, position)
 
+    def _connect(self) -> None:
+        """Connect the ranks for collectives, and settle what the configuration leaves open."""
+        self.progress.enter("connecting the ranks")
+        start_collectives(self.world, self.device, self.chooser)
+        make = load_workload(self.plan.descriptor)
+        self.config = choose_precision(self.chooser, self.config, self.world, make)
+        self.plan = replace(self.plan, config=self.config)
+        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
+
     def _build(self) -> tuple[Workload, TrainingState, int]:
         """Build the workload and its training state on this rank's device. Also returns the parameters of the whole model."""
         world, config = self.world, self.config
-        self.progress.enter("connecting the ranks")
-        start_collectives(world, self.device, self.chooser)
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)

@@ -38,12 +38,15 @@ class CosmoFlow(Workload):
         """Build the network, initialised from torch's current seed."""
         return CosmoFlowNet(self._settings, channels_last=bool(self.config.channels_last))
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose memory format, convolutions and threads on counts like those of a training pass."""
-        side, samples = self._settings.input_size, self.config.samples_per_pass(chooser.ranks)
-        generator = torch.Generator().manual_seed(0)
+    def example(self, samples: int) -> Batch:
+        """Counts like those of a training pass."""
+        side, generator = self._settings.input_size, torch.Generator().manual_seed(0)
         counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
-        batch = {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
+        return {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
+
+    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+        """Choose memory format, convolutions and threads on an example."""
+        batch = self.example(self.config.samples_per_pass(chooser.ranks))
         choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:

@@ -49,17 +49,20 @@ class DeepCam(Workload):
         join_groups(model, world, self._settings.batchnorm_group_size)
         return model
 
+    def example(self, samples: int) -> Batch:
+        """Fields like those of a training pass."""
+        size = samples, self._settings.height, self._settings.width
+        fields = torch.rand(*size, len(CHANNELS), generator=torch.Generator().manual_seed(0))
+        return {"x": fields, "y": torch.zeros(size, dtype=torch.uint8)}
+
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose memory format, convolutions and threads on fields like those of a training pass.
+        """Choose memory format, convolutions and threads on an example.
 
         Where ranks normalise together, which a rank alone cannot do, the rule is followed.
         """
-        settings, samples = self._settings, self.config.samples_per_pass(chooser.ranks)
-        if settings.batchnorm_group_size > 1:
+        if self._settings.batchnorm_group_size > 1:
             return
-        size, generator = (samples, settings.height, settings.width), torch.Generator().manual_seed(0)
-        fields = torch.rand(*size, len(CHANNELS), generator=generator)
-        batch = {"x": fields, "y": torch.zeros(size, dtype=torch.uint8)}
+        batch = self.example(self.config.samples_per_pass(chooser.ranks))
         choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:

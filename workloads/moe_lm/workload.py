@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -56,6 +57,11 @@ class MoELM(MoEWorkload):
         """Queries, keys and values together, or a dense FFN's."""
         settings = self._settings
         return settings.context, settings.width, max(3 * settings.width, settings.dense_hidden)
+
+    def example(self, samples: int) -> Batch:
+        """Bytes without an order."""
+        size, generator = (samples, self._settings.context + 1), torch.Generator().manual_seed(0)
+        return {"bytes": torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy in nats, in training plus the routers' auxiliary losses."""

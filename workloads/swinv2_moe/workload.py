@@ -67,6 +67,12 @@ class SwinV2MoEWorkload(MoEWorkload):
         sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
         return max(sizes, key=prod)
 
+    def example(self, samples: int) -> Batch:
+        """Images of noise."""
+        size, generator = (samples, *2 * [self._settings.pixels]), torch.Generator().manual_seed(0)
+        image = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+        return {"image": image, "label": torch.arange(samples) % len(self._settings.classes)}
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy plus the routers' auxiliary losses."""
         tokens = next((block.tokens for block in self._settings.blocks() if block.experts is not None), 0)

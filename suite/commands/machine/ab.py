@@ -155,7 +155,8 @@ def _configured(
     if common:
         key = common.pop()
         raise InputError(f"--set-{side} {key}: both sides have the same {key}: expected --set {key}=VALUE")
-    return load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
+    resolved = load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
+    return resolved.with_precision("mlhpc ab")
 
 
 def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:

@@ -1,6 +1,6 @@
 """Chooses how a convolutional network is computed: memory format, library of the convolutions on a processor, threads.
 
-The numbers that come out differ in rounding only; precision is never chosen. The model is not touched while measuring.
+The numbers that come out differ in rounding only. The model is not touched while measuring.
 """
 
 from __future__ import annotations
@@ -129,6 +129,24 @@ class _Trials:
 def lay_out(model: nn.Module, channels_last: bool) -> None:
     """Lay out a model."""
     model.lay_out(channels_last)  # type: ignore[operator]
+
+
+class ProcessWide(NamedTuple):
+    """What `choose_layout` sets for the whole process, which several networks may share."""
+
+    threads: int
+    onednn: bool
+
+    @staticmethod
+    def now() -> ProcessWide:
+        """As it is."""
+        return ProcessWide(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()))
+
+    def restore(self) -> None:
+        """Make it so again."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        use_onednn(self.onednn)
 
 
 def use_onednn(wanted: bool) -> None:

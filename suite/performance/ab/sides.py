@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from suite.config import RunConfig
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.layout import use_onednn
+from suite.machine.choice.layout import ProcessWide
 from suite.performance.ab.verdicts import LOSS
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.flops import count
@@ -59,26 +58,6 @@ class Block:
         return dict(zip(names, asdict(self).values(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Process:
-    """What of a side belongs to the process, which both share."""
-
-    threads: int
-    onednn: bool
-    precision: str
-
-    @staticmethod
-    def now(config: RunConfig) -> _Process:
-        """As it is, with the precision of the side."""
-        return _Process(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()), config.precision)
-
-    def restore(self, device: torch.device) -> None:
-        """Make it so again."""
-        torch.set_num_threads(self.threads)
-        use_onednn(self.onednn)
-        use_precision(self.precision, device)
-
-
 @dataclass
 class Side:
     """A trainer under one plan. ``settings``: what the user set for this side; ``choices``: what was chosen, by name."""
@@ -87,7 +66,7 @@ class Side:
     data: Dataset
     checkpoint: Checkpoint
     device: torch.device
-    process: _Process
+    process: ProcessWide
     settings: Sequence[str] = ()
     choices: dict[str, str] = field(default_factory=dict)
     collectives: dict[str, float] = field(default_factory=dict)  # of this rank in the last counted step
@@ -115,10 +94,10 @@ class Side:
         data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
         seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
         look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
-        before = _Process.now(config)
+        before = ProcessWide.now()
         model = build(parallel, workload, plan.descriptor, world, device, seed, look)
-        process = _Process.now(config)
-        before.restore(device)
+        process = ProcessWide.now()
+        before.restore()
         torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
         state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
         if config.compile:
@@ -159,7 +138,8 @@ class Side:
     def block(self, begin: int, steps: int, *, restored: bool = True) -> Block:
         """Go back to the checkpoint, then take two counted and ``steps`` timed steps, global step ``begin`` first."""
         trainer, world = self.trainer, self.trainer.world
-        self.process.restore(self.device)
+        self.process.restore()
+        use_precision(trainer.config.precision, self.device)
         if restored:
             self.checkpoint.load(world, trainer.state)
         trainer.wrapped.train()
