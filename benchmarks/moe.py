@@ -12,7 +12,6 @@ Freed memory is kept by the process (mallopt), for the layer and the dense FFN a
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import importlib.util
 import json
@@ -25,6 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from suite.training.startup import keep_freed_memory
+
 SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
 SMALL = {"tokens": 64, "width": 32, "hidden": 64, "experts": 4, "top_k": 2}
 GPU_ROWS = (  # T, d, h, E, k, activation: docs/moe.md
@@ -35,13 +36,6 @@ GPU_ROWS = (  # T, d, h, E, k, activation: docs/moe.md
     (16384, 2048, 2048, 32, 2, "relu"),
     (65536, 4096, 4096, 16, 2, "relu"),
 )
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
-
-
-def keep_freed_memory() -> None:
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_MAX, 0)
-    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def parts(load: str, backend: str, mode: str, factor: float | None, sizes: dict[str, int] = SHAPE):
