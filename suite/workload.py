@@ -266,7 +266,10 @@ class Workload(Protocol):
         average_buffers(model, world)
 
     def example(self, samples: int) -> Batch | None:
-        """A batch like those of training, made up without data, to time passes on. Default: none."""
+        """A batch like those of training, made up without data, to time a pass on.
+
+        None, the default: there is none, or a pass needs other ranks.
+        """
         return None
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:

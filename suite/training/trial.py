@@ -174,7 +174,8 @@ class _Trial:
         self.progress.enter("connecting the ranks")
         start_collectives(self.world, self.device, self.chooser)
         make = load_workload(self.plan.descriptor)
-        self.config = choose_precision(self.chooser, self.config, self.world, make)
+        self.progress.enter("choosing the precision")
+        self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
         self.plan = replace(self.plan, config=self.config)
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 

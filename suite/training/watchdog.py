@@ -46,7 +46,7 @@ LOOK_EVERY_S = 5.0
 WAITING_S = 10.0  # without a mark, from which on a rank asks whether the next one is still there
 SURE_AFTER_S = 1.0  # without a mark after it is not: the last collective of a run may just have ended
 FIRST_TRIES = 3  # to hear from the next rank at all
-LEFT_TO_FIRST = 3  # times that rank 0 is told, before the rank that tells it ends the run itself
+LEFT_TO_FIRST = 6  # times that rank 0 is told, before the rank that tells it ends the run itself
 
 Address = tuple[str, int]
 
@@ -117,14 +117,16 @@ class Watchdog:
         self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
         self._closed = self._ending = False
         self._next = (world.rank + 1) % world.size
-        self._heard, self._told = False, 0
+        self._heard, self._told, self._ended = False, 0, ""
         self.before_end: Callable[[str], None] = lambda text: None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching. The rank before this one then asks no more whether it is there."""
         self._closed = True
+        if self._world.size > 1:
+            self._send(self._addresses[(self._world.rank - 1) % self._world.size], {"kind": "closed"})
 
     @contextmanager
     def first(self) -> Iterator[None]:
@@ -144,6 +146,9 @@ class Watchdog:
             if self._progress.silent_s >= self._silence_s and not self._closed:
                 self._write_stacks()
                 self._investigate()
+            elif self._ended and self._progress.silent_s >= SURE_AFTER_S and not self._closed:
+                self._write_stacks()
+                self._finish(self._ended, range(self._world.size))
             elif self._next_has_ended() and not self._closed:
                 self._write_stacks()
                 self._tell_first()
@@ -160,7 +165,7 @@ class Watchdog:
         if self._listens(self._next) is not False:
             return False
         time.sleep(SURE_AFTER_S)
-        return marks == self._marks() and not progress.label.startswith("after ")
+        return self._heard and marks == self._marks() and not progress.label.startswith("after ")
 
     def _listens(self, rank: int) -> bool | None:
         """True if a rank answers, False if its node says that nobody has its port, None if nothing comes.
@@ -168,19 +173,19 @@ class Watchdog:
         Meanwhile others are answered: all ranks may ask at once.
         """
         text, until = b'{"kind": "ask"}', time.monotonic() + ANSWER_S
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.setblocking(False)
-            try:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+                asking.setblocking(False)
                 asking.connect(self._addresses[rank])
                 asking.send(self._code(text) + text)
                 while time.monotonic() < until:
                     self._receive(0.1)
                     with suppress(BlockingIOError):
                         return bool(asking.recv(4096))
-            except ConnectionRefusedError:
-                return False
-            except OSError:  # no way to that node
-                return None
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # no way to that node, or no descriptor left
+            return None
         return None
 
     def _tell_first(self) -> None:
@@ -211,9 +216,10 @@ class Watchdog:
             self._send(address, {"kind": "state"} | vars(self._state()))
         elif message["kind"] == "taken":
             self._taken_until = time.monotonic() + self._silence_s
-        elif message["kind"] == "ended":
-            self._write_stacks()
-            self._finish(message["text"], range(self._world.size))
+        elif message["kind"] == "ended":  # this rank may still compute, and write to the log
+            self._ended = message["text"]
+        elif message["kind"] == "closed":
+            self._heard = False
         elif message["kind"] == "end":
             self._write_stacks()
             os._exit(FAILED)

@@ -49,8 +49,10 @@ class DeepCam(Workload):
         join_groups(model, world, self._settings.batchnorm_group_size)
         return model
 
-    def example(self, samples: int) -> Batch:
-        """Fields like those of a training pass."""
+    def example(self, samples: int) -> Batch | None:
+        """Fields like those of a training pass. None where ranks normalise together."""
+        if self._settings.batchnorm_group_size > 1:
+            return None
         size = samples, self._settings.height, self._settings.width
         fields = torch.rand(*size, len(CHANNELS), generator=torch.Generator().manual_seed(0))
         return {"x": fields, "y": torch.zeros(size, dtype=torch.uint8)}
@@ -60,10 +62,9 @@ class DeepCam(Workload):
 
         Where ranks normalise together, which a rank alone cannot do, the rule is followed.
         """
-        if self._settings.batchnorm_group_size > 1:
-            return
         batch = self.example(self.config.samples_per_pass(chooser.ranks))
-        choose_layout(chooser, model, self.loss, batch, self.config)
+        if batch is not None:
+            choose_layout(chooser, model, self.loss, batch, self.config)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam, AdamW or LAMB. The rate depends on the global step only."""

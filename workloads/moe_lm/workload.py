@@ -58,8 +58,10 @@ class MoELM(MoEWorkload):
         settings = self._settings
         return settings.context, settings.width, max(3 * settings.width, settings.dense_hidden)
 
-    def example(self, samples: int) -> Batch:
-        """Bytes without an order."""
+    def example(self, samples: int) -> Batch | None:
+        """Bytes without an order. None if experts are spread over ranks."""
+        if self._settings.moe.expert_parallel:
+            return None
         size, generator = (samples, self._settings.context + 1), torch.Generator().manual_seed(0)
         return {"bytes": torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)}
 

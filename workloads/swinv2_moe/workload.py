@@ -67,8 +67,10 @@ class SwinV2MoEWorkload(MoEWorkload):
         sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
         return max(sizes, key=prod)
 
-    def example(self, samples: int) -> Batch:
-        """Images of noise."""
+    def example(self, samples: int) -> Batch | None:
+        """Images of noise. None if experts are spread over ranks."""
+        if self._settings.moe.expert_parallel:
+            return None
         size, generator = (samples, *2 * [self._settings.pixels]), torch.Generator().manual_seed(0)
         image = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
         return {"image": image, "label": torch.arange(samples) % len(self._settings.classes)}

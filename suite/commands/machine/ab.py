@@ -156,6 +156,10 @@ def _configured(
         key = common.pop()
         raise InputError(f"--set-{side} {key}: both sides have the same {key}: expected --set {key}=VALUE")
     resolved = load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
+    if resolved.compile:
+        raise InputError(
+            f"--set-{side} compile: steps are counted by operators, compiled ones cannot be: expected false"
+        )
     return resolved.with_precision("mlhpc ab")
 
 
@@ -174,6 +178,11 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
         except InputError as error:
             raise InputError(f"--{label}: {error}") from None
     find_data(_root(sides[0]), sides[0].workload, sides[0].size)
+    pins = [side.choices.pinned.get("collectives") for side in sides]
+    if pins[0] != pins[1]:
+        raise InputError(
+            "choices.pinned.collectives: both sides use one process group: expected --set choices.pinned={collectives: …}"
+        )
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)
 
@@ -217,9 +226,8 @@ def _compare(
     from suite.training.plan import TrialPlan
 
     config = configs[0]
-    device, _ = set_up_rank(next((each for each in configs if each.compile), config), world)
-    for each in configs:
-        use_precision(each.precision, device)
+    device, _ = set_up_rank(config, world)
+    use_precision(configs[1].precision, device)  # an error of B before A runs
     start_collectives(world, device, make_chooser(config, world, device))
     root, run = _root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)

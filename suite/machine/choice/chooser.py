@@ -45,7 +45,7 @@ class Question:
     ``ways`` each compute a training pass, without effect on the model or random states, and without communication unless they are
     timed ``together``. ``decide`` makes the answer of their seconds, ``possible`` says whether an answer from elsewhere can be
     followed here, ``rule`` is the answer without measuring. ``beside`` measures what is told but not chosen. ``wall``,
-    ``together``: see `race`.
+    ``together``: see `race`. ``unmeasured``: why it cannot be measured here, the same on all ranks; "" if it can.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Question:
     beside: Callable[[], Mapping[str, Any]] = dict
     wall: bool = False
     together: bool = False
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,10 @@ class Chooser:
         if found is not None and self._everywhere(question, found.value):
             return found
         note = "" if found is None or found.source == "cache" else f"{found.source} {found.value} is not possible here"
-        if not self.measure:
+        if not self.measure or question.unmeasured:
+            note = note or (question.unmeasured and f"not measured: {question.unmeasured}")
             return Choice(question.name, question.rule, "rule", question.shape, note=note)
-        busy = self._busy()
+        busy = self._busy(question)
         if busy and question.wall:
             return Choice(question.name, question.rule, "rule", question.shape, note=f"not measured: {busy}")
         return self._measured(question, note or busy)
@@ -128,14 +130,14 @@ class Chooser:
         for source, given in (("kept", self.earlier), ("pinned", self.pinned)):
             if question.name in given:
                 return Choice(question.name, given[question.name], source, question.shape)  # type: ignore[arg-type]
-        if not self.measure:
+        if not self.measure or question.unmeasured:
             return None
         entry = self.store.find(self._key(question)) if self.world.is_first else None
         return self.world.broadcast(None if entry is None else _from_cache(question, entry))  # type: ignore[no-any-return]
 
-    def _busy(self) -> str:
+    def _busy(self, question: Question) -> str:
         """Why the wall clock would tell of other work, which is no property of the machine; empty if CPU time or a GPU's counts."""
-        if self.device.type == "cuda" or self.threads == 1:
+        if self.device.type == "cuda" or (self.threads == 1 and not question.together):
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         busy = f"the machine is busy (load {load:.1f} on {cores} CPUs)" if load > BUSY * cores else ""

@@ -14,7 +14,8 @@ import torch
 from suite.config import RunConfig
 from suite.machine.choice.chooser import Chooser, Question
 from suite.machine.choice.layout import ProcessWide
-from suite.machine.choice.race import Way
+from suite.machine.choice.store import Store
+from suite.transport import Alone
 from suite.workload import Workload
 from suite.world import World
 
@@ -23,68 +24,84 @@ WORTH = 0.9  # of float32's time
 
 
 def choose_precision(
-    chooser: Chooser, config: RunConfig, world: World, make: Callable[[RunConfig], Workload]
+    chooser: Chooser,
+    config: RunConfig,
+    make: Callable[[RunConfig], Workload],
+    tick: Callable[[], None] = lambda: None,
 ) -> RunConfig:
     """The configuration with its precision chosen if it is ``auto``; else as it is. Every rank calls.
 
-    Each precision is timed as the run would compute in it, its other choices made. ``make`` constructs the workload. float32 where
-    the workload has no example of a batch, and under a plan.
+    Each rank times passes of a network of its own, in each precision as a run would compute in it, its other choices made.
+    ``make`` constructs the workload, ``tick`` is called before each pass. float32 where the workload has no example of a batch
+    whose pass needs no other rank, and under a plan.
     """
     if config.precision != AUTO:
         return config
     settled = {name: config.model_copy(update={"precision": name}) for name in (FLOAT32, BFLOAT16)}
-    samples = config.samples_per_pass(world.size)
-    possible = config.plan is None and make(settled[FLOAT32]).example(samples) is not None
-
-    def ways() -> Mapping[str, Way]:
-        return {name: _training_pass(chooser, each, world, make, samples) for name, each in settled.items() if possible}
-
+    samples = config.samples_per_pass(chooser.ranks)
+    mine = {"global_batch_size": samples, "gradient_accumulation_steps": 1}
+    passes = {name: _Pass(chooser, each.model_copy(update=mine), make, tick) for name, each in settled.items()}
+    unmeasured = "" if passes[FLOAT32].example(samples) is not None else "no batch is made up for it"
     shape = {
-        "workload": config.workload,
-        "samples": samples,
-        "ranks": world.size,
-        "network": asdict(config.hyperparameters),
+        **{"workload": config.workload, "samples": samples, "network": asdict(config.hyperparameters)},
+        **{"channels_last": config.channels_last, "compile": config.compile, "pinned": config.choices.pinned},
     }
     question = Question(
         name="precision",
         shape=shape,
         rule=FLOAT32,
-        ways=ways,
+        ways=lambda: {name: each.run for name, each in passes.items()},
         possible=settled.__contains__,
         decide=_decide,
-        together=world.size > 1,
+        wall=chooser.device.type == "cpu"
+        and chooser.threads > 1,  # not beside other work: the runs of a result should agree
+        unmeasured=unmeasured if config.plan is None else "a plan",
     )
     with torch.random.fork_rng(devices=[] if chooser.device.type == "cpu" else [chooser.device]):
         return settled[chooser.choose(question)]
 
 
-def _training_pass(
-    chooser: Chooser, config: RunConfig, world: World, make: Callable[[RunConfig], Workload], samples: int
-) -> Way:
-    """A forward and backward pass of a network of its own."""
-    device, before = chooser.device, ProcessWide.now()
-    torch.manual_seed(0)
-    workload = make(config)
-    model = workload.build_model(world).to(device).train()
-    workload.choose(model, Chooser(world, device, measure=True, store=chooser.store, pinned=chooser.pinned))
-    during = ProcessWide.now()
-    before.restore()
-    example = workload.example(samples)
-    assert example is not None
-    batch = {name: each.to(device) for name, each in example.items()}
-    wanted = [each for each in model.parameters() if each.requires_grad]
+class _Pass:
+    """Forward and backward passes of a network of this rank alone, which is built when the first one is asked for."""
 
-    def run() -> object:
-        during.restore()
+    def __init__(
+        self, chooser: Chooser, config: RunConfig, make: Callable[[RunConfig], Workload], tick: Callable[[], None]
+    ) -> None:
+        self._chooser, self._config, self._tick = chooser, config, tick
+        self._workload = make(config)
+        self._built: tuple[torch.nn.Module, Mapping[str, torch.Tensor], ProcessWide] | None = None
+
+    def example(self, samples: int) -> Mapping[str, torch.Tensor] | None:
+        """A batch."""
+        return self._workload.example(samples)
+
+    def run(self) -> object:
+        """Run one."""
+        self._tick()
+        before, device = ProcessWide.now(), self._chooser.device
         try:
+            self._built = self._built or self._build()
+            model, batch, process = self._built
+            process.restore()
             with torch.enable_grad():
-                with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == BFLOAT16):
-                    loss = workload.loss(model, batch)
+                with torch.autocast(device.type, torch.bfloat16, enabled=self._config.precision == BFLOAT16):
+                    loss = self._workload.loss(model, batch)
+                wanted = [each for each in model.parameters() if each.requires_grad]
                 return torch.autograd.grad(loss, wanted, allow_unused=True)
         finally:
             before.restore()
 
-    return run
+    def _build(self) -> tuple[torch.nn.Module, Mapping[str, torch.Tensor], ProcessWide]:
+        """The network, laid out as a run would choose it, its batch, and what that sets for the whole process."""
+        chooser, device = self._chooser, self._chooser.device
+        torch.manual_seed(0)
+        alone = World("none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], Alone(), Alone())
+        model = self._workload.build_model(alone).to(device).train()
+        # kept nowhere: other ranks compute beside it, and the run asks again
+        self._workload.choose(model, Chooser(alone, device, measure=True, store=Store(None), pinned=chooser.pinned))
+        example = self._workload.example(self._config.global_batch_size)
+        assert example is not None
+        return model, {name: each.to(device) for name, each in example.items()}, ProcessWide.now()
 
 
 def _decide(seconds: Mapping[str, float]) -> str:

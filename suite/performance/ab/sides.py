@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from suite.data.sampling import check_batch, steps_per_epoch
+from suite.errors import InputError
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.layout import ProcessWide
@@ -67,6 +69,7 @@ class Side:
     checkpoint: Checkpoint
     device: torch.device
     process: ProcessWide
+    groups: list[dict[str, Any]]  # settings of its optimizer, which a checkpoint has too
     settings: Sequence[str] = ()
     choices: dict[str, str] = field(default_factory=dict)
     collectives: dict[str, float] = field(default_factory=dict)  # of this rank in the last counted step
@@ -95,13 +98,10 @@ class Side:
         seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
         look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
         before = ProcessWide.now()
+        use_precision(config.precision, device)
         model = build(parallel, workload, plan.descriptor, world, device, seed, look)
-        process = ProcessWide.now()
-        before.restore()
         torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
         state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
-        if config.compile:
-            state.model.compile()
         checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
         trainer = Trainer(
             plan=plan,
@@ -117,7 +117,13 @@ class Side:
             parallel=parallel,
         )
         chosen = {choice.name: choice.value for choice in chooser.choices.values()}
-        return Side(trainer, data, checkpoint, device, process, settings, chosen)
+        process = ProcessWide.now()
+        before.restore()
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in state.optimization.optimizer.param_groups
+        ]
+        return Side(trainer, data, checkpoint, device, process, groups, settings, chosen)
 
     @property
     def name(self) -> str:
@@ -142,6 +148,8 @@ class Side:
         use_precision(trainer.config.precision, self.device)
         if restored:
             self.checkpoint.load(world, trainer.state)
+            for group, own in zip(trainer.state.optimization.optimizer.param_groups, self.groups, strict=True):
+                group.update(own)
         trainer.wrapped.train()
         window, batches = Window(1, begin), trainer.batches(self.data, begin, begin + COUNTED + steps)
         with trainer.records.counting():
@@ -229,8 +237,15 @@ class Contest:
 def compete(a: Side, b: Side, contest: Contest) -> tuple[list[Block], list[Block]]:
     """Run both sides' blocks in turn, the order reversed in every second pair.
 
-    Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
+    Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count. InputError if
+    B cannot begin there.
     """
+    kept = [(type(side.trainer.state.optimization.optimizer), side.trainer.state.averaged is None) for side in (a, b)]
+    if kept[0] != kept[1]:
+        raise InputError(
+            "the sides differ in their optimizer, or in whether weights are averaged: expected settings of one kind, for both "
+            "sides begin at one checkpoint"
+        )
     a.block(0, contest.warmup, restored=False)
     a.save()
     b.trainer.state.seed = a.trainer.state.seed

@@ -48,7 +48,7 @@ def asked(name: str, *sets: str, **changes: Any) -> tuple[RunConfig, Chooser]:
     chosen, world = descriptor(name), World.create(None)
     config = load_config(chosen, "smoke", ["precision=auto", "global_batch_size=2", SMALL[name], *sets])
     chooser = Chooser(world, CPU, **{"measure": True, "store": Store(None)} | changes)
-    return choose_precision(chooser, config, world, load_workload(chosen)), chooser
+    return choose_precision(chooser, config, load_workload(chosen)), chooser
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -62,7 +62,11 @@ def test_a_precision_left_open_is_measured_by_passes_of_the_network_and_nothing_
     assert torch.equal(torch.get_rng_state(), state)
     assert torch._C._get_mkldnn_enabled() == onednn
     if name in WITHOUT_EXAMPLE:
-        assert (choice.value, choice.source, choice.note) == ("float32", "rule", "nothing could be measured")
+        assert (choice.value, choice.source, choice.note) == (
+            "float32",
+            "rule",
+            "not measured: no batch is made up for it",
+        )
     else:
         assert (choice.source, choice.problems) == ("measured", {})
         seconds = choice.seconds
@@ -105,6 +109,46 @@ def test_a_pin_that_is_no_precision_is_told_and_measured_instead() -> None:
     config, chooser = asked("cosmoflow", pinned={"precision": "float64"})
     assert config.precision in ("float32", "bfloat16")
     assert chooser.choices["precision"].note == "pinned float64 is not possible here"
+
+
+def test_a_plan_is_not_measured_whatever_the_cache_has_from_runs_without_one(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    torch.set_num_threads(1)
+    _, chooser = asked("cosmoflow", store=store)
+    assert chooser.choices["precision"].source == "measured"
+    _, chooser = asked("cosmoflow", store=store)
+    assert chooser.choices["precision"].source == "cache"
+    config, chooser = asked("cosmoflow", "plan=spatial", store=store)
+    choice = chooser.choices["precision"]
+    assert (config.precision, choice.source, choice.note) == ("float32", "rule", "not measured: a plan")
+    _, chooser = asked("cosmoflow", "channels_last=true", store=store)
+    assert chooser.choices["precision"].source == "measured"
+
+
+@pytest.mark.parametrize(("failing", "wanted"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_a_precision_whose_pass_fails_is_out(failing: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workloads.cosmoflow.workload import CosmoFlow
+
+    pass_of = CosmoFlow.loss
+
+    def loss(self: CosmoFlow, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if self.config.precision == failing:
+            raise RuntimeError("no kernel for this")
+        return pass_of(self, model, batch)
+
+    monkeypatch.setattr(CosmoFlow, "loss", loss)
+    config, chooser = asked("cosmoflow")
+    assert config.precision == wanted
+    assert chooser.choices["precision"].problems == {failing: "RuntimeError: no kernel for this"}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("moe_lm", "hyperparameters.moe.expert_parallel=true"), ("deepcam", "hyperparameters.batchnorm_group_size=2")],
+)
+def test_a_pass_that_needs_other_ranks_is_not_measured(name: str, setting: str) -> None:
+    config, chooser = asked(name, setting)
+    assert (config.precision, chooser.choices["precision"].source) == ("float32", "rule")
 
 
 def test_what_chooses_none_says_so() -> None:

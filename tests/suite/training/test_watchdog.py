@@ -251,7 +251,8 @@ class Pair:
     waiting: Progress  # of rank 0
 
     def end_rank_1(self) -> None:
-        self.dogs[1].close()
+        """As when its process is killed: without a word."""
+        self.dogs[1]._closed = True
         self.dogs[1]._thread.join(20)
 
     def say_within(self, seconds: float) -> list[str]:
@@ -301,6 +302,26 @@ def test_a_rank_that_is_beyond_the_last_collective_misses_nobody(pair: Pair) -> 
     pair.waiting.returned()
     pair.end_rank_1()
     assert not pair.say_within(3)
+
+
+def test_a_rank_that_has_closed_its_watchdog_is_not_missed(pair: Pair) -> None:
+    """It has left the run; what the other does afterwards is its own affair, whatever it calls."""
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.dogs[1].close()
+    pair.waiting.call("all_reduce in work after the run")
+    pair.dogs[1]._thread.join(20)
+    assert not pair.say_within(3)
+
+
+def test_a_rank_that_still_computes_is_told_and_ends_the_run_when_it_waits(pair: Pair) -> None:
+    _wait_for(lambda: pair.dogs[0]._heard)
+    pair.waiting.enter("evaluation of epoch 1")
+    pair.dogs[1]._send(pair.dogs[0]._addresses[0], {"kind": "ended", "text": "rank 2 has ended"})
+    for _ in range(20):
+        pair.waiting.tick()
+        assert not pair.say_within(0.1)
+    (line,) = pair.say_within(20)
+    assert line.startswith("rank 2 has ended")
 
 
 def test_a_rank_that_goes_on_misses_nobody(pair: Pair) -> None:

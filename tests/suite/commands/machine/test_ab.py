@@ -73,6 +73,8 @@ WRONG = {
         ["--set-b", "precision=tf32", "--set", "device=cpu"],
         "tf32: cpu here has none",
     ),
+    "compiled steps": (["--set-b", "compile=true"], "--set-b compile: steps are counted by operators"),
+    "other collectives": (["--set-b", "choices.pinned={collectives: mpi}"], "both sides use one process group"),
     "another network": (["--set-b", "hyperparameters.depths=[2, 4]"], "--set-b: .*shape.* in A"),
     "an unknown plan": (["--a", "none", "--b", "shraded"], "unknown plan 'shraded'"),
     "a mesh without a plan": (
@@ -128,6 +130,16 @@ def test_settings_of_one_side_are_compared_with_what_each_chose(data: Path, tmp_
     assert a["blocks"]["loss"] != b["blocks"]["loss"]
     assert any(name.startswith("experts") for name in a["choices"])  # as a trial chooses
     assert b["name"].startswith("no plan (data=1), precision=bfloat16")
+
+
+def test_a_setting_of_the_optimizer_is_the_sides_own(data: Path, tmp_path: Path) -> None:
+    """Both begin at A's checkpoint, which has the settings of A's optimizer: those of B must not become them."""
+    decayed = ("--set-b", "hyperparameters.weight_decay=0.9", "--set", "hyperparameters.learning_rate=0.05")
+    options = (*decayed, "--pairs", 2, "--steps", 3, "-o", tmp_path / "out", "--format", "json")
+    done = mlhpc(*words(data, *options))
+    assert done.returncode == 0, done.stderr
+    a, b = json.loads(done.stdout)["sides"]
+    assert a["blocks"]["loss"] != b["blocks"]["loss"]
 
 
 @pytest.mark.long
