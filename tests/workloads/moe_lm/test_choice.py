@@ -40,7 +40,8 @@ def test_a_resumed_run_keeps_its_choices_and_its_losses(tmp_path: Path) -> None:
         "PYTHONUNBUFFERED": "1",
         "XDG_CACHE_HOME": str(tmp_path / "one"),
     }
-    pinned = ("--set", "choices.pinned={experts-4x64x64-rows-2048: loop}")
+    question = "experts-4x64x64-rows-2048"
+    pinned = ("--set", f"choices.pinned={{{question}: loop}}")
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     process = subprocess.Popen(
         words(data, stopped, *new, *pinned), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -56,8 +57,8 @@ def test_a_resumed_run_keeps_its_choices_and_its_losses(tmp_path: Path) -> None:
     logs = [
         read_events(path) for path in (stopped / "result_0.txt", stopped / "resumed_0_1.txt", whole / "result_0.txt")
     ]
-    events = [log.first("measured_choice") for log in logs]
-    assert [(each.value["chosen"], each.metadata["source"]) for each in events if each] == [
+    events = [each for log in logs for each in log.every("measured_choice") if each.value["name"] == question]
+    assert [(each.value["chosen"], each.metadata["source"]) for each in events] == [
         ("loop", "pinned"), ("loop", "kept"), ("loop", "pinned"),
     ]  # fmt: skip
     assert losses(logs[2]) == losses(logs[0]) | losses(logs[1])
