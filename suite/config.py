@@ -206,8 +206,8 @@ class RunConfig(Section):
         other = (item.name for item in fields(cast("Any", self)) if self.__dict__[item.name] != item.default)
         return cast("frozenset[str]", self.__dict__.get(_STATED) or frozenset(other))
 
-    def with_precision(self, what: str) -> RunConfig:
-        """This configuration. InputError if it leaves the precision to a run, for ``what`` that chooses none."""
+    def with_stated_precision(self, what: str) -> RunConfig:
+        """This configuration, for ``what`` that chooses no precision. InputError if it leaves the choice to a run (``auto``)."""
         if self.precision == "auto":
             raise InputError(f"precision auto: {what} chooses none: expected --set precision=float32, tf32 or bfloat16")
         return self

@@ -100,7 +100,7 @@ def plan(
     chosen.code()
     tried = [plan_name] if plan_name else _shipped(chosen) or [DEFAULT_PLANS[0]]
     given = (*overrides, *plan_settings(tried[0], mesh))
-    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_precision("mlhpc plan")
+    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_stated_precision("mlhpc plan")
     ranks = None if nodes is None else nodes * ranks_per_node
     machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     if sweep:

@@ -40,7 +40,7 @@ def threads_per_rank(world: World) -> int:
 
 
 def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
-    """Set this process up as a rank of a trial computes: threads, device, precision, memory, no compiler that nobody asked for.
+    """Set this process up as a rank of a trial computes: threads, device, precision, memory; torch's compiler only if asked for.
 
     Returns its device, and whether freed memory is kept. InputError as `pick_device` and `use_precision`.
     """

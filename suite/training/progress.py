@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from suite.transport import Transport
 
+AFTER = "after "  # begins the label of what has returned
 TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps
 
 
@@ -29,6 +30,11 @@ class Progress:
     def silent_s(self) -> float:
         """Seconds since the last mark."""
         return time.monotonic() - self._last
+
+    @property
+    def waits(self) -> bool:
+        """True in a call or a part of the trial, False after a call has returned: the others may have no more to do with it."""
+        return not self.label.startswith(AFTER)
 
     def enter(self, where: str) -> None:
         """Mark the beginning of a part of the trial, which every rank begins in the same order."""
@@ -50,7 +56,7 @@ class Progress:
 
     def returned(self) -> None:
         """Mark that the last call has returned."""
-        self.label = f"after {self.label.removeprefix('after ')}"
+        self.label = f"{AFTER}{self.label.removeprefix(AFTER)}"
         self._last = time.monotonic()
 
     def _mark(self, label: str, channel: str) -> None:

@@ -140,7 +140,7 @@ class Watchdog:
 
     def _run(self) -> None:
         if self._world.size > 1:
-            self._heard = any(self._listens(self._next) for _ in range(FIRST_TRIES))
+            self._heard = any(self._ask([self._next]) for _ in range(FIRST_TRIES))
         while not self._closed:
             self._receive(min(LOOK_EVERY_S, self._silence_s / 4))
             if self._progress.silent_s >= self._silence_s and not self._closed:
@@ -157,21 +157,15 @@ class Watchdog:
     def _next_has_ended(self) -> bool:
         """Whether this rank waits and the process of the next one is gone."""
         progress, marks = self._progress, self._marks()
-        waits = not progress.label.startswith("after ")  # else it is beyond what the others may wait in
-        if not self._heard or not waits or self._reported == marks:
+        if not self._heard or not progress.waits or self._reported == marks:
             return False
-        if progress.silent_s < min(WAITING_S, self._silence_s / 2):
-            return False
-        if self._listens(self._next) is not False:
+        if progress.silent_s < min(WAITING_S, self._silence_s / 2) or not self._is_refused(self._next):
             return False
         time.sleep(SURE_AFTER_S)
-        return self._heard and marks == self._marks() and not progress.label.startswith("after ")
+        return self._heard and marks == self._marks() and progress.waits
 
-    def _listens(self, rank: int) -> bool | None:
-        """True if a rank answers, False if its node says that nobody has its port, None if nothing comes.
-
-        Meanwhile others are answered: all ranks may ask at once.
-        """
+    def _is_refused(self, rank: int) -> bool:
+        """Whether the node of a rank says that nobody has the rank's port. Meanwhile others are answered: all may ask at once."""
         text, until = b'{"kind": "ask"}', time.monotonic() + ANSWER_S
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -181,12 +175,13 @@ class Watchdog:
                 while time.monotonic() < until:
                     self._receive(0.1)
                     with suppress(BlockingIOError):
-                        return bool(asking.recv(4096))
+                        asking.recv(4096)
+                        return False
         except ConnectionRefusedError:
-            return False
+            return True
         except OSError:  # no way to that node, or no descriptor left
-            return None
-        return None
+            return False
+        return False
 
     def _tell_first(self) -> None:
         """Let rank 0, which has the log, end the run, or end it here."""

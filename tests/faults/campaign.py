@@ -454,9 +454,8 @@ def run_chains(
         batch, rest = waiting[:CHAIN], waiting[CHAIN:]
         chain = make(number, batch)
         made = run_chain(chain, batch, reference, chance, train_s)
-        if (
-            not made and (log := chain.current()) and (found := steps(log))
-        ):  # no kill came in time: the machine is faster now
+        # where no kill came in time, the machine is faster than it was for the undisturbed run
+        if not made and (log := chain.current()) and (found := steps(log)):
             train_s = min(train_s, training_s(found))
         struck = [outcome.kill for outcome in made]
         waiting = [kill for kill in batch if kill not in struck] + rest

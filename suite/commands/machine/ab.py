@@ -39,13 +39,7 @@ HELP_GROUP = "Machine"
 HELP_ORDER = 3
 VERSION = 2
 NONE = "none"
-COMMON = {
-    "workload",
-    "size",
-    "data",
-    "device",
-    "global_batch_size",
-}  # of both sides: the same samples on the same machine
+COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same samples on the same machine for both
 
 
 @click.command(
@@ -160,7 +154,7 @@ def _configured(
         raise InputError(
             f"--set-{side} compile: steps are counted by operators, compiled ones cannot be: expected false"
         )
-    return resolved.with_precision("mlhpc ab")
+    return resolved.with_stated_precision("mlhpc ab")
 
 
 def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:

@@ -66,7 +66,7 @@ def profile(
     """
     chosen = descriptor(workload)
     name = settings(size, config) or DEFAULT_SIZE
-    resolved = load_config(chosen, name, overrides).with_precision("mlhpc profile")
+    resolved = load_config(chosen, name, overrides).with_stated_precision("mlhpc profile")
     if resolved.plan is not None:
         raise InputError(
             "--set plan: a profile is of ranks with samples of their own; mlhpc plan tells what a plan costs"

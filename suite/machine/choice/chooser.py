@@ -38,6 +38,11 @@ def fastest(seconds: Mapping[str, float]) -> str:
     return next(name for name, each in seconds.items() if each <= EVEN * least)
 
 
+def if_worth(other: str, rule: str, worth: float) -> Callable[[Mapping[str, float]], str]:
+    """What decides for ``other`` where it takes at most ``worth`` of the time of ``rule``. One without seconds takes for ever."""
+    return lambda seconds: other if seconds.get(other, math.inf) <= worth * seconds.get(rule, math.inf) else rule
+
+
 @dataclass(frozen=True)
 class Question:
     """One thing to choose. ``name`` is what a log, a pin and a resumed run know it by; ``shape`` what the answer depends on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from suite.machine.choice.chooser import Question, measuring_chooser
+from suite.machine.choice.chooser import Question, if_worth, measuring_chooser
 from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
 from suite.machine.choice.race import Way
 from suite.workload import Chooses
@@ -19,6 +18,7 @@ from suite.world import World
 GLOO, MPI = "gloo", "mpi"
 MESSAGE_BYTES = 1 << 20  # what DDP sends first, and all that small models have
 WORTH = 0.5  # of gloo's time: gloo's sending hides behind the backward pass where cores are free, MPI's does not
+_decide = if_worth(MPI, GLOO, WORTH)
 
 
 def start_collectives(world: World, device: torch.device, chooser: Chooses) -> None:
@@ -62,7 +62,3 @@ def start_measured(world: World, device: torch.device) -> None:
 def _mean(group: Any, message: torch.Tensor) -> None:
     message.mul_(1 / group.size())
     group.allreduce([message]).wait()
-
-
-def _decide(seconds: Mapping[str, float]) -> str:
-    return MPI if seconds.get(MPI, math.inf) <= WORTH * seconds.get(GLOO, math.inf) else GLOO

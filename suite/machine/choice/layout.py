@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -113,17 +114,20 @@ class _Trials:
         if how.channels_last not in self.copies:
             self.copies[how.channels_last] = copy.deepcopy(self.model).train()
             lay_out(self.copies[how.channels_last], how.channels_last)
-        copied, before = self.copies[how.channels_last], torch._C._get_mkldnn_enabled()
-        use_onednn(how.onednn)
+        copied = self.copies[how.channels_last]
         take_pointwise(copied, how.pointwise)
-        try:
-            with torch.enable_grad():
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.short):
-                    value = self.loss(copied)
-                wanted = [each for each in copied.parameters() if each.requires_grad]
-                return torch.autograd.grad(value, wanted, allow_unused=True)
-        finally:
-            use_onednn(before)
+        with process_kept():
+            use_onednn(how.onednn)
+            return training_pass(copied, lambda: self.loss(copied), self.device, self.short)
+
+
+def training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.device, short: bool) -> object:
+    """The gradients of a loss; with autocast to bfloat16 if ``short``. The model keeps none of them."""
+    with torch.enable_grad():
+        with torch.autocast(device.type, torch.bfloat16, enabled=short):
+            value = loss()
+        wanted = [each for each in model.parameters() if each.requires_grad]
+        return torch.autograd.grad(value, wanted, allow_unused=True)
 
 
 def lay_out(model: nn.Module, channels_last: bool) -> None:
@@ -147,6 +151,16 @@ class ProcessWide(NamedTuple):
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         use_onednn(self.onednn)
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """What the body sets for the whole process is as before when it ends."""
+    before = ProcessWide.now()
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def use_onednn(wanted: bool) -> None:
@@ -175,12 +189,9 @@ def _of_threads(most: int, way: Way, shape: Mapping[str, Any]) -> Question:
     counts = list(dict.fromkeys((most, -(-most // 2), 1)))
 
     def run(count: int) -> object:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
+        with process_kept():
+            torch.set_num_threads(count)
             return way()
-        finally:
-            torch.set_num_threads(before)
 
     def decide(seconds: Mapping[str, float]) -> str:
         best = min(seconds, key=seconds.__getitem__)

@@ -19,7 +19,7 @@ from suite.data.sampling import check_batch, steps_per_epoch
 from suite.errors import InputError
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.layout import ProcessWide
+from suite.machine.choice.layout import ProcessWide, process_kept
 from suite.performance.ab.verdicts import LOSS
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.flops import count
@@ -97,28 +97,27 @@ class Side:
         data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
         seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
         look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
-        before = ProcessWide.now()
-        use_precision(config.precision, device)
-        model = build(parallel, workload, plan.descriptor, world, device, seed, look)
-        torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
-        state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
-        checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
-        trainer = Trainer(
-            plan=plan,
-            workload=workload,
-            world=world,
-            device=device,
-            state=state,
-            data=_Training(data),
-            log=EventLog(None),
-            checkpoint=checkpoint,
-            stop_signal=lambda: None,
-            say=lambda _: None,
-            parallel=parallel,
-        )
+        with process_kept():
+            use_precision(config.precision, device)
+            model = build(parallel, workload, plan.descriptor, world, device, seed, look)
+            torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
+            state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
+            checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
+            trainer = Trainer(
+                plan=plan,
+                workload=workload,
+                world=world,
+                device=device,
+                state=state,
+                data=_Training(data),
+                log=EventLog(None),
+                checkpoint=checkpoint,
+                stop_signal=lambda: None,
+                say=lambda _: None,
+                parallel=parallel,
+            )
+            process = ProcessWide.now()
         chosen = {choice.name: choice.value for choice in chooser.choices.values()}
-        process = ProcessWide.now()
-        before.restore()
         groups = [
             {name: value for name, value in group.items() if name != "params"}
             for group in state.optimization.optimizer.param_groups

@@ -69,7 +69,7 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
     taken = sorted(hyperparameters(found).keys() & NOT_HYPERPARAMETERS)
     if taken:
         raise InputError(f"hyperparameters.{taken[0]}: is the name of another event of the log")
-    return found.with_precision("an own loop")
+    return found.with_stated_precision("an own loop")
 
 
 def hyperparameters(config: RunConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,21 +11,14 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.machine.choice import layout
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.layout import LAYOUTS, pointwise_convolutions, use_onednn
+from suite.machine.choice.layout import LAYOUTS, pointwise_convolutions
 from suite.machine.choice.store import Store
 from suite.workload import Workload, load_workload
 from suite.world import World
 
+pytestmark = pytest.mark.usefixtures("process_as_before")
 CPU = torch.device("cpu")
 OF = {"cosmoflow": {text for text, how in LAYOUTS.items() if not how.pointwise}, "deepcam": set(LAYOUTS)}
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
-    yield
-    torch.set_num_threads(threads)
-    use_onednn(onednn)
 
 
 def built(name: str, *sets: str) -> tuple[Workload, torch.nn.Module, RunConfig]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.machine.choice import precision
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.layout import use_onednn
 from suite.machine.choice.precision import choose_precision
 from suite.machine.choice.store import Store
 from suite.workload import load_workload
@@ -24,6 +22,7 @@ from suite.world import World
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 
+pytestmark = pytest.mark.usefixtures("process_as_before")
 CPU = torch.device("cpu")
 SMALL = {
     "cosmoflow": "hyperparameters.input_size=16",
@@ -34,14 +33,6 @@ SMALL = {
     "openfold": "precision=auto",
 }
 WITHOUT_EXAMPLE = {"open_catalyst", "openfold"}
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    threads, onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
-    yield
-    torch.set_num_threads(threads)
-    use_onednn(onednn)
 
 
 def asked(name: str, *sets: str, **changes: Any) -> tuple[RunConfig, Chooser]:
@@ -154,7 +145,7 @@ def test_a_pass_that_needs_other_ranks_is_not_measured(name: str, setting: str) 
 def test_what_chooses_none_says_so() -> None:
     config = load_config(descriptor("cosmoflow"), "smoke", ["precision=auto"])
     with pytest.raises(InputError, match="precision auto: mlhpc plan chooses none: expected --set precision=float32"):
-        config.with_precision("mlhpc plan")
+        config.with_stated_precision("mlhpc plan")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,16 @@
+"""What tests of choices set for the whole process does not outlive them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def process_as_before() -> Iterator[None]:
+    """Threads and oneDNN are as before when the test ends."""
+    from suite.machine.choice.layout import process_kept
+
+    with process_kept():
+        yield
