@@ -7,6 +7,7 @@ plain numbers and are not signed.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import hashlib
 import hmac
@@ -249,14 +250,19 @@ def wait_for(request: Any) -> None:
 class TorchTransport:
     """The transport through torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in.
 
-    Objects are signed by their sender, because any program can connect to the port.
+    Objects are signed by their sender, because any program can connect to the port. The group is the transport's own, so that
+    it ends before the interpreter does: a thread of gloo that lets go of a tensor after that aborts the process.
     """
 
-    def __init__(self, seal: Seal, group: Any = None) -> None:
+    def __init__(self, seal: Seal, group: Any) -> None:
         import torch.distributed as dist
 
         self._seal, self._group = seal, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        atexit.register(self._let_go)
+
+    def _let_go(self) -> None:
+        self._group = None
 
     def barrier(self) -> None:
         """Wait for all."""

@@ -271,6 +271,7 @@ def _key_of_launch(rank: int, one_node: bool) -> bytes:
 def _rendezvous(launch: Launch) -> TorchTransport:
     """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list."""
     import torch
+    import torch.distributed as dist
 
     env = os.environ
     if launch.launcher == "torchrun":
@@ -292,7 +293,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
-    transport = _agreed(key)
+    transport = _agreed(key, dist.new_group(backend="gloo"))
     if launch.rank == 0:
         key_path().unlink(missing_ok=True)
     return transport
@@ -311,7 +312,7 @@ def _address_of(first: str, rank: int) -> str:
     return address
 
 
-def _agreed(key: bytes, group: Any = None) -> TorchTransport:
+def _agreed(key: bytes, group: Any) -> TorchTransport:
     """A transport whose messages nobody can have recorded before: its key depends on a number of every rank."""
     import torch
     import torch.distributed as dist
@@ -344,7 +345,7 @@ def _init(cuda: bool, address: str, prefix: str, rank: int, size: int, backend: 
 
 
 def _leave() -> None:
-    """End the process group: threads of gloo that outlive the interpreter sometimes abort it."""
+    """End the process groups, and with them the threads of those that nobody holds any more (suite.transport)."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -18,11 +18,21 @@ from tests.fixtures.once import made_once
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_loop"
 CARD = ("--card", EXAMPLE / "card.yaml")
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
-# As often as asked, in one process that imports torch once; a process group that outlives the run makes it fail at its end
+# As often as asked, in one process that imports torch once; a process group that outlives the run makes it fail at its end,
+# and so do threads of a group of ours (the loop's own group has two): they could abort the interpreter while it ends
 AGAIN = """
-import atexit, os, runpy, sys
+import atexit, glob, os, runpy, sys, time
 import torch.distributed as dist
-atexit.register(lambda: dist.is_initialized() and os._exit(9))
+def count():
+    names = [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
+    return len([name for name in names if "gloo_runloop" in name])
+def leave():
+    until = time.monotonic() + 10
+    while count() > 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    if dist.is_initialized() or count() > 2:
+        os._exit(9)
+atexit.register(leave)
 sys.argv = {words!r}
 for _ in range({count}):
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -115,7 +115,7 @@ def run_rank(rank: int, store: Path) -> None:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(store), RANKS), rank=rank, world_size=RANKS)
-    transport = TorchTransport(Seal(b"test"))
+    transport = TorchTransport(Seal(b"test"), dist.group.WORLD)
     world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), transport, Alone())
     cases = [("moe_lm", form) for form in FORMS] + [("swinv2_moe", ())]
     for name, form in cases:
