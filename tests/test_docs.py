@@ -31,6 +31,17 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path, caplog: 
     assert (tmp_path / "site" / "tutorial.html").stat().st_size > 1000
 
 
+def test_every_dated_table_that_is_named_is_kept() -> None:
+    kept = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
+    named = {
+        (page.name, table)
+        for page in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
+        for table in re.findall(r"20\d\d-\d\d-\d\d-[\w-]+\.(?:txt|json)", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {(page, table) for page, table in named if table not in kept} == set()
+
+
 def test_the_page_of_events_is_that_of_the_code() -> None:
     written = runpy.run_path(str(DOCS / "write_events.py"))
     assert written["page"]() == (DOCS / "events.md").read_text(encoding="utf-8"), "run: python docs/write_events.py"
