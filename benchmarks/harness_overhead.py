@@ -4,8 +4,9 @@
     mpiexec -n 2 python benchmarks/harness_overhead.py                                        two ranks, DDP in both loops
     mpiexec -n 2 python benchmarks/harness_overhead.py --torchs-collectives                   the bare loop's by gloo
 
-The bare loop is the best that a person would write: it keeps freed memory, loads batches ahead in threads and has the memory
-format, convolutions, threads and, if nothing else is said, what carries collectives, as the harness chose them. Both loops train
+The bare loop is the best that a person would write: it keeps freed memory, loads batches as the harness does (ahead in threads, or
+itself where ranks compute on every core) and has the memory format, convolutions, threads and, if nothing else is said, what
+carries collectives, as the harness chose them. Both loops train
 one model in turn: two equal models at different places in memory differ by up to 2 %. With ``--torchs-collectives`` the bare loop
 has a copy of the model in DDP over gloo, which is what torch has on a processor. A block is an epoch of `mini`, so what an epoch
 begins and ends with counts as in a run.
@@ -37,7 +38,7 @@ from suite.log.mllog import EventLog
 from suite.log.student_t import quantile
 from suite.machine.choice.chooser import make_chooser
 from suite.training.agreement import StopWatch
-from suite.training.devices import Feed, prefetch
+from suite.training.devices import Feed, cores_are_taken, prefetch
 from suite.training.state import TrainingState
 from suite.world import World
 
@@ -88,7 +89,7 @@ def main() -> int:
             lambda indices: data.load(indices, seed=1, epoch=epoch),
             batches,
             threads=config.loader_threads,
-            feed=Feed(through_harness.device),
+            feed=Feed(through_harness.device, alone=cores_are_taken(world)),
         )
         for step, (_, batch) in enumerate(ahead):
             for group in optimization.optimizer.param_groups:

@@ -54,8 +54,12 @@ class Records:
         return self.instruments.counting()
 
     def begin_block(self) -> None:
-        """Begin the steps up to the next evaluation."""
+        """Begin the steps up to the next evaluation, on all ranks at once.
+
+        Else a rank that begins before rank 0 has written that the epoch begins waits for it in steps that outlast the epoch.
+        """
         self._totals = {}
+        self.world.barrier()
         self.timer.restart()
         if self.instruments is not None:
             self.instruments.meters.restart()

@@ -45,7 +45,7 @@ class OwnSteps:
         self._block = self._done = self._in_window = self._seen = 0
         self._open = self._told = False
         self._losses: Any = None
-        self._begin_ms, self._begin_s, self._last_s = 0, 0.0, 0.0
+        self._begin_ms, self._begin_s, self._together_s, self._last_s = 0, 0.0, 0.0, 0.0
 
     @property
     def timer(self) -> PhaseTimer | NoTimer:
@@ -72,6 +72,7 @@ class OwnSteps:
         self._log.start(mllog.EPOCH, metadata={"epoch_num": self._label})
         self._begin_ms, self._begin_s = self._clock.now_ms(), time.perf_counter()
         self._records.begin_block()
+        self._together_s = time.perf_counter()
 
     def step(self, loss: Any) -> None:
         """End a step."""
@@ -138,7 +139,7 @@ class OwnSteps:
         self._in_window, self._losses = 0, None
 
     def _end_training(self) -> None:
-        """Write what the steps of the block took, as of the end of the last one. The log's clock stays held there."""
+        """Write what the steps of the block took, as of the end of the last rank's last one. The log's clock stays held there."""
         if not self._done:
             raise InputError(f"epoch {self._label} has no run.step()")
         self._check_steps()
@@ -150,7 +151,8 @@ class OwnSteps:
 
         def elapsed_s() -> float:
             """On a GPU the last step ends after the call that issued it has returned."""
-            seconds = max(host_s, self._records.step_s())
+            mine = max(self._last_s - self._together_s, self._records.step_s())
+            seconds = self._together_s - self._begin_s + max(self._world.allgather(mine))
             self._clock.held_ms = min(self._begin_ms + int(1e3 * seconds), self._clock.now_ms())
             return seconds
 

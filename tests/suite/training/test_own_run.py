@@ -480,18 +480,23 @@ def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -
 
 RANKS = """
 import sys
+import time
 import mlhpc
 card, folder, *cases = sys.argv[1:]
 config = {"size": "smoke", "global_batch_size": 10, "max_epochs": 5}
 for case in cases:
     with mlhpc.Run(card, config, data=card, output=folder) as run:
         run.start(parameters=6, train_samples=40, eval_samples=7)
+        if case == "apart" and run.rank == 0:
+            time.sleep(1)  # as to save something
         run.epoch()
-        for _ in range(4):
+        for step in range(4):
+            if case == "apart" and run.rank == 1 and step == 3:
+                time.sleep(1)
             run.step(float(run.rank))
         if case == "fails" and run.rank == 1:
             raise RuntimeError("a fault of rank 1")
-        run.evaluation({"first": 0.95 if run.rank == 0 else None}.get(case, 0.95 - 0.2 * run.rank))
+        run.evaluation({"first": 0.95 if run.rank == 0 else None, "apart": 0.95}.get(case, 0.95 - 0.2 * run.rank))
 """
 
 
@@ -511,6 +516,19 @@ def test_two_ranks_write_one_log_and_must_agree_on_the_value(card: Path) -> None
     assert "rank 0 gives 0.95, rank 1 0.75" in stop_of(card, 1)["reason"]
     (card.parent / "runs" / "result_1.txt").unlink()
     assert rules_of(card) == {}
+
+
+def test_ranks_that_begin_or_end_an_epoch_apart_are_in_one_epoch(card: Path) -> None:
+    """The steps of rank 1 outlasted the epoch, which the checker takes for a wrong log."""
+    done = on_two_ranks(card, "apart")
+    assert done.returncode == 0, done.stderr
+    assert rules_of(card) == {}
+    log = read_events(card.parent / "runs" / "result_0.txt")
+    ((_, of_ranks),) = [(event.key, event.value["step_s"]) for event in log.events if event.key == "rank_stats"]
+    assert of_ranks["min"] < 1.0, "nobody waits for rank 0 in a step"
+    assert of_ranks["max"] >= 1.0
+    times = {event.key: event.time_ms for event in log.events}
+    assert times["eval_start"] - times["epoch_start"] >= 1000
 
 
 def test_an_error_of_one_rank_ends_all_ranks(card: Path) -> None:
