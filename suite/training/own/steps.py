@@ -152,7 +152,8 @@ class OwnSteps:
         def elapsed_s() -> float:
             """On a GPU the last step ends after the call that issued it has returned."""
             mine = max(self._last_s - self._together_s, self._records.step_s())
-            seconds = self._together_s - self._begin_s + max(self._world.allgather(mine))
+            longest: float = max(self._world.allgather(mine))
+            seconds = self._together_s - self._begin_s + longest
             self._clock.held_ms = min(self._begin_ms + int(1e3 * seconds), self._clock.now_ms())
             return seconds
 
