@@ -161,8 +161,8 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_job_continues_and_goes_on(
 def test_a_time_limit_leaves_a_checkpoint_from_which_the_job_continues(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
-    """The signal comes 40 to 70 s after the start."""
-    check_continued(cluster, smoke_data, tmp_path, ("--time=2", "--signal=TERM@50"), lambda job: None)
+    """The signal comes 100 to 130 s after the start, which on a machine with other work takes most of a minute."""
+    check_continued(cluster, smoke_data, tmp_path, ("--time=3", "--signal=TERM@50"), lambda job: None)
 
 
 def check_continued(

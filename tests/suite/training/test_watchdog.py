@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
         pytest.param(
             "sleep:barrier:1", "rank 1 on .* did not arrive", "barrier in beginning the run", marks=pytest.mark.long
         ),
-        pytest.param("halt:barrier:2", "rank 1 did not answer", "barrier in ending the run", marks=pytest.mark.long),
+        pytest.param("halt:barrier:3", "rank 1 did not answer", "barrier in ending the run", marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_hangs_outside_the_training_is_named_too(
