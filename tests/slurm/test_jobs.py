@@ -175,7 +175,7 @@ def check_continued(
     job = cluster.sbatch(script, *options, exports=exports, cwd=folder)
     wait_for_text(run / "result_0.txt", "epoch_start")  # a signal before that leaves nothing to resume
     stop(job)
-    cluster.wait(job)
+    cluster.wait(job, timeout_s=300)
     wait_for_text(run / "exit" / job, "\n")  # the script's trap may end a moment after Slurm calls the job ended
     assert (run / "exit" / job).read_text() == "3\n", explain(folder)
     assert (run / "checkpoint" / "trial_0.pt").exists()
@@ -186,7 +186,7 @@ def check_continued(
     assert (row.state, row.note) == ("aborted", "can be resumed")
     again = exports | {"MLHPC_SET": NEVER_CONVERGES.replace("max_epochs=400", f"max_epochs={last_epoch}")}
     second = cluster.sbatch(script, exports=again, cwd=folder)
-    cluster.wait(second)
+    cluster.wait(second, timeout_s=300)
     resumed = record(run / "resumed_0_1.txt")
     assert resumed.resumed, explain(folder)
     assert resumed.seed == stopped.seed == 1
