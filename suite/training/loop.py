@@ -172,7 +172,7 @@ class Trainer:
         window = Window(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
-        self.records.begin_block()
+        self.records.begin_block(label)
         step = first_step - 1
         for item, batch in self.batches(data, (block - 1) * steps + first_step, block * steps):
             self.part(batch, item, window)

@@ -38,7 +38,7 @@ class Records:
     def __init__(
         self, log: EventLog, world: World, device: torch.device, progress: Progress, *, measured: bool
     ) -> None:
-        self._log, self.world = log, world
+        self._log, self.world, self._progress = log, world, progress
         self.timer: PhaseTimer | NoTimer = NoTimer()
         self.instruments: Instruments | None = None
         if measured:
@@ -53,12 +53,13 @@ class Records:
         self.instruments.energy.restart()
         return self.instruments.counting()
 
-    def begin_block(self) -> None:
-        """Begin the steps up to the next evaluation, on all ranks at once.
+    def begin_block(self, label: int) -> None:
+        """Begin the steps up to the next evaluation, of epoch ``label``, on all ranks at once.
 
         Else a rank that begins before rank 0 has written that the epoch begins waits for it in steps that outlast the epoch.
         """
         self._totals = {}
+        self._progress.enter(f"beginning of epoch {label}")
         self.world.barrier()
         self.timer.restart()
         if self.instruments is not None:

@@ -71,7 +71,7 @@ class OwnSteps:
         self._open, self._done, self._in_window, self._losses = True, 0, 0, None
         self._log.start(mllog.EPOCH, metadata={"epoch_num": self._label})
         self._begin_ms, self._begin_s = self._clock.now_ms(), time.perf_counter()
-        self._records.begin_block()
+        self._records.begin_block(self._label)
         self._together_s = time.perf_counter()
 
     def step(self, loss: Any) -> None:
