@@ -250,8 +250,7 @@ def wait_for(request: Any) -> None:
 class TorchTransport:
     """The transport through torch.distributed with gloo: for torchrun, and for srun without an MPI plug-in.
 
-    Objects are signed by their sender, because any program can connect to the port. The group is the transport's own, so that
-    it ends before the interpreter does: a thread of gloo that lets go of a tensor after that aborts the process.
+    Objects are signed by their sender, because any program can connect to the port. The group is the transport's own.
     """
 
     def __init__(self, seal: Seal, group: Any) -> None:
@@ -259,10 +258,7 @@ class TorchTransport:
 
         self._seal, self._group = seal, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        atexit.register(self._let_go)
-
-    def _let_go(self) -> None:
-        self._group = None
+        atexit.register(vars(self).clear)  # ends the group: a thread of gloo that outlives Python can abort the process
 
     def barrier(self) -> None:
         """Wait for all."""

@@ -271,7 +271,6 @@ def _key_of_launch(rank: int, one_node: bool) -> bytes:
 def _rendezvous(launch: Launch) -> TorchTransport:
     """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list."""
     import torch
-    import torch.distributed as dist
 
     env = os.environ
     if launch.launcher == "torchrun":
@@ -293,7 +292,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
-    transport = _agreed(key, dist.new_group(backend="gloo"))
+    transport = _agreed(key, torch.distributed.new_group(backend="gloo"))
     if launch.rank == 0:
         key_path().unlink(missing_ok=True)
     return transport
