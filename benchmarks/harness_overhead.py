@@ -5,11 +5,10 @@
     mpiexec -n 2 python benchmarks/harness_overhead.py --torchs-collectives                   the bare loop's by gloo
 
 The bare loop is the best that a person would write: it keeps freed memory, loads batches as the harness does (ahead in threads, or
-itself where ranks compute on every core) and has the memory format, convolutions, threads and, if nothing else is said, what
-carries collectives, as the harness chose them. Both loops train
-one model in turn: two equal models at different places in memory differ by up to 2 %. With ``--torchs-collectives`` the bare loop
-has a copy of the model in DDP over gloo, which is what torch has on a processor. A block is an epoch of `mini`, so what an epoch
-begins and ends with counts as in a run.
+by itself where ranks compute on every core) and has the memory format, convolutions, threads and, if nothing else is said, what
+carries collectives, as the harness chose them. Both loops train one model in turn: two equal models at different places in memory
+differ by up to 2 %. With ``--torchs-collectives`` the bare loop has a copy of the model in DDP over gloo, which is what torch has
+on a processor. A block is an epoch of `mini`, so what an epoch begins and ends with counts as in a run.
 
 Prints the geometric mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by CPU time,
 which other processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed.

@@ -250,16 +250,11 @@ def _started_group() -> Launch | None:
 
 def _join(launch: Launch) -> TorchTransport:
     """Talk among the ranks of a process group that the caller started, in a gloo group of our own beside it."""
-    import torch.distributed as dist
-
     env = os.environ
     here = str(launch.size) if env.get("MASTER_ADDR") in ("localhost", "127.0.0.1") else None
     one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
-    transport = _agreed(_key_of_launch(launch.rank, one_node), dist.new_group(backend="gloo"))
     atexit.register(_leave)
-    if launch.rank == 0:
-        key_path().unlink(missing_ok=True)
-    return transport
+    return _agreed(_key_of_launch(launch.rank, one_node))
 
 
 @cache
@@ -292,10 +287,7 @@ def _rendezvous(launch: Launch) -> TorchTransport:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
     _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
-    transport = _agreed(key, torch.distributed.new_group(backend="gloo"))
-    if launch.rank == 0:
-        key_path().unlink(missing_ok=True)
-    return transport
+    return _agreed(key)
 
 
 def _address_of(first: str, rank: int) -> str:
@@ -311,14 +303,20 @@ def _address_of(first: str, rank: int) -> str:
     return address
 
 
-def _agreed(key: bytes, group: Any) -> TorchTransport:
-    """A transport whose messages nobody can have recorded before: its key depends on a number of every rank."""
+def _agreed(key: bytes) -> TorchTransport:
+    """A transport with a group of its own, whose messages nobody can have recorded: its key depends on a number of every rank.
+
+    All ranks of the process group call. Afterwards the file with the key of the launch is gone.
+    """
     import torch
     import torch.distributed as dist
 
     mine = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)
     numbers = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    group = dist.new_group(backend="gloo")
     dist.all_gather(numbers, mine, group)
+    if dist.get_rank() == 0:
+        key_path().unlink(missing_ok=True)
     session = hmac.digest(key, b"".join(map(tensor_bytes, numbers)), "sha256")
     return TorchTransport(Seal(session), group)
 

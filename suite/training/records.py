@@ -56,7 +56,7 @@ class Records:
     def begin_block(self, label: int) -> None:
         """Begin the steps up to the next evaluation, of epoch ``label``, on all ranks at once.
 
-        Else a rank that begins before rank 0 has written that the epoch begins waits for it in steps that outlast the epoch.
+        A rank that began before rank 0 logged the epoch would count its waiting for rank 0 as time of its steps.
         """
         self._totals = {}
         self._progress.enter(f"beginning of epoch {label}")

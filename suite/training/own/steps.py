@@ -139,7 +139,7 @@ class OwnSteps:
         self._in_window, self._losses = 0, None
 
     def _end_training(self) -> None:
-        """Write what the steps of the block took, as of the end of the last rank's last one. The log's clock stays held there."""
+        """Write what the steps of the block took. It ends with the last rank's last step; the log's clock stays held there."""
         if not self._done:
             raise InputError(f"epoch {self._label} has no run.step()")
         self._check_steps()
