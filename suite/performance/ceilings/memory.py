@@ -32,6 +32,7 @@ SMALLEST_GPU = 64 << 10
 LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
 TEAM = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
 FEWEST_PASSES = 3
+FINDING = 2 / 3  # of a bounded time, for the kernel that finds the levels
 BEYOND = 4.0  # how many times slower than a set the next of the ladder may be, for the estimate of its time
 
 
@@ -65,34 +66,59 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -
 def _sweep(
     world: World, effort: Effort, plan: SweepPlan, team: Team, budget: Budget
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
-    """Measure from coarse to fine, so that what fits into the time covers the whole range.
+    """Measure the first kernel from coarse to fine, so that what fits into the time covers the whole range, then the others.
 
-    Returns the rates in order of size, and for each kernel that was not measured on all sets how many there are.
+    Returns the rates in order of size, and for each kernel that was not measured on all sets that it should how many there are.
     """
     sampled: dict[Kernel, dict[int, Samples]] = {kernel: {} for kernel in CPU_KERNELS}
-    overhead = 0.0  # seconds per kernel that do not follow from its rate: threads start, pages are mapped
-    for number, size in enumerate(visiting_order(plan.sizes)):
-        for kernel in CPU_KERNELS:
-            if size < kernel.smallest:
+    overhead = 0.0  # seconds per set that do not follow from the rate: threads start, pages are mapped, other kernels are slower
+
+    def measure(kernel: Kernel, sizes: Sequence[int], part: Budget) -> None:
+        nonlocal overhead
+        for number, size in enumerate(sizes):
+            expected = _expected_s(sampled[detector], size, effort, plan)
+            if part.ends and sampled[detector] and not part.allows(expected + overhead):
                 continue
-            expected = _expected_s(sampled[kernel] or sampled[CPU_KERNELS[0]], size, effort, plan)
-            if budget.ends and number and not budget.allows(expected + overhead):
-                continue
-            begin = budget.clock()
+            begin = part.clock()
             team.touch(size + SKEW)
-            sampled[kernel][size] = _cpu_rate(world, team, kernel, size, effort, budget)
-            took = agree(world, [budget.clock() - begin])[0]
-            overhead = max(overhead, took - _expected_s(sampled[kernel], size, effort, plan))
-        budget.tell(f"memory: {number + 1} of {len(plan.sizes)} working sets")
-    planned = {kernel: sum(size >= kernel.smallest for size in plan.sizes) for kernel in CPU_KERNELS}
+            sampled[kernel][size] = _cpu_rate(world, team, kernel, size, effort, part)
+            took = agree(world, [part.clock() - begin])[0]
+            overhead = max(overhead, took - _expected_s(sampled[detector], size, effort, plan))
+            part.tell(f"memory: {number + 1} of {len(sizes)} working sets with {kernel.name}")
+
+    detector, *others = CPU_KERNELS
+    order = visiting_order(plan.sizes)
+    measure(detector, order, budget.until(FINDING * budget.length))
+    planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
+    if effort.sets_per_level and len(sampled[detector]) > 1:
+        levels = _levels(found := dict(sorted(sampled[detector].items())), plan.shares)
+        within = [_sizes_of(level, name, list(found), plan.shares) for level, name in levels]
+        for kernel in others:
+            fitting = [[s for s in sizes if s >= kernel.smallest] for sizes in within]
+            cheap = {
+                s
+                for s in planned[kernel]
+                if s in found and FEWEST_PASSES * s * plan.threads <= found[s].slowest * effort.sample_s
+            }
+            planned[kernel] = sorted(cheap | _spread(fitting, effort.sets_per_level))
+    for kernel in others:
+        measure(kernel, planned[kernel], budget)
     left_out = [
-        f"{len(sampled[kernel])} of {count} sets with {kernel.name}"
-        for kernel, count in planned.items()
-        if len(sampled[kernel]) < count
+        f"{len(sampled[kernel])} of {len(sizes)} sets with {kernel.name}"
+        for kernel, sizes in planned.items()
+        if len(sampled[kernel]) < len(sizes)
     ]
-    detector = CPU_KERNELS[0]
     rates = {kernel: dict(sorted(by_size.items())) for kernel, by_size in sampled.items()}
     return {kernel: by_size for kernel, by_size in rates.items() if by_size or kernel is detector}, left_out
+
+
+def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
+    """So many sets of each level, spread over its sizes; of the last, main memory, whose rate is that of every size, one."""
+    chosen: set[int] = set()
+    for sizes in levels:
+        count = min(len(sizes), 1 if sizes is levels[-1] else per_level)
+        chosen.update(sizes[(2 * i + 1) * len(sizes) // (2 * count)] for i in range(count))
+    return chosen
 
 
 def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
@@ -146,11 +172,10 @@ def _findings(
     ``cut`` says why no larger set was tried.
     """
     detector = next(iter(sampled.values()))
-    sizes = list(detector)
-    levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
-    level_names = names(levels, sizes[-1], shares)
+    sizes, levels = list(detector), _levels(detector, shares)
+    level_names = [name for _, name in levels]
     findings = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
-    for level, name in zip(levels, level_names, strict=True):
+    for level, name in levels:
         findings.roofs.append(_roof(world, sampled, sizes, level, name, shares))
     for cache in shares:
         if cache.name not in level_names:
@@ -163,6 +188,21 @@ def _findings(
     return findings
 
 
+def _levels(detector: Mapping[int, Samples], shares: Sequence[Cache]) -> list[tuple[Plateau, str]]:
+    """The levels that the first kernel's rates show, by growing size, and their names."""
+    sizes = list(detector)
+    levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
+    return list(zip(levels, names(levels, sizes[-1], shares), strict=True))
+
+
+def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[Cache]) -> list[int]:
+    """The sets of a level. For ``dram`` only those above four times every cache count."""
+    low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
+    if name == "dram":
+        low = max([low, *(4 * cache.share_bytes for cache in shares)])
+    return [size for size in sizes if low <= size <= high]
+
+
 def _roof(
     world: World,
     sampled: dict[Kernel, dict[int, Samples]],
@@ -171,15 +211,13 @@ def _roof(
     name: str,
     shares: Sequence[Cache],
 ) -> Roof:
-    """The best median of any kernel on a plateau. For ``dram`` only sets above four times every cache count."""
-    low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
-    if name == "dram":
-        low = max([low, *(4 * cache.share_bytes for cache in shares)])
+    """The best median of any kernel on a plateau."""
+    within = set(_sizes_of(plateau, name, sizes, shares))
     candidates = [
         (samples, kernel, size)
         for kernel, rates in sampled.items()
         for size, samples in rates.items()
-        if low <= size <= high
+        if size in within
     ]
     samples, kernel, size = max(candidates, key=lambda candidate: candidate[0].value)
     return samples.roof(

@@ -23,7 +23,9 @@ class Effort:
     ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of them
     is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about ``order_s``
     in all, at least three are made, and orders whose product takes longer than ``slowest_s`` are left out. ``sustained_s`` is
-    the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank.
+    the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank. With
+    ``sets_per_level`` only the kernel that finds the levels visits all sets of the sweep; of those that take longer than
+    ``sample_s`` the others take so many of each level.
     ``seconds`` bounds all steps together; None: no bound.
     """
 
@@ -35,6 +37,7 @@ class Effort:
     points_per_octave: int
     largest_message_bytes: int
     storage_bytes: int
+    sets_per_level: int | None = None
     seconds: float | None = None
 
 
@@ -47,6 +50,7 @@ QUICK = Effort(
     points_per_octave=3,
     largest_message_bytes=16 << 20,
     storage_bytes=64 << 20,
+    sets_per_level=3,
     seconds=50.0,
 )
 FULL = Effort(

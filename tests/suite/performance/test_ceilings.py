@@ -179,7 +179,7 @@ def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
     assert found.total_bytes <= free / 4
     assert SHORTEST <= found.sizes[-1] <= found.buffer_bytes - SKEW
     assert all(0 <= share.share_bytes <= cache.size_bytes for share, cache in zip(found.shares, caches, strict=True))
-    wanted = max((8 * share.share_bytes for share in found.shares), default=64 * MIB)
+    wanted = max((5 * share.share_bytes for share in found.shares), default=64 * MIB)
     assert bool(found.cut) == (found.sizes[-1] < max(wanted, SHORTEST) // PAGE * PAGE)
 
 
@@ -225,6 +225,12 @@ class ModelledTeam:
         return took
 
 
+def levels_of(found: Findings, largest: int) -> list[tuple[int, int]]:
+    """The bounds of each level that was found, in bytes; of a level of few sets the kernels but the first have all."""
+    ends = [0, *(roof.capacity_bytes or largest for roof in found.roofs if roof.resource == "memory")]
+    return list(pairwise(ends))
+
+
 @pytest.mark.parametrize("rate", [2e9, 20e9, 500e9], ids=["slow", "usual", "fast"])
 @every_machine
 def test_a_bounded_sweep_ends_in_time_on_every_machine(
@@ -249,9 +255,15 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
     budget = Budget(World.create(), 12.5, said.append, lambda: team.now)
     found = memory.measure_cpu(World.create(), QUICK, made, budget)
     assert team.now <= 1.5 * 12.5, "what was begun is ended; a set is begun if it should fit"
-    points = {curve.mode: len(curve.points) for curve in found.curves}
-    whole = all(points.get(kernel.name, 0) == sum(size >= kernel.smallest for size in made.sizes) for kernel in kernels)
-    assert whole != any("the time was over" in gap.reason for gap in found.not_measured), "what was left out is said"
+    points = {curve.mode: [point.x for point in curve.points] for curve in found.curves}
+    said_late = any("the time was over" in gap.reason for gap in found.not_measured)
+    assert said_late or points["read"] == [*made.sizes], "what was left out is said"
+    for kernel in kernels[1:]:
+        for low, high in levels_of(found, made.sizes[-1]):
+            sets = [size for size in points["read"] if low < size <= high and size >= kernel.smallest]
+            assert said_late or not sets or set(points.get(kernel.name, ())) & set(sets), (
+                f"{kernel.name}: {low} to {high}"
+            )
     assert any(roof.name == "dram" for roof in found.roofs) or any(gap.name == "dram" for gap in found.not_measured)
     assert team.now < 5 or said, "progress is shown"
 
