@@ -1,6 +1,6 @@
 """What is chosen to be fastest on this machine, beside every alternative measured at length: experts, dense FFN, skewed loads.
 
-    python benchmarks/choices.py [--threads 1] [--device cpu] [--rounds 7] [--small] [-o table.txt]
+    python benchmarks/choices.py [--threads 1] [--device cpu] [--rounds 7] [--small] [--layouts]
 
 For each shape the choice is made as before a run, without a cache. Then all back ends run the same layer, interleaved, with a load
 that a random router makes and with an even one: "chosen / best" is the seconds of the choice over those of the fastest back end.
@@ -156,7 +156,7 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
     if len(found) == len(calls):
         times = found["padded"] / found["chosen"]
         print(
-            f"skewed, max / mean {layer.load.report()['imbalance']:.1f}, E {experts}, {dtype}: chosen {chosen} "
+            f"skewed, max / mean {layer.load.read().report()['imbalance']:.1f}, E {experts}, {dtype}: chosen {chosen} "
             f"{1e3 * found['chosen']:.2f} ms, padded {1e3 * found['padded']:.2f} ms, padded / chosen {times:.1f}",
             flush=True,
         )

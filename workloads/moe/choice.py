@@ -179,7 +179,7 @@ def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None 
 
 
 def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
-    """A training pass of each back end: weights cast to the rows' data type, forward, backward."""
+    """A training pass of each back end: weights cast to the rows' data type, forward, backward, gradients laid as weights are."""
     rows_ND, weights = _inputs(shape, device)
     d_out_ND = torch.ones_like(rows_ND)
     wanted = [weight for weight in vars(weights).values() if weight is not None]
@@ -190,7 +190,10 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
         cast = weights.map(lambda weight: weight.to(leaf.dtype))
         with torch.enable_grad():
             out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
-            return torch.autograd.grad(out, [leaf, *wanted], d_out_ND)
+            out.backward(d_out_ND)  # type: ignore[no-untyped-call]
+        for weight in wanted:
+            weight.grad = None
+        return leaf.grad
 
     ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
     if not shape.even and device.type == "cpu":

@@ -33,6 +33,17 @@ def test_back_ends_equal_the_loop(counts: list[int], activation: str, backend: s
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("backend", ["loop", "onednn", "bmm", "grouped_mm"])
+@pytest.mark.parametrize("counts", [[4, 4, 4], [3, 7, 2]])
+def test_gradients_of_weights_lie_as_the_weights_do(backend: str, activation: str, counts: list[int]) -> None:
+    """torch copies others into place before the optimizer takes them."""
+    experts = make(activation=activation)
+    y = run_experts(torch.randn(sum(counts), 8), torch.tensor(counts), experts.weights(), activation, backend)
+    gradients = torch.autograd.grad(y, list(experts.parameters()), torch.randn_like(y))
+    assert [each.stride() for each in gradients] == [each.stride() for each in experts.parameters()]
+
+
 def test_no_rows_at_all() -> None:
     experts = make()
     for backend in ("loop", "onednn", "bmm"):
