@@ -21,6 +21,7 @@ SMALLEST = 8 << 10
 SHORTEST = 64 << 10  # a sweep that ends below this shows no level
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
 PAST_CACHE = 5  # the sweep ends at this many times the largest cache
+LEAST_END = 8 << 20  # per thread, at least: triad is measured from 4 MiB on
 STEP = 8  # between the sets that are measured first: the rate of one bounds that of the next
 SHARE = 4  # measurements take one SHARE-th of the free memory
 UNKNOWN_FREE = 1 << 30  # taken as free where the machine does not say
@@ -66,7 +67,7 @@ def plan_sweep(
     active = threads * ranks
     shares = [Cache(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
     wanted = max((PAST_CACHE * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
-    wanted = max(wanted, SHORTEST)
+    wanted = max(wanted, LEAST_END)
     most = free // SHARE // active
     buffer = max(most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1))  # `mapped_bytes` of it is at most ``most``
     largest = min(wanted, buffer - SKEW) // PAGE * PAGE

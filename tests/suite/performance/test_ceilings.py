@@ -140,6 +140,7 @@ def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel
 def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
     monkeypatch.setattr(plan, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
+    monkeypatch.setattr(plan, "LEAST_END", SHORTEST)
     caches = [CpuCache(3, "unified", l3_kib, "0")]
     sweep_plan = plan_sweep(caches, frozenset({0}), 1, 1, 8 << 30, TINY.points_per_octave)
     assert isinstance(sweep_plan, SweepPlan)
@@ -180,7 +181,7 @@ def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
     assert SHORTEST <= found.sizes[-1] <= found.buffer_bytes - SKEW
     assert all(0 <= share.share_bytes <= cache.size_bytes for share, cache in zip(found.shares, caches, strict=True))
     wanted = max((5 * share.share_bytes for share in found.shares), default=64 * MIB)
-    assert bool(found.cut) == (found.sizes[-1] < max(wanted, SHORTEST) // PAGE * PAGE)
+    assert bool(found.cut) == (found.sizes[-1] < max(wanted, 8 * MIB) // PAGE * PAGE)
 
 
 def test_memory_that_nobody_knows_is_taken_as_little() -> None:
