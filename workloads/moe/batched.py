@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 
+def batched(x_ECD: Tensor, weight_EDH: Tensor, bias_EH: Tensor | None) -> Tensor:
+    """Multiply (E, C, D) by (E, D, H) to (E, C, H), and add the bias if there is one."""
+    if bias_EH is None:
+        return torch.bmm(x_ECD, weight_EDH)
+    return torch.baddbmm(bias_EH.unsqueeze(1), x_ECD, weight_EDH)
+
+
 class Batched(torch.autograd.Function):
     """Rows times each expert's weight transposed, plus its bias. The weight's gradient lies as the weight does.
 
@@ -19,9 +26,7 @@ class Batched(torch.autograd.Function):
         """Multiply (E, C, D) by weights (E, H, D) to (E, C, H)."""
         ctx.save_for_backward(x_ECD, weight_EHD)
         ctx.biased = bias_EH is not None
-        if bias_EH is None:
-            return torch.bmm(x_ECD, weight_EHD.transpose(1, 2))
-        return torch.baddbmm(bias_EH.unsqueeze(1), x_ECD, weight_EHD.transpose(1, 2))
+        return batched(x_ECD, weight_EHD.transpose(1, 2), bias_EH)
 
     @staticmethod
     def backward(ctx: Any, d_ECH: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -20,7 +20,7 @@ from suite.errors import InputError
 from suite.machine.choice.products import has_onednn, onednn_product
 from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
-from workloads.moe.batched import Batched
+from workloads.moe.batched import Batched, batched
 from workloads.moe.config import Activation, Backend
 from workloads.moe.dispatch import counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
@@ -385,11 +385,7 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
     rows_ECD = padded_ND.view(len(counts), longest, width)
     up = Batched.apply(rows_ECD, weights.up_EHD, weights.up_bias_EH)  # type: ignore[no-untyped-call]
     gate = None if weights.gate_EHD is None else Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
-    hidden, bias_ED = activate(up, gate, activation), weights.down_bias_ED
-    if bias_ED is None:
-        out_ECD = torch.bmm(hidden, weights.down_EHD)
-    else:
-        out_ECD = torch.baddbmm(bias_ED.unsqueeze(1), hidden, weights.down_EHD)
+    out_ECD = batched(activate(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
     out_ND = out_ECD.reshape(-1, width)
     return out_ND if places_N is None else out_ND.index_select(0, places_N)
 

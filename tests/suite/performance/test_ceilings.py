@@ -227,7 +227,7 @@ class ModelledTeam:
 
 
 def levels_of(found: Findings, largest: int) -> list[tuple[int, int]]:
-    """The bounds of each level that was found, in bytes; of a level of few sets the kernels but the first have all."""
+    """The bounds of each level that was found, in bytes per thread: above the first, up to the second."""
     ends = [0, *(roof.capacity_bytes or largest for roof in found.roofs if roof.resource == "memory")]
     return list(pairwise(ends))
 
