@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.cli import group
 from suite.cli.group import LazyGroup
+from suite.cli.main import group
 from suite.cli.reference import PAGE, page
 from suite.files import print_line
 

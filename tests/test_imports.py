@@ -281,7 +281,7 @@ def test_a_command_that_imports_torch_at_the_top_is_found(tmp_path: Path) -> Non
 def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     probe = (
         "import sys; sys.argv = ['mlhpc', *sys.argv[1:]]\n"
-        "from suite.cli import main\n"
+        "from suite.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         f"loaded = {sorted(HEAVY - {'numpy'})!r}\n"
         "print('LOADED', [name for name in loaded if name in sys.modules])"
@@ -326,7 +326,7 @@ def test_small_commands_load_no_module_that_they_do_not_need(arguments: list[str
     """The import budget: by names, which are the same on every machine, and not by seconds."""
     probe = (
         "import sys; before = set(sys.modules); sys.argv = ['mlhpc', *sys.argv[1:]]\n"
-        "from suite.cli import main\n"
+        "from suite.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         f"print('LOADED', sorted((set(sys.modules) - before) & set({without.split()!r})))"
     )
@@ -340,7 +340,7 @@ def test_a_log_of_a_round_is_checked_without_what_its_rules_do_not_need(tmp_path
     write(tmp_path / "result_0.txt", hpc_run())
     probe = (
         "import sys; sys.argv = ['mlhpc', 'check', 'result_0.txt']\n"
-        "from suite.cli import main\n"
+        "from suite.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code in (0, 1), end.code\n"
         "names = 'pydantic yaml jinja2 msgspec rich difflib statistics hashlib csv tempfile logging subprocess html'\n"
         "print('LOADED', sorted(set(sys.modules) & set(names.split())))"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import yaml
 
-from suite.cli import group
+from suite.cli.main import group
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines
 from suite.compliance.scoring import score_results
 from suite.descriptor import descriptors

@@ -45,7 +45,7 @@ find = importlib.machinery.PathFinder.find_spec
 def find_spec(name, *more):
     return None if name.partition(".")[0] == "matplotlib" else find(name, *more)
 importlib.machinery.PathFinder.find_spec = find_spec
-from suite.cli import main
+from suite.cli.main import main
 main()
 """
 

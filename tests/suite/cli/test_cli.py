@@ -135,12 +135,13 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
 LEAVING = """
 import atexit, os, sys, threading, time
 from suite import cli
+from suite.cli import main
 sys.argv = ["mlhpc", "list"]
 atexit.register(print, "handled")
 usual = os._exit
 os._exit = lambda code: (os.write(2, b"at once"), usual(code))
 {before}
-cli.main = lambda: ({body})
+main.main = lambda: ({body})
 cli.program()
 """
 

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from suite.cli import group
+from suite.cli.main import group
 from suite.errors import did_you_mean
 from suite.files import QUIET, print_progress
 from suite.plugins import find_plugins

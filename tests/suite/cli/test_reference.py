@@ -15,8 +15,8 @@ import click
 import pytest
 import yaml
 
-from suite.cli import group
 from suite.cli.group import LazyGroup
+from suite.cli.main import group
 from suite.cli.reference import PAGE, page
 
 ROOT = Path(__file__).resolve().parents[3]

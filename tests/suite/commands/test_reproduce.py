@@ -284,7 +284,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
     code = (
         "import sys; sys.argv = ['mlhpc', *sys.argv[1:]]\n"
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
-        "from suite.cli import main; main()"
+        "from suite.cli.main import main; main()"
     )
     for manifest in ("as it was", "none"):
         if manifest == "none":

@@ -187,7 +187,7 @@ def test_a_refused_job_leaves_no_folder(tmp_path: Path, body: str | None, messag
 
 LIGHT = """
 import sys, time
-from suite.cli import main
+from suite.cli.main import main
 sys.argv = ["mlhpc", *sys.argv[1:]]
 try:
     main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from suite.cli import main
+from suite.cli.main import main
 from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings import compute, measure
 from suite.performance.ceilings.samples import Effort
