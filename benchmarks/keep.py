@@ -73,7 +73,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "checker_fuzz": [[*LONG_TESTS, "tests/suite/compliance/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
-    "moe_tutel": [[sys.executable, "benchmarks/moe.py", "--tutel"]],
+    "moe_others": [[sys.executable, "benchmarks/moe.py", "--others"]],
     "moe_exactness": [
         [sys.executable, "tests/workloads/moe/exact_worker.py", ranks, "long"] for ranks in ("1", "2", "4", "6")
     ],

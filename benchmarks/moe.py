@@ -4,7 +4,8 @@
     python benchmarks/moe.py --tables cuda -o moe-tables.json
 
 Every variant runs in a forked child, so that its memory can be told: growth of the peak resident set over three passes.
-Tutel's CPU layer (https://github.com/microsoft/tutel) is one more contestant where ``import tutel`` works.
+Tutel's CPU layer (https://github.com/microsoft/tutel) is one more contestant where ``import tutel`` works, MegaBlocks' dropless
+layer (https://github.com/databricks/megablocks) where MLHPC_REFERENCES has a clone.
 Freed memory is kept by the process (mallopt), for the layer and the dense FFN alike: otherwise the kernel clears
 128 MiB of fresh pages for the experts' gradients in every step. `--tables cuda` measures what needs a GPU.
 """
@@ -89,25 +90,12 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
 
 
 def pairs_with_tutel(backend: str, pairs: int) -> dict:
-    """Tutel's CPU layer against ours: same tokens, weights and gate, biases in both; outputs compared first.
-
-    Tokens are planted so that every expert is chosen equally often: Tutel's capacity of factor 1 drops and pads nothing.
-    """
-    import torch
+    """Tutel's CPU layer against ours, biases in both. Its capacity of factor 1 drops and pads nothing."""
     from torch import nn
     from tutel import moe as tutel_moe
 
-    from workloads.moe.bench import given_experts, make_layer, training_pass
-
-    keep_freed_memory()
-    shape, _, x = parts("uniform", backend, "dropless", None)
-    config = shape.moe.model_copy(update={"bias": True})
-    ours, _ = make_layer(dataclasses.replace(shape, moe=config, load="router"), None, 0, torch.device("cpu"))
-    chosen_TK = given_experts(shape, torch.Generator().manual_seed(0))
-    wanted_TK = torch.tensor([1.0, 0.5]).expand_as(chosen_TK)
-    with torch.no_grad():
-        x[:, : config.experts] = torch.zeros(len(x), config.experts).scatter(1, chosen_TK, wanted_TK)
-        ours.router.gate.weight.copy_(4.0 * torch.eye(config.experts, shape.width))
+    shape, ours, x = planted(backend, bias=True)
+    config, own = shape.moe, ours.experts
     theirs = tutel_moe.moe_layer(
         gate_type={"type": "top", "k": config.top_k, "capacity_factor": 1.0},
         model_dim=shape.width,
@@ -118,7 +106,6 @@ def pairs_with_tutel(backend: str, pairs: int) -> dict:
             "activation_fn": nn.functional.relu,
         },
     )
-    own = ours.experts
     same = {
         theirs.gates[0].wg.weight: ours.router.gate.weight,
         theirs.experts.batched_fc1_w: own.up_EHD,
@@ -126,21 +113,71 @@ def pairs_with_tutel(backend: str, pairs: int) -> dict:
         theirs.experts.batched_fc1_bias: own.up_bias_EH,
         theirs.experts.batched_fc2_bias: own.down_bias_ED,
     }
+    return beside(ours, theirs, same, x, pairs)
+
+
+def pairs_with_megablocks(products: str, backend: str, pairs: int) -> dict:
+    """MegaBlocks' dropless layer with grouped products against ours, no biases. What its kernels are here: megablocks_layer."""
+    from benchmarks.megablocks_layer import find_clone, layer
+
+    shape, ours, x = planted(backend, bias=False)
+    config, own = shape.moe, ours.experts
+    theirs = layer(find_clone(), shape.width, config.hidden, config.experts, config.top_k, products)
+    same = {
+        theirs.router.layer.weight: ours.router.gate.weight,
+        theirs.experts.mlp.w1: own.up_EHD,
+        theirs.experts.mlp.w2: own.down_EHD,
+    }
+    return beside(ours, theirs, same, x, pairs)
+
+
+def planted(backend: str, bias: bool):
+    """Shape, our layer and tokens, planted so that every expert is chosen equally often by the same gate in both codes."""
+    import torch
+
+    from workloads.moe.bench import given_experts, make_layer
+
+    keep_freed_memory()
+    shape, _, x = parts("uniform", backend, "dropless", None)
+    config = shape.moe.model_copy(update={"bias": bias})
+    shape = dataclasses.replace(shape, moe=config, load="router")
+    ours, _ = make_layer(shape, None, 0, torch.device("cpu"))
+    chosen_TK = given_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))
+    wanted_TK = torch.tensor([1.0, 0.5]).expand_as(chosen_TK)
+    with torch.no_grad():
+        x[:, : config.experts] = torch.zeros(len(x), config.experts).scatter(1, chosen_TK, wanted_TK)
+        ours.router.gate.weight.copy_(4.0 * torch.eye(config.experts, shape.width))
+    return shape, ours, x
+
+
+def beside(ours, theirs, same: dict, x, pairs: int) -> dict:
+    """Another code's layer against ours in interleaved pairs, with ``same`` weights. Outputs and gradients are compared
+    first, the gradients of each weight by the norm of their difference over their own.
+    """
+    import torch
+
+    from workloads.moe.bench import training_pass
+
     with torch.no_grad():
         for there, here in same.items():
-            there.copy_(here)
-        difference = float((ours(x).y_TD - theirs(x)).abs().max())
+            there.copy_(here.view_as(there))
+    here_TD, there_TD = ours(x).y_TD, theirs(x)
+    here_TD.square().sum().backward()
+    there_TD.square().sum().backward()
+    apart = [float((a.grad.view_as(b) - b.grad).norm() / b.grad.norm()) for b, a in same.items()]
+    difference = float((here_TD - there_TD).detach().abs().max())
     calls = training_pass(ours, x), training_pass(theirs, x)
     rows = [[spent(call) for call in calls] for _ in range(2 + pairs)][2:]
     cpu = [[part[1] for part in row] for row in rows]
     return {
-        "layer_cpu_ms": 1e3 * statistics.median(row[0] for row in cpu),
-        "tutel_cpu_ms": 1e3 * statistics.median(row[1] for row in cpu),
+        "ours_cpu_ms": 1e3 * statistics.median(row[0] for row in cpu),
+        "theirs_cpu_ms": 1e3 * statistics.median(row[1] for row in cpu),
         "ratio": statistics.median(row[1][0] / row[0][0] for row in rows),
         "ratio_cpu": statistics.median(row[1] / row[0] for row in cpu),
         "ratio_cpu_low": min(row[1] / row[0] for row in cpu),
         "ratio_cpu_high": max(row[1] / row[0] for row in cpu),
         "largest_difference": difference,
+        "largest_of_gradients": max(apart),
         "pairs": pairs,
     }
 
@@ -294,28 +331,38 @@ def _median_s(call, device, repeats: int = 10) -> float:
     return statistics.median(timed([call] * (2 + repeats), None, device)[2:])
 
 
-def beside_tutel(pairs: int) -> None:
+def beside_others(pairs: int) -> None:
+    from benchmarks.megablocks_layer import find_clone
+
+    contests = {}
     if importlib.util.find_spec("tutel") is None:
         print("Tutel's CPU layer: not installed, not compared", flush=True)
-        return
-    for backend in ("onednn", "loop"):
-        found = in_child(pairs_with_tutel, backend, pairs)
-        print(f"balanced, Tutel / {backend}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
+    else:
+        contests |= {("Tutel", each): (pairs_with_tutel, each) for each in ("onednn", "loop")}
+    if find_clone() is None:
+        print("MegaBlocks' layer: no clone in MLHPC_REFERENCES, not compared", flush=True)
+    else:
+        for products in ("loop", "grouped_mm"):
+            for each in ("onednn", "loop", "grouped_mm"):
+                contests[f"MegaBlocks ({products})", each] = (pairs_with_megablocks, products, each)
+    for (name, backend), call in contests.items():
+        found = in_child(*call, pairs)
+        print(f"balanced, {name} / {backend}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--tutel", action="store_true", help="only the comparison with Tutel's CPU layer")
+    parser.add_argument("--others", action="store_true", help="only the comparison with Tutel's and MegaBlocks' layers")
     parser.add_argument("--tables", choices=["cuda", "cpu"])
     parser.add_argument("-o", "--output", type=Path)
     chosen = parser.parse_args()
     if chosen.tables:
         tables(chosen.tables, chosen.output)
         return
-    beside_tutel(chosen.pairs)
-    if chosen.tutel:
+    beside_others(chosen.pairs)
+    if chosen.others:
         return
     for backend in ("onednn", "loop", "grouped_mm"):
         found = in_child(pairs_with_dense, backend, chosen.pairs)

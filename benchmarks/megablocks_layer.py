@@ -1,0 +1,158 @@
+"""MegaBlocks' dropless layer on a processor: its own Python code from a clone, with what only a GPU runs put in torch's words.
+
+The clone (https://github.com/databricks/megablocks) gives the router, the order of tokens, the autograd functions and the layer
+`dMoE` with grouped products. Its kernels need CUDA or Triton: sort, histogram and running sum of `megablocks_ops`, copies of rows
+in `megablocks.backend.kernels`, and the products of the package `grouped_gemm`. They are replaced here, each by the operators of
+torch that do the same; products by one product per expert (as the tests of grouped_gemm have them) or by torch's grouped_mm,
+whichever the caller names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+REPOSITORY = "databricks+megablocks", "megablocks"  # names of a clone in MLHPC_REFERENCES
+
+
+def find_clone() -> Path | None:
+    """The clone in MLHPC_REFERENCES, or None."""
+    references = os.environ.get("MLHPC_REFERENCES")
+    found = [Path(references, each) for each in REPOSITORY] if references else []
+    return next((each for each in found if (each / "megablocks/layers/dmoe.py").is_file()), None)
+
+
+def layer(clone: Path, width: int, hidden: int, experts: int, top_k: int, products: str) -> nn.Module:
+    """Make its layer of float32 with ReLU, weights of the chosen experts of sum 1, no bias and no balance loss.
+
+    ``products``: ``loop`` or ``grouped_mm``. One layer per process: the products are chosen when its modules are loaded.
+    """
+    _replace_kernels(products)
+    sys.path.insert(0, str(clone))
+    from megablocks.layers.arguments import Arguments
+    from megablocks.layers.dmoe import dMoE
+
+    return dMoE(
+        Arguments(
+            hidden_size=width,
+            ffn_hidden_size=hidden,
+            moe_num_experts=experts,
+            moe_top_k=top_k,
+            moe_normalize_expert_weights=1,
+            moe_loss_weight=0,
+            activation_fn=functional.relu,
+            bias=False,
+            fp16=False,
+            device=torch.device("cpu"),
+            mlp_impl="grouped",
+        )
+    )
+
+
+def _replace_kernels(products: str) -> None:
+    def module(name: str, **content: Any) -> ModuleType:
+        made = sys.modules[name] = ModuleType(name)
+        for key, value in content.items():
+            setattr(made, key, value)
+        return made
+
+    module("stk", Matrix=object, ops=module("stk.ops"))  # of the sparse layer, which is another one
+    module("stk.backend", triton_kernels=module("stk.backend.triton_kernels"))
+    sys.modules["stk"].backend = sys.modules["stk.backend"]  # type: ignore[attr-defined]
+    module("stk.backend.autocast", custom_fwd=_as_it_is, custom_bwd=_as_it_is)
+    module("megablocks_ops", sort=_sort, histogram=_histogram, inclusive_cumsum=_inclusive_cumsum)
+    module("megablocks.backend.kernels", gather=_gather, scatter=_scatter, scatter_wgrad=_scatter_wgrad)
+    product = {"loop": _Products, "grouped_mm": _Grouped}[products]
+
+    def gmm(a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_b: bool = False) -> torch.Tensor:
+        return product.apply(a, b, batch_sizes, trans_b)
+
+    module("grouped_gemm", backend=None, ops=module("grouped_gemm.ops", gmm=gmm))
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
+
+
+def _sort(x: torch.Tensor, end_bit: int, sorted_out: torch.Tensor, order_out: torch.Tensor) -> None:
+    values, order = torch.sort(x, stable=True)
+    sorted_out.copy_(values)
+    order_out.copy_(order)
+
+
+def _histogram(x: torch.Tensor, bins: int) -> torch.Tensor:
+    return torch.bincount(x, minlength=bins).int()
+
+
+def _inclusive_cumsum(x: torch.Tensor, dim: int, out: torch.Tensor) -> None:
+    out.copy_(x.cumsum(dim))
+
+
+def _gather(x_TD, order_N, bin_ids, weights_N, bins, top_k):
+    rows_ND = x_TD.index_select(0, order_N // top_k)
+    return rows_ND if weights_N is None else rows_ND.mul_(weights_N[order_N, None])
+
+
+def _scatter(x_ND, order_N, bin_ids, weights_N, bins, top_k):
+    scaled_ND = x_ND if weights_N is None else x_ND * weights_N[order_N, None]
+    placed_ND = torch.empty_like(x_ND).index_copy_(0, order_N.long(), scaled_ND)
+    return placed_ND.view(-1, top_k, x_ND.shape[1]).sum(1) if top_k > 1 else placed_ND
+
+
+def _scatter_wgrad(x_ND, grad_TD, order_N, bin_ids, bins, top_k):
+    products_N = torch.linalg.vecdot(x_ND, grad_TD.index_select(0, order_N // top_k))
+    return torch.empty_like(products_N).index_copy_(0, order_N.long(), products_N)
+
+
+class _Products(torch.autograd.Function):
+    """One product per expert: rows of each with its weights, which lie as (rows, columns) or transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NK, weights_EKM, rows_E, transposed: bool = False):
+        ctx.save_for_backward(x_NK, weights_EKM, rows_E)
+        ctx.transposed = transposed
+        return _per_expert(x_NK, weights_EKM.mT if transposed else weights_EKM, rows_E)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NM):
+        x_NK, weights_EKM, rows_E = ctx.saved_tensors
+        dx_NK = _per_expert(grad_NM, weights_EKM if ctx.transposed else weights_EKM.mT, rows_E)
+        left, right = (grad_NM, x_NK) if ctx.transposed else (x_NK, grad_NM)
+        grad_EKM = torch.empty_like(weights_EKM)
+        sizes = rows_E.tolist()
+        for out, a, b in zip(grad_EKM, left.split(sizes), right.split(sizes), strict=True):
+            torch.mm(a.t(), b, out=out)
+        return dx_NK, grad_EKM, None, None
+
+
+def _per_expert(x_NK, weights_EKM, rows_E):
+    out_NM = x_NK.new_empty(len(x_NK), weights_EKM.shape[2])
+    sizes = rows_E.tolist()
+    for out, rows, weights in zip(out_NM.split(sizes), x_NK.split(sizes), weights_EKM, strict=True):
+        torch.mm(rows, weights, out=out)
+    return out_NM
+
+
+class _Grouped(torch.autograd.Function):
+    """The same by torch's grouped_mm."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NK, weights_EKM, rows_E, transposed: bool = False):
+        ends_E = rows_E.cumsum(0).int()
+        ctx.save_for_backward(x_NK, weights_EKM, ends_E)
+        ctx.transposed = transposed
+        return functional.grouped_mm(x_NK, weights_EKM.mT if transposed else weights_EKM, offs=ends_E)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NM):
+        x_NK, weights_EKM, ends_E = ctx.saved_tensors
+        dx_NK = functional.grouped_mm(grad_NM, weights_EKM if ctx.transposed else weights_EKM.mT, offs=ends_E)
+        left, right = (grad_NM, x_NK) if ctx.transposed else (x_NK, grad_NM)
+        return dx_NK, functional.grouped_mm(left.t(), right, offs=ends_E), None, None
