@@ -112,7 +112,8 @@ def main() -> int:
             times[run] = spent[0], world.sum({"cpu": spent[1]})["cpu"]
         pairs.append((times[harness_block], times[bare_block]))
     if world.is_first:
-        by = [dist.get_backend()] * (world.size > 1) + ["the bare loop's by gloo"] * args.torchs_collectives
+        by = [dist.get_backend()] if world.size > 1 else []
+        by += ["the bare loop's by gloo"] * args.torchs_collectives
         report(pairs, world.size, args, [*(choice.value for choice in chosen.choices.values()), *by])
     return 0
 
