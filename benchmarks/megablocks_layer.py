@@ -1,4 +1,4 @@
-"""MegaBlocks' dropless layer on a processor: its own Python code from a clone, with what only a GPU runs put in torch's words.
+"""MegaBlocks' dropless layer on a processor: its own Python code from a clone, with torch's operators for what needs a GPU.
 
 The clone (https://github.com/databricks/megablocks) gives the router, the order of tokens, the autograd functions and the layer
 `dMoE` with grouped products. Its kernels need CUDA or Triton: sort, histogram and running sum of `megablocks_ops`, copies of rows
@@ -9,7 +9,6 @@ whichever the caller names.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,14 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-REPOSITORY = "databricks+megablocks", "megablocks"  # names of a clone in MLHPC_REFERENCES
-
-
-def find_clone() -> Path | None:
-    """The clone in MLHPC_REFERENCES, or None."""
-    references = os.environ.get("MLHPC_REFERENCES")
-    found = [Path(references, each) for each in REPOSITORY] if references else []
-    return next((each for each in found if (each / "megablocks/layers/dmoe.py").is_file()), None)
+REPOSITORY = "databricks/megablocks"
 
 
 def layer(clone: Path, width: int, hidden: int, experts: int, top_k: int, products: str) -> nn.Module:
@@ -63,16 +55,15 @@ def _replace_kernels(products: str) -> None:
             setattr(made, key, value)
         return made
 
-    module("stk", Matrix=object, ops=module("stk.ops"))  # of the sparse layer, which is another one
-    module("stk.backend", triton_kernels=module("stk.backend.triton_kernels"))
-    sys.modules["stk"].backend = sys.modules["stk.backend"]  # type: ignore[attr-defined]
+    backend = module("stk.backend", triton_kernels=module("stk.backend.triton_kernels"))
+    module("stk", Matrix=object, ops=module("stk.ops"), backend=backend)  # of the sparse layer, which is another one
     module("stk.backend.autocast", custom_fwd=_as_it_is, custom_bwd=_as_it_is)
     module("megablocks_ops", sort=_sort, histogram=_histogram, inclusive_cumsum=_inclusive_cumsum)
     module("megablocks.backend.kernels", gather=_gather, scatter=_scatter, scatter_wgrad=_scatter_wgrad)
-    product = {"loop": _Products, "grouped_mm": _Grouped}[products]
+    products_of, gradients_of = {"loop": (_each, _gradient_of_each), "grouped_mm": (_grouped, _gradient_grouped)}[products]
 
     def gmm(a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_b: bool = False) -> torch.Tensor:
-        return product.apply(a, b, batch_sizes, trans_b)
+        return _Products.apply(a, b, batch_sizes, trans_b, products_of, gradients_of)
 
     module("grouped_gemm", backend=None, ops=module("grouped_gemm.ops", gmm=gmm))
 
@@ -112,27 +103,23 @@ def _scatter_wgrad(x_ND, grad_TD, order_N, bin_ids, bins, top_k):
 
 
 class _Products(torch.autograd.Function):
-    """One product per expert: rows of each with its weights, which lie as (rows, columns) or transposed."""
+    """The rows of each expert times its weights, which lie as (rows, columns) or transposed; their gradient lies as they do."""
 
     @staticmethod
-    def forward(ctx: Any, x_NK, weights_EKM, rows_E, transposed: bool = False):
+    def forward(ctx: Any, x_NK, weights_EKM, rows_E, transposed: bool, products_of, gradients_of):
         ctx.save_for_backward(x_NK, weights_EKM, rows_E)
-        ctx.transposed = transposed
-        return _per_expert(x_NK, weights_EKM.mT if transposed else weights_EKM, rows_E)
+        ctx.transposed, ctx.products_of, ctx.gradients_of = transposed, products_of, gradients_of
+        return products_of(x_NK, weights_EKM.mT if transposed else weights_EKM, rows_E)
 
     @staticmethod
     def backward(ctx: Any, grad_NM):
         x_NK, weights_EKM, rows_E = ctx.saved_tensors
-        dx_NK = _per_expert(grad_NM, weights_EKM if ctx.transposed else weights_EKM.mT, rows_E)
+        dx_NK = ctx.products_of(grad_NM, weights_EKM if ctx.transposed else weights_EKM.mT, rows_E)
         left, right = (grad_NM, x_NK) if ctx.transposed else (x_NK, grad_NM)
-        grad_EKM = torch.empty_like(weights_EKM)
-        sizes = rows_E.tolist()
-        for out, a, b in zip(grad_EKM, left.split(sizes), right.split(sizes), strict=True):
-            torch.mm(a.t(), b, out=out)
-        return dx_NK, grad_EKM, None, None
+        return dx_NK, ctx.gradients_of(left, right, rows_E), None, None, None, None
 
 
-def _per_expert(x_NK, weights_EKM, rows_E):
+def _each(x_NK, weights_EKM, rows_E):
     out_NM = x_NK.new_empty(len(x_NK), weights_EKM.shape[2])
     sizes = rows_E.tolist()
     for out, rows, weights in zip(out_NM.split(sizes), x_NK.split(sizes), weights_EKM, strict=True):
@@ -140,19 +127,17 @@ def _per_expert(x_NK, weights_EKM, rows_E):
     return out_NM
 
 
-class _Grouped(torch.autograd.Function):
-    """The same by torch's grouped_mm."""
+def _gradient_of_each(left_NK, right_NM, rows_E):
+    grad_EKM = left_NK.new_empty(len(rows_E), left_NK.shape[1], right_NM.shape[1])
+    sizes = rows_E.tolist()
+    for out, left, right in zip(grad_EKM, left_NK.split(sizes), right_NM.split(sizes), strict=True):
+        torch.mm(left.t(), right, out=out)
+    return grad_EKM
 
-    @staticmethod
-    def forward(ctx: Any, x_NK, weights_EKM, rows_E, transposed: bool = False):
-        ends_E = rows_E.cumsum(0).int()
-        ctx.save_for_backward(x_NK, weights_EKM, ends_E)
-        ctx.transposed = transposed
-        return functional.grouped_mm(x_NK, weights_EKM.mT if transposed else weights_EKM, offs=ends_E)
 
-    @staticmethod
-    def backward(ctx: Any, grad_NM):
-        x_NK, weights_EKM, ends_E = ctx.saved_tensors
-        dx_NK = functional.grouped_mm(grad_NM, weights_EKM if ctx.transposed else weights_EKM.mT, offs=ends_E)
-        left, right = (grad_NM, x_NK) if ctx.transposed else (x_NK, grad_NM)
-        return dx_NK, functional.grouped_mm(left.t(), right, offs=ends_E), None, None
+def _grouped(x_NK, weights_EKM, rows_E):
+    return functional.grouped_mm(x_NK, weights_EKM, offs=rows_E.cumsum(0).int())
+
+
+def _gradient_grouped(left_NK, right_NM, rows_E):
+    return functional.grouped_mm(left_NK.t(), right_NM, offs=rows_E.cumsum(0).int())

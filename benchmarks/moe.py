@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.references import find_clone
 from suite.training.startup import keep_freed_memory
 
 SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
@@ -118,11 +119,11 @@ def pairs_with_tutel(backend: str, pairs: int) -> dict:
 
 def pairs_with_megablocks(products: str, backend: str, pairs: int) -> dict:
     """MegaBlocks' dropless layer with grouped products against ours, no biases. What its kernels are here: megablocks_layer."""
-    from benchmarks.megablocks_layer import find_clone, layer
+    from benchmarks.megablocks_layer import REPOSITORY, layer
 
     shape, ours, x = planted(backend, bias=False)
     config, own = shape.moe, ours.experts
-    theirs = layer(find_clone(), shape.width, config.hidden, config.experts, config.top_k, products)
+    theirs = layer(find_clone(REPOSITORY), shape.width, config.hidden, config.experts, config.top_k, products)
     same = {
         theirs.router.layer.weight: ours.router.gate.weight,
         theirs.experts.mlp.w1: own.up_EHD,
@@ -332,14 +333,14 @@ def _median_s(call, device, repeats: int = 10) -> float:
 
 
 def beside_others(pairs: int) -> None:
-    from benchmarks.megablocks_layer import find_clone
+    from benchmarks.megablocks_layer import REPOSITORY
 
     contests = {}
     if importlib.util.find_spec("tutel") is None:
         print("Tutel's CPU layer: not installed, not compared", flush=True)
     else:
         contests |= {("Tutel", each): (pairs_with_tutel, each) for each in ("onednn", "loop")}
-    if find_clone() is None:
+    if find_clone(REPOSITORY) is None:
         print("MegaBlocks' layer: no clone in MLHPC_REFERENCES, not compared", flush=True)
     else:
         for products in ("loop", "grouped_mm"):

@@ -31,6 +31,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from references import find_clone
+
 ROOT = Path(__file__).resolve().parent.parent
 RATE = 1e-6  # of learning, in both: weights stay where they are
 Step = Callable[[], float]
@@ -100,15 +102,12 @@ def main() -> int:
 
 def compared(args: argparse.Namespace, name: str) -> str:
     """A line of the table. RuntimeError with the reason if there is none."""
-    references = os.environ.get("MLHPC_REFERENCES")
-    found = [
-        Path(references, each) for each in ("mlcommons+hpc", "hpc") if references and Path(references, each).is_dir()
-    ]
-    if not found:
+    found = find_clone("mlcommons/hpc")
+    if found is None:
         raise RuntimeError("no clone of github.com/mlcommons/hpc in MLHPC_REFERENCES")
     size, samples, _, extent = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "clone").symlink_to(found[0].resolve())
+        (Path(folder) / "clone").symlink_to(found.resolve())
         workers = [Worker(args, "ours", name, sys.executable, folder)]
         try:
             workers.append(Worker(args, "theirs", name, python_with(NEEDS[name]), folder))

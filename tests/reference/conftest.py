@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-REFERENCES = "MLHPC_REFERENCES"
+from benchmarks.references import REFERENCES, find_clone
+
 PYTHONS = "MLHPC_REFERENCE_PYTHONS"
 PACKAGES = ("torch", "numpy")
 
@@ -50,14 +51,12 @@ def reference(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """The function that finds the clone of ``owner/name``, or skips the test."""
 
     def find(repository: str) -> Path:
-        owner, name = repository.split("/")
-        folder = os.environ.get(REFERENCES)
-        if folder is None:
+        if REFERENCES not in os.environ:
             pytest.skip(f"{REFERENCES} is not set: it names a folder of clones of the reference codes")
-        for path in (Path(folder, f"{owner}+{name}"), Path(folder, name)):
-            if path.is_dir():
-                request.config.stash[USED][repository] = _commit(path)
-                return path
+        path = find_clone(repository)
+        if path is not None:
+            request.config.stash[USED][repository] = _commit(path)
+            return path
         pytest.skip(f"no clone of github.com/{repository} in {REFERENCES}")
 
     return find

@@ -181,9 +181,7 @@ def check_continued(
     assert (run / "checkpoint" / "trial_0.pt").exists()
     stopped = record(run / "result_0.txt")
     assert stopped.status == "aborted"
-    between = (
-        "before step 0" in (run / "result_0.txt").read_text()
-    )  # stopped after an evaluation: it goes on in the next epoch
+    between = "before step 0" in (run / "result_0.txt").read_text()  # stopped after an evaluation: it goes on in the next epoch
     last_epoch = len(stopped.epochs) + between
     row = folder_status(RunFolder(run), now_s=time.time())[0]
     assert (row.state, row.note) == ("aborted", "can be resumed")

@@ -168,9 +168,7 @@ def run_rank(rank: int, folder: Path, *, thorough: bool) -> None:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), RANKS), rank=rank, world_size=RANKS)
-    world = World(
-        "test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone()
-    )
+    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone())
     for name, form in LONG if thorough else QUICK:
         compare(name, form, world, folder, thorough=thorough)
         if rank == 0:

@@ -109,9 +109,7 @@ def run_rank(name: str, rank: int, ranks: int, store: Path) -> None:
     torch.set_num_threads(1)
     losses, metric, _ = train(name, World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone()), ())
     dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
-    world = World(
-        "test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone()
-    )
+    world = World("test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone())
     for form in FORMS:
         found, found_metric, stats = train(name, world, form)
         torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-4, atol=1e-4)
