@@ -89,18 +89,7 @@ def _sweep(
     detector, *others = CPU_KERNELS
     order = visiting_order(plan.sizes)
     measure(detector, order, budget.until(FINDING * budget.length))
-    planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
-    if effort.sets_per_level and len(sampled[detector]) > 1:
-        levels = _levels(found := dict(sorted(sampled[detector].items())), plan.shares)
-        within = [_sizes_of(level, name, list(found), plan.shares) for level, name in levels]
-        for kernel in others:
-            fitting = [[s for s in sizes if s >= kernel.smallest] for sizes in within]
-            cheap = {
-                s
-                for s in planned[kernel]
-                if s in found and FEWEST_PASSES * s * plan.threads <= found[s].slowest * effort.sample_s
-            }
-            planned[kernel] = sorted(cheap | _spread(fitting, effort.sets_per_level))
+    planned = _planned(order, dict(sorted(sampled[detector].items())), effort, plan)
     for kernel in others:
         measure(kernel, planned[kernel], budget)
     left_out = [
@@ -110,6 +99,26 @@ def _sweep(
     ]
     rates = {kernel: dict(sorted(by_size.items())) for kernel, by_size in sampled.items()}
     return {kernel: by_size for kernel, by_size in rates.items() if by_size or kernel is detector}, left_out
+
+
+def _planned(order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan) -> dict[Kernel, list[int]]:
+    """The sets that each kernel should visit, in this order; ``found``: the first kernel's rates in order of size.
+
+    The first kernel visits all. The others may be told to visit only those that cost no more than a sample, and some per level.
+    """
+    planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
+    if not effort.sets_per_level or len(found) < 2:
+        return planned
+    within = [_sizes_of(level, name, list(found), plan.shares) for level, name in _levels(found, plan.shares)]
+    for kernel in CPU_KERNELS[1:]:
+        fitting = [[size for size in sizes if size >= kernel.smallest] for sizes in within]
+        cheap = {
+            size
+            for size in planned[kernel]
+            if size in found and FEWEST_PASSES * size * plan.threads <= found[size].slowest * effort.sample_s
+        }
+        planned[kernel] = sorted(cheap | _spread(fitting, effort.sets_per_level))
+    return planned
 
 
 def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
