@@ -224,12 +224,10 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Fu
 
 def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook for collectives that are done when they return: mean of a gradient bucket."""
-    timer.mark(FORWARD_BACKWARD)
-    begin = timer.stamp()
+    begin = timer.mark(FORWARD_BACKWARD)
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
     dist.all_reduce(buffer)
-    timer.transfer(begin, timer.stamp())
-    timer.mark(EXPOSED_COMMUNICATION)
+    timer.transfer(begin, timer.mark(EXPOSED_COMMUNICATION))
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future

@@ -121,6 +121,9 @@ class Trainer:
         ledger = self.instruments.ledger if self.instruments else Ledger()
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
+        self._apart: Callable[[], AbstractContextManager[Any]] = (
+            self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
+        )
 
     def run(self, start: Position) -> Outcome:
         """Train from a position until the target is met, the epochs are used up or a signal says stop."""
@@ -152,8 +155,8 @@ class Trainer:
             if self.target.reached(value):
                 self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
                 return Outcome(True, f"target reached in epoch {label}")
-            if block < blocks:
-                ended = self._agree(watch.check(now=True), Position(block + 1, 0), label)
+            if block < blocks and (agreed := watch.check(now=True)) is not None:
+                ended = self._agree(agreed, Position(block + 1, 0), label)
                 if ended is not None:
                     return ended
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
@@ -183,7 +186,8 @@ class Trainer:
                 loss = self._close_window(window)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
                 window = Window(label, step + 1)
-            ended = self._agree(watch.check(), Position(block, step + 1), label)
+            agreed = watch.check()
+            ended = None if agreed is None else self._agree(agreed, Position(block, step + 1), label)
             if ended is not None:
                 return ended
             self.timer.mark(OTHER)
@@ -223,24 +227,24 @@ class Trainer:
     def part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
         """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
-        self.progress.enter(f"forward pass of step {item.step}")
+        self.progress.enter("forward pass of step", item.step)
         if item.begins:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
-        parallel = isinstance(self.wrapped, DistributedDataParallel)
-        with self.wrapped.no_sync() if parallel and not item.ends else nullcontext():  # type: ignore[operator]
+        with nullcontext() if item.ends else self._apart():
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch)
                 parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
                 loss = loss if parts == 1 else loss / parts
                 loss = loss if factor == 1.0 else loss * factor
-            self.progress.enter(f"backward pass of step {item.step}")
+            self.progress.enter("backward pass of step", item.step)
             loss.backward()  # type: ignore[no-untyped-call]
         if item.ends:
             self._mark_exchange()
         else:
             self.timer.mark(FORWARD_BACKWARD)
-        window.add(loss.detach(), ends_step=item.ends)
-        self._keep_first(loss.detach(), item)
+        value = loss.detach()
+        window.add(value, ends_step=item.ends)
+        self._keep_first(value, item)
         if not item.ends:
             return
         self.state.update(item.step, item.epoch)
@@ -266,10 +270,8 @@ class Trainer:
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
         return self.records.close_window(where, window.mean_loss(), lambda: self.workload.window_stats(self.world))
 
-    def _agree(self, agreed: Agreed | None, position: Position, label: int) -> Outcome | None:
+    def _agree(self, agreed: Agreed, position: Position, label: int) -> Outcome | None:
         """Do what all ranks agreed on before the step at ``position``. Returns an Outcome if training stops there."""
-        if agreed is None:
-            return None
         if agreed.stop is None:
             self.saver.begin(self.state, position, label)
             return None

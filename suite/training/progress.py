@@ -23,8 +23,14 @@ class Progress:
 
     def __init__(self) -> None:
         self.counts = {TRAINING: 0, STAGING: 0}
-        self.label = self._where = "start"
+        self._label = ""
+        self._where: tuple[str, int | None] = ("start", None)  # put together when somebody reads it
         self._last = time.monotonic()
+
+    @property
+    def label(self) -> str:
+        """What this rank is doing."""
+        return self._label or self._place()
 
     @property
     def silent_s(self) -> float:
@@ -36,14 +42,14 @@ class Progress:
         """True in a call or a part of the trial, False after a call has returned: the others may have no more to do with it."""
         return not self.label.startswith(AFTER)
 
-    def enter(self, where: str) -> None:
-        """Mark the beginning of a part of the trial, which every rank begins in the same order."""
-        self._where = where
-        self._mark(where, TRAINING)
+    def enter(self, where: str, number: int | None = None) -> None:
+        """Mark the beginning of a part of the trial, which every rank begins in the same order: its name, and its number."""
+        self._where = where, number
+        self._mark("", TRAINING)
 
     def call(self, what: str, channel: str = TRAINING) -> None:
         """Mark a call that every rank makes in the same order."""
-        self._mark(f"{what} in {self._where}", channel)
+        self._mark(f"{what} in {self._place()}", channel)
 
     def collective(self, kind: str) -> None:
         """Mark a collective of the model, which all ranks make in the same order on the main thread."""
@@ -56,13 +62,17 @@ class Progress:
 
     def returned(self) -> None:
         """Mark that the last call has returned."""
-        self.label = f"{AFTER}{self.label.removeprefix(AFTER)}"
+        self._label = f"{AFTER}{self.label.removeprefix(AFTER)}"
         self._last = time.monotonic()
 
     def _mark(self, label: str, channel: str) -> None:
         self.counts[channel] += 1
-        self.label = label
+        self._label = label
         self._last = time.monotonic()
+
+    def _place(self) -> str:
+        where, number = self._where
+        return where if number is None else f"{where} {number}"
 
 
 class MarkedTransport:

@@ -91,9 +91,11 @@ class PhaseTimer:
             self._marks, self._transfers = [], []
             self._start = self._clock.stamp()
 
-    def mark(self, phase: str, stamp: Any = None) -> None:
-        """End ``phase`` now, or at an earlier stamp. The time since the last mark counts as this phase."""
-        self._marks.append((phase, self._clock.stamp() if stamp is None else stamp))
+    def mark(self, phase: str, stamp: Any = None) -> Any:
+        """End ``phase`` now, or at an earlier stamp, which is returned. The time since the last mark counts as this phase."""
+        stamp = self._clock.stamp() if stamp is None else stamp
+        self._marks.append((phase, stamp))
+        return stamp
 
     @contextmanager
     def other(self) -> Iterator[None]:

@@ -101,7 +101,9 @@ def _sweep(
     return {kernel: by_size for kernel, by_size in rates.items() if by_size or kernel is detector}, left_out
 
 
-def _planned(order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan) -> dict[Kernel, list[int]]:
+def _planned(
+    order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan
+) -> dict[Kernel, list[int]]:
     """The sets that each kernel should visit, in this order; ``found``: the first kernel's rates in order of size.
 
     The first kernel visits all. The others may be told to visit only those that cost no more than a sample, and some per level.
