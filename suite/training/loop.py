@@ -121,7 +121,7 @@ class Trainer:
         ledger = self.instruments.ledger if self.instruments else Ledger()
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = exchange_marks(self.wrapped, self.timer, ledger)
-        self._apart: Callable[[], AbstractContextManager[Any]] = (
+        self._without_exchange: Callable[[], AbstractContextManager[Any]] = (
             self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
         )
 
@@ -155,8 +155,8 @@ class Trainer:
             if self.target.reached(value):
                 self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
                 return Outcome(True, f"target reached in epoch {label}")
-            if block < blocks and (agreed := watch.check(now=True)) is not None:
-                ended = self._agree(agreed, Position(block + 1, 0), label)
+            if block < blocks:
+                ended = self._agree(watch.check(now=True), block + 1, 0, label)
                 if ended is not None:
                     return ended
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
@@ -186,8 +186,7 @@ class Trainer:
                 loss = self._close_window(window)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
                 window = Window(label, step + 1)
-            agreed = watch.check()
-            ended = None if agreed is None else self._agree(agreed, Position(block, step + 1), label)
+            ended = self._agree(watch.check(), block, step + 1, label)
             if ended is not None:
                 return ended
             self.timer.mark(OTHER)
@@ -230,7 +229,7 @@ class Trainer:
         self.progress.enter("forward pass of step", item.step)
         if item.begins:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
-        with nullcontext() if item.ends else self._apart():
+        with nullcontext() if item.ends else self._without_exchange():
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch)
                 parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
@@ -270,8 +269,11 @@ class Trainer:
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
         return self.records.close_window(where, window.mean_loss(), lambda: self.workload.window_stats(self.world))
 
-    def _agree(self, agreed: Agreed, position: Position, label: int) -> Outcome | None:
-        """Do what all ranks agreed on before the step at ``position``. Returns an Outcome if training stops there."""
+    def _agree(self, agreed: Agreed | None, block: int, step: int, label: int) -> Outcome | None:
+        """Do what all ranks agreed on before a step of a block. Returns an Outcome if training stops there."""
+        if agreed is None:
+            return None
+        position = Position(block, step)
         if agreed.stop is None:
             self.saver.begin(self.state, position, label)
             return None

@@ -23,8 +23,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.counts = {TRAINING: 0, STAGING: 0}
-        self._label = ""
-        self._where: tuple[str, int | None] = ("start", None)  # put together when somebody reads it
+        self._label = ""  # of a call; empty: in no call, `label` names the part of the trial
+        self._where: tuple[str, int | None] = ("start", None)
         self._last = time.monotonic()
 
     @property

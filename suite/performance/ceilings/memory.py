@@ -104,9 +104,10 @@ def _sweep(
 def _planned(
     order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan
 ) -> dict[Kernel, list[int]]:
-    """The sets that each kernel should visit, in this order; ``found``: the first kernel's rates in order of size.
+    """The working sets that each kernel should visit. ``order``: that of the first kernel; ``found``: its rates by growing size.
 
-    The first kernel visits all. The others may be told to visit only those that cost no more than a sample, and some per level.
+    The first kernel visits all. If ``effort`` limits the sets per level, each other one visits, by growing size, those whose
+    passes take no longer than a sample, and some of each level.
     """
     planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
     if not effort.sets_per_level or len(found) < 2:
