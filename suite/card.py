@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from suite import FORBID, Bound, fitted, frozen
+from suite import FORBID, Bound, fitted
 from suite.errors import InputError, unknown
 from suite.files import YamlSource, compiled
 
@@ -23,7 +23,7 @@ CARD_VERSION = 1
 RCP_VERSION: Final = 1
 
 
-@frozen
+@dataclass(frozen=True)
 class Target:
     """The value that a run must reach, and the runs that a time-to-train score needs.
 
@@ -71,7 +71,7 @@ def _side(value: float, threshold: float) -> int:
     return (value > threshold) - (value < threshold)
 
 
-@frozen
+@dataclass(frozen=True)
 class Constraint:
     """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
 
@@ -90,7 +90,7 @@ class Constraint:
     one_of: tuple[Any, ...] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class OfficialRules:
     """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size.
 
@@ -105,7 +105,7 @@ class OfficialRules:
     required_runs: int
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SizeCard:
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
 
@@ -147,7 +147,7 @@ class SizeCard:
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
-@frozen
+@dataclass(frozen=True)
 class Card:
     """All sizes of one workload."""
 
@@ -180,7 +180,7 @@ class Card:
         )
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReferencePoint:
     """Epochs to target at one batch size, over seeds and data sets.
 
@@ -213,7 +213,7 @@ class ReferencePoint:
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 
-@frozen
+@dataclass(frozen=True)
 class ReferencePoints:
     """The content of ``rcp/<size>.json``."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, dataclass_transform, get_type_hints
 
-from suite import FORBID, Bound, fitted, frozen
+from suite import FORBID, Bound, fitted
 from suite.descriptor import Descriptor
 from suite.errors import InputError, unknown
 from suite.files import YamlSource, brief, first_error
@@ -32,7 +32,7 @@ class Section:
         for name, value in list(vars(cls).items()):
             if type(value).__module__.startswith("pydantic"):
                 _adopt(cls, name, value)
-        frozen(kw_only=True)(cls)
+        dataclass(frozen=True, kw_only=True)(cls)
         cls._fill, cls.__init__ = cls.__init__, Section.__init__  # type: ignore[method-assign]
 
     _fill: ClassVar[Callable[..., None]]

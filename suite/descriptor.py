@@ -10,11 +10,11 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import frozen
 from suite.card import Card, read_card
 from suite.errors import InputError, unknown
 from suite.plugins import CARDS, WORKLOADS, Plugin, find_plugins, leave_out, package_of, reason
@@ -26,7 +26,7 @@ CARD_NAME = "card.yaml"
 ANY_HYPERPARAMETERS = "suite.config:AnyHyperparameters"
 
 
-@frozen
+@dataclass(frozen=True)
 class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``.
 

@@ -10,12 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from zlib import crc32
 
-from suite import fitted, frozen
+from suite import fitted
 from suite.errors import InputError, section_of, stated_key, unknown_key
 
 if TYPE_CHECKING:  # most commands read no document
@@ -212,7 +213,7 @@ def read_json_document(path: Path, model: type[Model], kind: str, version: int) 
         raise InputError(f"{path}: {where}{value}: {first['msg']}") from None
 
 
-@frozen
+@dataclass(frozen=True)
 class YamlSource:
     """The data of a YAML mapping, and the line of every key path in it."""
 

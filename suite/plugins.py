@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from suite import frozen
 from suite.files import one_line, print_line
 
 COMMANDS = "mlhpc.commands"
@@ -24,7 +24,7 @@ CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmark
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 
 
-@frozen
+@dataclass(frozen=True)
 class Plugin:
     """An entry point ``name = module:attr``, and the installed package that it is of.
 

@@ -6,11 +6,11 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from suite import frozen
 from suite.cli.former import FORMER_COMMANDS
 from suite.cli.options import add_shared
 from suite.errors import unknown
@@ -21,7 +21,7 @@ OTHER = "Other commands"  # of packages that state no heading
 HELP = "help"  # `mlhpc help X` is `mlhpc X --help`
 
 
-@frozen
+@dataclass(frozen=True)
 class CommandInfo:
     """What the source of a command's module says of it: its heading and place in ``mlhpc --help``, and its first sentence."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from suite import frozen
 from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
@@ -28,7 +27,7 @@ CODES = {FASTER: 0, AS_FAST: 0, SLOWER: 1, NO_SCORE: 3, CANNOT_TELL: 4}
 URGENT = (SLOWER, NO_SCORE, CANNOT_TELL)  # which decides the exit code if there are several
 
 
-@frozen
+@dataclass(frozen=True)
 class EnergyRatio:
     """Energy to solution of B over that of A, joules; ``of`` is scope, AC or DC, equal for both.
 
@@ -42,7 +41,7 @@ class EnergyRatio:
     b_j: float
 
 
-@frozen
+@dataclass(frozen=True)
 class Comparison:
     """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 

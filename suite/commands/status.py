@@ -6,12 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
-from suite import frozen
 from suite.card import value_text
 from suite.cli.options import JSON, card_option, format_option
 from suite.errors import InputError
@@ -31,7 +30,7 @@ FOLLOW_S = 5.0  # between two looks of --follow
 DEFAULT_ROOT = Path("runs")
 
 
-@frozen
+@dataclass(frozen=True)
 class TrialStatus:
     """One row. ``state``: queued, running, finished (target reached), aborted, killed or incomplete.
 
@@ -51,7 +50,7 @@ class TrialStatus:
     note: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class JobStatus:
     """The Slurm jobs of a run folder. ``state`` is the queue's, ``exit N`` or ``gone``; ``ended`` is None without Slurm."""
 

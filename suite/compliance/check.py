@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ import suite.compliance.rules.course_rules  # isort: skip
 import suite.compliance.rules.mlhpc_rules  # isort: skip
 import suite.compliance.rules.stated_rules  # isort: skip
 import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
-from suite import frozen
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.metric import record_of
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from suite.compliance.together import Together
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckedResult:
     """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of.
 
@@ -58,7 +57,7 @@ class CheckedResult:
     power: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Verdict:
     """What was checked, by which rulesets, and all findings in the order of the tree."""
 
@@ -81,7 +80,7 @@ class Verdict:
         return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
 
 
-@frozen
+@dataclass(frozen=True)
 class CheckedLog:
     """What remains of a log after its check."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from suite import RULESET, frozen
+from suite import RULESET
 from suite.compliance.rules.table import OURS, explain
 from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset, ruleset_names, ruleset_of_round
 from suite.log.limits import HEAD_BYTES
@@ -25,7 +26,7 @@ explain("ruleset-assumed", "a round's folder or the logs tell which rules hold; 
 Breach = tuple[str, Path, str]  # rule, path, message
 
 
-@frozen
+@dataclass(frozen=True)
 class Choice:
     """The name of the ruleset, and what is to be said about how it was found."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from suite import frozen
 from suite.log import student_t
 
 
-@frozen
+@dataclass(frozen=True)
 class Limit:
     """What a submission is compared with. ``kind`` is exact, interpolated or smallest (its batch is below all points).
 
@@ -35,7 +35,7 @@ class Limit:
         return self.mean / self.minimum
 
 
-@frozen
+@dataclass(frozen=True)
 class _Point:
     batch: int
     mean: float

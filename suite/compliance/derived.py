@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from suite import FORBID, Bound, frozen
+from suite import FORBID, Bound
 from suite.log.values import finite
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
 
 
-@frozen
+@dataclass(frozen=True)
 class Scaled:
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
 
@@ -59,7 +60,7 @@ class Scaled:
         return amount - (minus or 0.0)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
 

@@ -6,13 +6,13 @@ What a rule asks and its source stand at the rule, its severity and thresholds i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import suite.compliance.check
 import suite.compliance.together  # noqa: F401  with check it enters all rules into the tables
-from suite import frozen
 from suite.compliance.rules.group_rules import GROUP_RULES
 from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo, link
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
@@ -23,7 +23,7 @@ TEXTS = Path(__file__).parent / "rules.yaml"
 SCOPES = ("one log", "the runs of a result", "a package")
 
 
-@frozen
+@dataclass(frozen=True)
 class RuleText:
     """Why a rule is there, what to do about a finding, and the ruleset's fields that it compares with."""
 

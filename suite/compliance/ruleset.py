@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from suite import FORBID, RULESET, Bound, fitted, frozen
+from suite import FORBID, RULESET, Bound, fitted
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
@@ -25,7 +25,7 @@ TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
 Severity = Literal["error", "warning", "info"]
 
 
-@frozen
+@dataclass(frozen=True)
 class KeyRule(Constraint):
     """A `Constraint` with the further conditions of the published rulesets."""
 
@@ -105,7 +105,7 @@ class KeyRule(Constraint):
 _NO_RULE = KeyRule()
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _BenchmarkData:
     """A benchmark as a ruleset's file has it."""
 
@@ -127,7 +127,7 @@ class _BenchmarkData:
     schedule: Schedule | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class KnownResult:
     """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
 
@@ -137,7 +137,7 @@ class KnownResult:
     rules: dict[str, str]  # the reason by the rule's name
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RulesetData:
     """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
 
@@ -169,7 +169,7 @@ class RulesetData:
     known: dict[str, KnownResult] = field(default_factory=dict)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Benchmark(Target):
     """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys."""
 
@@ -188,7 +188,7 @@ class Benchmark(Target):
     card: SizeCard | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class GivenPoints:
     """Reference points from a file: epochs by benchmark, size (None: any) and global batch size."""
 
@@ -207,7 +207,7 @@ class GivenPoints:
         }
 
 
-@frozen
+@dataclass(frozen=True)
 class Ruleset:
     """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
 

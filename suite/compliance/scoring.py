@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite import frozen
 from suite.compliance.check import CheckedResult, check_results
 from suite.compliance.rules.group_rules import is_weak
 from suite.compliance.rules.provenance_rules import trained_samples
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from suite.log.energy.score import EnergyToSolution
 
 
-@frozen
+@dataclass(frozen=True)
 class ScoredGroup:
     """One result, its score, and the number of errors that the checker found in it and in its package."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite import frozen
 from suite.card import ReferencePoints, SizeCard
 from suite.errors import InputError
 from suite.files import byte_text, duration_text
@@ -16,7 +16,7 @@ FILES_PER_TRIAL = 2  # log and output
 FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file
 
 
-@frozen
+@dataclass(frozen=True)
 class DataSize:
     """Bytes and files of the data set. ``source`` says whether they were counted or computed."""
 
@@ -25,7 +25,7 @@ class DataSize:
     source: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Pace:
     """How fast one trial trains: seconds per epoch including its evaluation, and the source of that number."""
 
@@ -33,7 +33,7 @@ class Pace:
     source: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Epochs:
     """How many epochs a trial is expected to take, and the source of that number."""
 
@@ -41,7 +41,7 @@ class Epochs:
     source: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Cost:
     """The modelled cost of one job. ``pace``, ``job_s`` and ``node_hours`` are None if the pace is unknown."""
 

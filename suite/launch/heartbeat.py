@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from suite import frozen
 from suite.files import read_json, write_whole
 from suite.launch.exit_code import read_code
 from suite.log.limits import limits
@@ -21,7 +21,7 @@ BEAT_S = 10.0
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 
 
-@frozen
+@dataclass(frozen=True)
 class Sign:
     """What is known of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
 

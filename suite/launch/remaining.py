@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from suite import frozen
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.errors import InputError
@@ -21,7 +21,7 @@ ENOUGH = 3  # runs that reached the target, from which they say more than the re
 _EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (suite.training.loop)
 
 
-@frozen
+@dataclass(frozen=True)
 class Expectation:
     """The card of a size, and how many epochs a trial is expected to take."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import suite
-from suite import Bound, Checked, frozen
+from suite import Bound, Checked
 from suite.config import Section
 from suite.errors import InputError, unknown
 from suite.files import YamlSource
@@ -105,7 +105,7 @@ class SystemFile(Section):
     launcher: Launcher = Launcher()
 
 
-@frozen
+@dataclass(frozen=True)
 class Job:
     """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
 

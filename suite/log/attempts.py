@@ -6,9 +6,9 @@ as the rules ask; it is replaced only if the user says so, and the log of its re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from suite import frozen
 from suite.log import mllog
 from suite.log.reader import read_events
 from suite.log.record import summarise
@@ -17,7 +17,7 @@ from suite.log.run_folder import RunFolder
 REPLACE = "--replace-failed"
 
 
-@frozen
+@dataclass(frozen=True)
 class WayOn:
     """What to do with a trial. ``code``: it is left as it is and counts with this exit code; None: it runs.
 

@@ -6,11 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from suite import frozen
 from suite.files import TwiceError, brief, each_name_once
 
 
@@ -25,7 +25,7 @@ class Event(NamedTuple):
     line: int
 
 
-@frozen
+@dataclass(frozen=True)
 class Problem:
     """A line with the MLLOG token that is not a valid event."""
 

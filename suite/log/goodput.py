@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite import frozen
 from suite.log import mllog
 from suite.log.reader import Event, read_events
 from suite.log.run_folder import RunFolder
 from suite.log.values import finite
 
 
-@frozen
+@dataclass(frozen=True)
 class Interruption:
     """What one interruption cost, in seconds: lost training, time until the next attempt's process, and until its run_start."""
 
@@ -27,7 +27,7 @@ class Interruption:
     restart_s: float
 
 
-@frozen
+@dataclass(frozen=True)
 class Goodput:
     """One trial. Seconds: ``useful`` training and evaluation that counts, ``lost`` because no checkpoint had it, ``stalled`` by
     checkpoints, ``starting`` from the process to run_start of all attempts, ``restarting`` that of all but the first, ``down``

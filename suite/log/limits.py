@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 
-from suite import frozen
 from suite.errors import InputError
 from suite.files import LIMITS
 
@@ -17,7 +16,7 @@ _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 
 
-@frozen
+@dataclass(frozen=True)
 class Limits:
     """Largest sizes in bytes. The largest published log has 20 MB, its longest line 2 kB, the largest manifest a line per file.
 

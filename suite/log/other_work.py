@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from suite import frozen
 from suite.log.reader import Event
 from suite.log.values import finite, whole
 
@@ -18,7 +18,7 @@ NODES_UP_TO: Final = 64  # nodes that an event lists: those of which others took
 _TIMES = ("own_s", "other_s", "stolen_s")
 
 
-@frozen
+@dataclass(frozen=True)
 class OtherWork:
     """What others took of the node where their share was largest: ``taken`` of ``cpus``, mean over the run's ``seconds``.
 

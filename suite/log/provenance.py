@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from suite import REDACTED, frozen
+from suite import REDACTED
 from suite.errors import InputError
 from suite.files import YamlSource, brief, read_bytes
 from suite.log.limits import limits
@@ -18,7 +19,7 @@ from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 
 
-@frozen
+@dataclass(frozen=True)
 class Provenance:
     """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of other logs."""
 

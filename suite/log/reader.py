@@ -16,6 +16,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BufferedReader
 from itertools import chain
@@ -23,7 +24,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from suite import frozen
 from suite.files import LIMITS, byte_text, opened
 from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode_lines
 from suite.log.limits import limits
@@ -33,7 +33,7 @@ __all__ = ["LISTED_PROBLEMS", "STEP_KEYS", "Event", "Log", "Problem", "read_even
 STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
 
 
-@frozen
+@dataclass(frozen=True)
 class Log:
     """The events of a log in file order, the first lines that could not be read, and the number of step events not kept.
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from suite import frozen
 from suite.card import Target
 from suite.log import mllog
 from suite.log.other_work import OtherWork, read_other_work
@@ -44,7 +43,7 @@ class MetricValue(NamedTuple):
     line: int
 
 
-@frozen
+@dataclass(frozen=True)
 class Phases:
     """Seconds of all training steps of a run by phase. The first five sum to ``step_s``; overlapped communication is inside."""
 
@@ -64,7 +63,7 @@ class CountedEnergy(NamedTuple):
     seconds: float
 
 
-@frozen
+@dataclass(frozen=True)
 class RunRecord:
     """One run. Times are in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time. None: the log does not say."""
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from suite import frozen
 from suite.errors import InputError
 from suite.files import TwiceError, read_json
 from suite.log.limits import limits
@@ -29,7 +28,7 @@ POWER = "power"
 SCENARIOS = ("strong", "weak")
 
 
-@frozen
+@dataclass(frozen=True)
 class Skipped:
     """A path that the walker did not follow, and why."""
 
@@ -37,7 +36,7 @@ class Skipped:
     reason: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Placement:
     """What the names of the folders above a log say. ``scenario`` and ``benchmark`` are None if the layout has no such folder."""
 
@@ -47,7 +46,7 @@ class Placement:
     benchmark: str | None
 
 
-@frozen
+@dataclass(frozen=True)
 class Group:
     """One folder of logs: the runs of one benchmark. Fields that the folder names do not tell are None."""
 
@@ -80,7 +79,7 @@ class Group:
         return tuple(path for path in self.others if re.fullmatch(RESUMED, path.name))
 
 
-@frozen
+@dataclass(frozen=True)
 class Tree:
     """The groups and packages under a path, what could not be read, and what was not followed."""
 
@@ -91,7 +90,7 @@ class Tree:
     skipped: tuple[Skipped, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class SystemFile:
     """The fields of a systems/<name>.json, or the ``problem`` why there are none."""
 
@@ -111,7 +110,7 @@ class SystemFile:
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
-@frozen
+@dataclass(frozen=True)
 class LogFile:
     """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
 

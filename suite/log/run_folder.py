@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite import VERSION, frozen
+from suite import VERSION
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # to read a folder takes neither pydantic nor YAML
 RUN_VERSION = 1
 
 
-@frozen
+@dataclass(frozen=True)
 class RunInfo:
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
@@ -45,7 +45,7 @@ class RunInfo:
     version: int = RUN_VERSION
 
 
-@frozen
+@dataclass(frozen=True)
 class RunFolder:
     """Paths of one run folder."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from suite import frozen
 from suite.card import Target
 from suite.log import student_t
 from suite.log.record import RunRecord, first_reaching
@@ -19,7 +19,7 @@ MINUTE_S = 60.0
 _LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 
-@frozen
+@dataclass(frozen=True)
 class JudgedRun:
     """One run. ``failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
 
@@ -33,7 +33,7 @@ class JudgedRun:
         return self.failure is None
 
 
-@frozen
+@dataclass(frozen=True)
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
@@ -67,7 +67,7 @@ class TimeToTrain:
         return sum(run.converged for run in self.runs)
 
 
-@frozen
+@dataclass(frozen=True)
 class Throughput:
     """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
 
@@ -98,7 +98,7 @@ class Throughput:
         return sum(run.converged for run in self.runs)
 
 
-@frozen
+@dataclass(frozen=True)
 class TimeRatio:
     """Time of B divided by time of A, with its confidence interval."""
 

@@ -10,11 +10,11 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter, le, lt
 from typing import Any, NamedTuple
 
-from suite import frozen
 from suite.log import mllog
 from suite.log.reader import Event, Log
 from suite.log.values import (
@@ -61,7 +61,7 @@ class Evaluation(NamedTuple):
     overlaps_training: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class Timeline:
     """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix milliseconds).
 
@@ -79,7 +79,7 @@ class Timeline:
     zero_based: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class TimeShares:
     """How a run spent its seconds: staging_exposed + train + eval + other = run.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from suite import fitted, frozen
+from suite import fitted
 from suite.card import Card, ReferencePoints
 from suite.compliance import ruleset as rulesets
 from suite.compliance.ruleset import RulesetData, ruleset_names
@@ -143,62 +142,3 @@ def test_every_single_changed_byte_makes_a_compiled_file_stale() -> None:
     digests = {source_digest(text[:at] + bytes([text[at] ^ bit]) + text[at + 1 :]) for at, bit in changes}
     assert source_digest(text) not in digests
     assert len(digests) == len(changes)
-
-
-@frozen
-class Ours:
-    """A point."""
-
-    x: int
-    y: float = 2.0
-    more: dict[str, int] = field(default_factory=dict, compare=False)
-
-
-@frozen(kw_only=True)
-class Below(Ours):
-    """A point with a name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Theirs:
-    """A point."""
-
-    x: int
-    y: float = 2.0
-    more: dict[str, int] = field(default_factory=dict, compare=False)
-
-
-@pytest.mark.parametrize("kind", [Ours, Theirs])
-def test_a_frozen_class_is_what_a_frozen_dataclass_is(kind: Any) -> None:
-    one = kind(1)
-    assert (one, hash(one)) == (kind(x=1, y=2.0, more={"a": 1}), hash(kind(1)))
-    assert one != kind(2)
-    assert one != (1, 2.0)
-    assert repr(one) == f"{kind.__name__}(x=1, y=2.0, more={{}})"
-    assert asdict(replace(one, y=3.0)) == {"x": 1, "y": 3.0, "more": {}}
-    assert pickle.loads(pickle.dumps(one)) == one
-    assert kind(1).more is not kind(1).more
-    for wrong in (
-        lambda: kind(),
-        lambda: kind(1, 2, {}, 4),
-        lambda: kind(1, x=2),
-        lambda: kind(1, z=2),
-        lambda: kind(y=1),
-    ):
-        with pytest.raises(TypeError):
-            wrong()
-    with pytest.raises(FrozenInstanceError):
-        one.x = 2
-    with pytest.raises(FrozenInstanceError):
-        del one.x
-
-
-def test_a_frozen_class_below_another_has_its_fields() -> None:
-    assert Below(1, name="a") == Below(x=1, y=2.0, name="a")
-    assert Below(1, name="a") != Ours(1)
-    with pytest.raises(TypeError):
-        Below(1)
-    with pytest.raises(TypeError):
-        Below(1, 2.0, {}, "a")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite import frozen
 from suite.compliance import convergence
 from suite.compliance.rules.table import HPC, OURS, PACKAGE, Finding, explain
 from suite.compliance.ruleset import Benchmark, Ruleset
@@ -23,7 +22,7 @@ if TYPE_CHECKING:  # few results have power readings
     from suite.log.energy.score import Meters
 
 
-@frozen
+@dataclass(frozen=True)
 class GroupContext:
     """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one."""
 

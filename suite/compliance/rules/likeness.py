@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from suite import frozen
 from suite.log.record import RunRecord
 
 FALSE_ALARMS = 1e-5
@@ -41,7 +41,7 @@ _CROWD = 32  # runs with one pair of values beyond which it finds no further can
 Class = tuple[str, int, int]
 
 
-@frozen
+@dataclass(frozen=True)
 class Likeness:
     """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
 
@@ -59,7 +59,7 @@ class Likeness:
         return f"{self.count} consecutive {self.what} {within} (p = {self.p:.0e})"
 
 
-@frozen
+@dataclass(frozen=True)
 class Series:
     """The evaluations of a run, or the seconds between them, as positive numbers."""
 

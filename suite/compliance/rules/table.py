@@ -7,10 +7,10 @@ ruleset (rulesets/*.yaml). The rules themselves are in log_rules, mlhpc_rules, g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from suite import frozen
 from suite.card import SizeCard
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
 from suite.files import brief
@@ -30,7 +30,7 @@ PAGE = "docs/rules.md"  # which has every rule
 NO_LOG = "log-empty"  # the rule that a file without events breaks; the checker stops there
 
 
-@frozen
+@dataclass(frozen=True)
 class Waiver:
     """What reviewers decided: findings of a rule at a place count no longer. ``path``: last parts of a path, with * and ?."""
 
@@ -40,7 +40,7 @@ class Waiver:
     who: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, in one line. ``line`` is the line number in the file; None: the file or folder itself.
 
@@ -55,7 +55,7 @@ class Finding:
     waiver: Waiver | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class LogContext:
     """One log and what it is judged by. ``benchmark`` is None if the ruleset knows no benchmark of the log's name."""
 
@@ -124,7 +124,7 @@ LogBreach = tuple[int | None, str]  # line number in the log, message
 LogCheck = Callable[[LogContext], Iterable[LogBreach]]
 
 
-@frozen
+@dataclass(frozen=True)
 class RuleInfo:
     """What `mlhpc check --explain` prints of a rule."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from suite import VERSION, frozen
+from suite import VERSION
 
 SOURCES_VERSION = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
@@ -17,7 +18,7 @@ KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", "
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 
-@frozen
+@dataclass(frozen=True)
 class GitState:
     """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of all."""
 
