@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from analysis.commands.hours import hours
-from analysis.fleet.checkpoint_interval import job_mtbf_h
 from analysis.fleet.fleets import Fleet, published
 from analysis.fleet.incidents import TOLD, Node, interval_for_gain, together_mtbi_h
 from analysis.fleet.simulation import (
@@ -218,7 +217,7 @@ def as_dict(case: Case) -> dict[str, Any]:
 
 
 def _job_h(fleet: Fleet, nodes: int) -> float:
-    return job_mtbf_h(nodes, 24_000.0 / fleet.mtbi_h.value)
+    return fleet.mtbi_h.value / nodes
 
 
 def _needs(node: Node, gain: float, minutes: float) -> str:

@@ -19,6 +19,8 @@ from suite.launch import jobs
 from suite.launch.heartbeat import Sign, read_sign
 from suite.launch.remaining import Expectation, eta, find_expectation
 from suite.log.attempts import newest_begun, newest_log
+from suite.log.checkpoint_interval import advice_line, find_advice
+from suite.log.goodput import Goodput, find_goodput
 from suite.log.limits import limits
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
@@ -69,16 +71,30 @@ Examples:
   mlhpc status                      every run under runs/
   mlhpc status runs/mine --format json
   mlhpc status runs/mine --follow   until every run has ended
+  mlhpc status runs/mine --goodput --mtbf-h 6
 """
 )
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @card_option
 @format_option()
 @click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
-def status(paths: tuple[Path, ...], style: str, follow: bool) -> None:
-    """Show runs and jobs: state, epoch, last evaluation against the target, time left."""
+@click.option("--goodput", is_flag=True, help="Show the share of time that counts, and how often to save a checkpoint.")
+@click.option(
+    "--mtbf-h",
+    type=click.FloatRange(0, min_open=True),
+    help="With --goodput: mean hours between failures. [learned from interruptions]",
+)
+def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
+    """Show runs and jobs: state, epoch, last evaluation against the target, time left; or where the time went (--goodput)."""
     if follow and style == JSON:
         raise click.UsageError("--follow shows tables: leave --format json out")
+    if follow and goodput:
+        raise click.UsageError("--follow and --goodput cannot be combined: give one of them")
+    if mtbf_h is not None and not goodput:
+        raise click.UsageError("--mtbf-h belongs to --goodput: give both")
+    if goodput:
+        show_goodput(find_runs(paths or (DEFAULT_ROOT,)), mtbf_h, style)
+        return
 
     def read() -> list[TrialStatus]:
         folders = find_runs(paths or (DEFAULT_ROOT,))
@@ -90,6 +106,40 @@ def status(paths: tuple[Path, ...], style: str, follow: bool) -> None:
         print_line(json.dumps([asdict(row) for row in read()], indent=2))
     else:
         _show(read())
+
+
+def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str) -> None:
+    """Print the share of each trial's time that counts, and the advice on checkpoints. InputError if no log has an event."""
+    found = []
+    for folder in folders:
+        for trial in range(folder.read_info().runs):
+            each = find_goodput(folder, trial)
+            if each is not None:
+                found.append(each)
+    if not found:
+        raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log with an event")
+    advice = find_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
+    if style == JSON:
+        trials = [asdict(each) | {"folder": str(each.folder), "ratio": each.ratio} for each in found]
+        print_line(json.dumps({"version": 1, "trials": trials, "advice": advice}, indent=1))
+        return
+    for each in found:
+        print_line(printable(goodput_line(each)))
+    print_line(advice_line(advice))
+
+
+def goodput_line(trial: Goodput) -> str:
+    """Describe one trial: the share that counts and where the rest of the time went."""
+    parts = (
+        ("lost", trial.lost_s),
+        ("checkpoints", trial.stalled_s),
+        ("starting", trial.starting_s),
+        ("down", trial.down_s),
+    )
+    rest = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in parts)
+    share = "no part" if trial.ratio is None else f"{trial.ratio:.1%}"
+    count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
+    return f"{trial.folder} trial {trial.trial}: {share} of {duration_text(trial.wall_s)} counts; {rest}; {count}"
 
 
 def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:

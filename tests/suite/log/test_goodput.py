@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.checkpoint_interval import daly_s, expected_ratio, job_mtbf_h, learned_mtbf_s, young_s
+from suite.log.checkpoint_interval import daly_s, expected_ratio, learned_mtbf_s, young_s
 from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -116,9 +116,9 @@ def test_logs_in_which_no_time_passed_are_no_number(tmp_path: Path, attempts: in
     if attempts == 2:
         log(tmp_path / "resumed_0_1.txt", event(0, "init_start"))
     describe(tmp_path, count=1)
-    said = mlhpc("goodput", tmp_path).stdout
+    said = mlhpc("status", tmp_path, "--goodput").stdout
     assert said.startswith(f"{tmp_path} trial 0: no part of 0 s counts; ")
-    data = json.loads(mlhpc("goodput", tmp_path, "--format", "json").stdout, parse_constant=pytest.fail)
+    data = json.loads(mlhpc("status", tmp_path, "--goodput", "--format", "json").stdout, parse_constant=pytest.fail)
     assert data["trials"][0]["ratio"] is None
     assert data["advice"]["mtbf_s"] is None
 
@@ -126,9 +126,9 @@ def test_logs_in_which_no_time_passed_are_no_number(tmp_path: Path, attempts: in
 def test_checkpoints_that_cost_nothing_divide_nothing_by_nothing(tmp_path: Path) -> None:
     log(tmp_path / "result_0.txt", event(0, "run_start"), saved(50, 1, stall=0.0, write=0.0), event(100, "run_stop"))
     describe(tmp_path, count=1)
-    assert "those saved cost no time" in mlhpc("goodput", tmp_path, "--mtbf-h", "1").stdout
+    assert "those saved cost no time" in mlhpc("status", tmp_path, "--goodput", "--mtbf-h", "1").stdout
     log(tmp_path / "result_0.txt", event(0, "run_start"), saved(50, 1, stall=0.0, write=3.0), event(100, "run_stop"))
-    advice = json.loads(mlhpc("goodput", tmp_path, "--mtbf-h", "1", "--format", "json").stdout)["advice"]
+    advice = json.loads(mlhpc("status", tmp_path, "--goodput", "--mtbf-h", "1", "--format", "json").stdout)["advice"]
     assert (advice["interval_s"], advice["daly_s"]) == (3.0, 0.0)  # not while one is being written
 
 
@@ -160,8 +160,13 @@ def test_an_attempt_that_never_began_is_start(tmp_path: Path) -> None:
 def test_a_folder_without_events_has_none(tmp_path: Path) -> None:
     describe(tmp_path, count=1)
     assert find_goodput(RunFolder(tmp_path), 0) is None
-    done = mlhpc("goodput", tmp_path)
+    done = mlhpc("status", tmp_path, "--goodput")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def job_mtbf_h(nodes: int, failures_per_1000_node_days: float) -> float:
+    """Hours between failures of a job whose nodes fail independently at that rate."""
+    return 24.0 / (nodes * failures_per_1000_node_days / 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_the_learned_time_between_failures_has_an_interval() -> None:
 
 def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) -> None:
     root = interrupted(tmp_path / "run")
-    trial, advice = mlhpc("goodput", root).stdout.splitlines()
+    trial, advice = mlhpc("status", root, "--goodput").stdout.splitlines()
     assert trial == (
         f"{root} trial 0: 63.7% of 3.33 min counts; lost 22 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
     )
@@ -205,8 +210,11 @@ def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) ->
         "checkpoint.interval_s=13.6 (Daly; Young 14.1) for a failure every 3.33 min (from 1 seen, 90 % "
     )
     assert advice.endswith("% would count (modelled)")
-    data = json.loads(mlhpc("goodput", root, "--mtbf-h", 6, "--format", "json").stdout)
+    data = json.loads(mlhpc("status", root, "--goodput", "--mtbf-h", 6, "--format", "json").stdout)
     assert data["trials"][0]["ratio"] == pytest.approx(0.6375)
     assert data["advice"]["young_s"] == pytest.approx(young_s(0.5, 6 * 3600))
     for wrong in ("0", "-1", "soon"):
-        assert mlhpc("goodput", root, "--mtbf-h", wrong).returncode == 2
+        assert mlhpc("status", root, "--goodput", "--mtbf-h", wrong).returncode == 2
+    for words in (("--mtbf-h", "6"), ("--goodput", "--follow")):
+        done = mlhpc("status", root, *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,97 @@
+"""How often a run should save a checkpoint: the intervals of Young (1974) and Daly (2006), and the share of time that then counts.
+
+The expected ratio is that of Kokolis et al. (HPCA 2025, arXiv 2410.21680).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from suite.errors import InputError
+from suite.files import duration_text
+from suite.log.goodput import Goodput
+
+
+def young_s(save_s: float, mtbf_s: float) -> float:
+    """Compute Young's interval: sqrt(2 w M). ``save_s`` is how long one checkpoint stalls the training."""
+    return math.sqrt(2.0 * save_s * mtbf_s)
+
+
+def daly_s(save_s: float, mtbf_s: float) -> float:
+    """Compute Daly's interval, first order: sqrt(2 w M) - w; M if a checkpoint costs 2 M or more."""
+    return young_s(save_s, mtbf_s) - save_s if save_s < 2.0 * mtbf_s else mtbf_s
+
+
+def expected_ratio(save_s: float, restart_s: float, interval_s: float, mtbf_s: float) -> float:
+    """Compute the expected ETTR of a long job: (1 - (R + interval / 2) / M) / (1 + w / interval), at least 0."""
+    return max(0.0, (1.0 - (restart_s + interval_s / 2) / mtbf_s) / (1.0 + save_s / interval_s))
+
+
+def learned_mtbf_s(wall_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
+    """Estimate the mean time between interruptions, with its interval. Without interruptions the mean is infinite.
+
+    The interval holds for independent interruptions at a constant rate.
+    """
+    try:
+        from scipy import stats
+    except ImportError:
+        raise InputError(
+            "the time between failures is learned with scipy: pip install 'mlhpc[run]', or state it with --mtbf-h"
+        ) from None
+    tail = (1.0 - confidence) / 2
+    low = 2.0 * wall_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)
+    high = 2.0 * wall_s / stats.chi2.ppf(tail, 2 * interruptions) if interruptions else math.inf
+    return (wall_s / interruptions if interruptions else math.inf), float(low), float(high)
+
+
+def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
+    """Compute the interval between checkpoints from the measured costs and the failure rate, and state its basis.
+
+    ``mtbf_s``: mean time between failures; None: learn it from the interruptions of the trials.
+    """
+    interruptions = sum(trial.interruptions for trial in trials)
+    wall_s = math.fsum(trial.wall_s for trial in trials)
+    advice: dict[str, Any] = {"interruptions": interruptions, "mtbf_s": mtbf_s, "mtbf_interval_s": None}
+    if mtbf_s is None and interruptions and wall_s > 0.0:
+        learned = learned_mtbf_s(wall_s, interruptions)
+        advice |= {"mtbf_s": learned[0], "mtbf_interval_s": learned[1:]}
+    costs = [(trial.stall_s, trial.write_s or 0.0, trial.saves) for trial in trials if trial.stall_s is not None]
+    saves = sum(count for _, _, count in costs)
+    save_s = math.fsum(stall * count for stall, _, count in costs) / max(1, saves)
+    write_s = math.fsum(write * count for _, write, count in costs) / max(1, saves)
+    advice["saves"] = saves
+    if advice["mtbf_s"] is None or save_s == write_s == 0.0:
+        return advice
+    restarts = [trial.restarting_s / trial.interruptions for trial in trials if trial.interruptions]
+    starts = restarts or [trial.starting_s for trial in trials]
+    restart_s = math.fsum(starts) / len(starts)
+    # No checkpoint can begin while the one before is being written.
+    interval_s = max(daly_s(save_s, advice["mtbf_s"]), save_s, write_s)
+    return advice | {
+        "save_s": save_s,
+        "restart_s": restart_s,
+        "young_s": young_s(save_s, advice["mtbf_s"]),
+        "daly_s": daly_s(save_s, advice["mtbf_s"]),
+        "interval_s": interval_s,
+        "expected_ratio": expected_ratio(save_s, restart_s, interval_s, advice["mtbf_s"]),
+    }
+
+
+def advice_line(advice: dict[str, Any]) -> str:
+    """Write the advice as a sentence, or what is missing for one."""
+    if advice["mtbf_s"] is None:
+        return "no interruptions seen; for a checkpoint interval give --mtbf-h"
+    if "interval_s" not in advice:
+        why = "those saved cost no time" if advice["saves"] else "none was saved, so its cost is not known"
+        return f"no advice on checkpoints: {why}"
+    basis = "as stated"
+    if advice["mtbf_interval_s"] is not None:
+        low, high = advice["mtbf_interval_s"]
+        basis = f"from {advice['interruptions']} seen, 90 % {duration_text(low)} to {duration_text(high)}"
+    return (
+        f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
+        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {advice['save_s']:.3g} s and a restart of "
+        f"{advice['restart_s']:.3g} s; then {advice['expected_ratio']:.1%} would count (modelled)"
+    )
