@@ -12,11 +12,9 @@ from typing import Any
 
 import click
 
-from analysis.commands.criteria import criteria
-from analysis.commands.hours import hours
 from analysis.commands.select import select
 from analysis.commands.simulate import simulate_
-from analysis.fleet import incidents, slowdowns, superbench, verdict
+from analysis.fleet import slowdowns, verdict
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
@@ -42,9 +40,7 @@ Examples:
   mlhpc preflight node --ranks 2 -o preflight
   mlhpc preflight judge preflight
   mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
-  mlhpc preflight judge results.jsonl --rules rules.yaml --baseline baseline.json
   mlhpc preflight watch times.csv
-  mlhpc preflight checks --healthy 500h --degraded 100h --every 24h
   mlhpc preflight select --nodes spells.jsonl --checks checks.yaml --job 24h
   mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
 """,
@@ -92,8 +88,6 @@ for _point in find_plugins(PARTS).values():
 @click.option("--choose", type=click.IntRange(1), metavar="N", help="With -o: write the N best nodes to OUTPUT/chosen.")
 @output_option("Folder; gets verdict.json.", "none")
 @click.option("--bounds", type=_FILE, help="YAML file: the worst value that a metric may have, METRIC: NUMBER.")
-@click.option("--rules", type=_FILE, help="Judge by a SuperBench rule file instead.")
-@click.option("--baseline", type=_FILE, help="SuperBench's baseline.json for --rules.")
 @format_option()
 def judge(
     files: tuple[Path, ...],
@@ -106,8 +100,6 @@ def judge(
     choose: int | None,
     output: Path | None,
     bounds: Path | None,
-    rules: Path | None,
-    baseline: Path | None,
     style: str,
 ) -> None:
     """Say of every node in FILES whether it is good, bad or inconclusive, why, and what slowdown would have been found.
@@ -117,16 +109,8 @@ def judge(
 
     Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """
-    others = (history, bounds, again, expected, remember, choose, output)
-    if rules is not None and any(others):
-        raise click.UsageError("--rules has limits of its own: of the other options it takes --baseline and --format")
     if choose is not None and output is None:
         raise click.UsageError("--choose writes to the folder of -o: give it too")
-    if rules is not None:
-        _judge_by_rules(files, rules, baseline, style)
-        return
-    if baseline is not None:
-        raise click.UsageError("--baseline belongs to --rules")
     nodes = expand_nodes(expected) if expected is not None else ()
     looks = [_samples(files), *([_samples(again)] if again else [])]
     known = _history(history)
@@ -147,47 +131,6 @@ def judge(
         print_line("\n".join(map(printable, lines(found))))
     words = set(found.words.values())
     raise click.exceptions.Exit(BAD if "bad" in words else UNSURE if "inconclusive" in words else 0)
-
-
-@preflight.command()
-@click.option(
-    "--healthy", "healthy_h", metavar="TIME", required=True, help="Mean time until a node degrades, e.g. 500h."
-)
-@click.option(
-    "--degraded", "degraded_h", metavar="TIME", required=True, help="Mean time from then to its incident; 0h: none."
-)
-@click.option("--every", "every_h", metavar="TIME", required=True, help="Time between two checks of a node.")
-@click.option(
-    "--found", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Chance that a check finds it."
-)
-@format_option()
-def checks(healthy_h: str, degraded_h: str, every_h: str, found: float, style: str) -> None:
-    """How much longer the time between incidents of a node becomes if it is checked, by the two-stage model."""
-    node = incidents.Node(hours("--healthy", healthy_h), hours("--degraded", degraded_h, zero=True))
-    every = hours("--every", every_h)
-    without, with_checks = incidents.mtbi_h(node), incidents.mtbi_h(node, every, found)
-    sweep = [(each, incidents.gain(node, each, found)) for each in (every / 4, every / 2, every, every * 2, every * 4)]
-    needed = {f"{wanted:g}": incidents.interval_for_gain(node, wanted, found) for wanted in incidents.TOLD}
-    if style == JSON:
-        data: dict[str, Any] = asdict(node) | {
-            "every_h": every,
-            "found": found,
-            "mtbi_without_h": without,
-            "mtbi_h": with_checks,
-        }
-        data |= {"gain": with_checks / without, "sweep": sweep, "every_h_for_gain": needed}
-        print_line(json.dumps({"version": 1} | data, indent=1))
-        return
-    print_line(
-        f"healthy for {node.healthy_h:g} h, then degraded for {node.degraded_h:g} h, checked every {every:g} h, "
-        f"found with probability {found:g} (a model, not a measurement)"
-    )
-    print_line(
-        f"mean time between incidents: {without:.4g} h without checks, {with_checks:.4g} h with: {with_checks / without:.4g} times"
-    )
-    print_line("checked every: " + ", ".join(f"{each:g} h {times:.3g} times" for each, times in sweep))
-    known = [f"{wanted} times every {each:.3g} h" for wanted, each in needed.items() if each is not None]
-    print_line(f"gains need checks: {', '.join(known)}" if known else "no interval between checks gains 2 times")
 
 
 @preflight.command()
@@ -306,24 +249,6 @@ def _remember(folder: Path, samples: Sequence[Sample], found: verdict.FleetVerdi
         write_whole(folder / f"{time.time_ns()}.jsonl", render(kept), overwrite=False)
 
 
-def _judge_by_rules(files: Sequence[Path], rules: Path, baseline: Path | None, style: str) -> None:
-    known = superbench.read_baseline(baseline) if baseline is not None else {}
-    nodes: dict[str, dict[str, float]] = {}
-    for path in files:
-        for node, row in superbench.read_results(path).items():
-            if node in nodes:
-                raise InputError(f"{path}: node {node!r} is in another file too")
-            nodes[node] = row
-    found = superbench.diagnose(nodes, superbench.read_rules(rules), known)
-    if style == JSON:
-        print_line(json.dumps({"version": 1, "nodes": [asdict(each) for each in found]}, indent=1))
-    else:
-        for each in found:
-            word = f"bad ({', '.join(each.categories)})" if each.defective else "good"
-            print_line("\n".join(map(printable, [f"{each.node}: {word}", *(f"  {detail}" for detail in each.details)])))
-    raise click.exceptions.Exit(BAD if any(each.defective for each in found) else 0)
-
-
 def _samples(files: Iterable[Path]) -> list[Sample]:
     return [sample for path in files for sample in read_samples(path)]
 
@@ -353,6 +278,5 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
     return source.data
 
 
-preflight.add_command(criteria)
 preflight.add_command(select)
 preflight.add_command(simulate_)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from analysis.fleet.superbench import Row, parse_results
+from analysis.fleet.superbench import as_samples, parse_results
 from suite.errors import InputError
 from suite.files import brief, read_bytes
 from suite.log.limits import limits
 from suite.machine.node_samples import Better, Sample
-
-_LESS = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
-_RANK = re.compile(r":(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def read_samples(path: Path) -> list[Sample]:
     except (ValueError, RecursionError):
         first = None
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
-        return from_superbench(parse_results(path, content))
+        return as_samples(parse_results(path, content))
     found = []
     for number, line in lines:
         try:
@@ -60,14 +55,6 @@ def read_samples(path: Path) -> list[Sample]:
             field = ".".join(map(str, problem["loc"])) or "the line"
             raise InputError(f"{path}:{number}: {field} = {brief(problem['input'])}: {problem['msg']}") from None
     return found
-
-
-def from_superbench(nodes: dict[str, dict[str, float]]) -> list[Sample]:
-    """SuperBench's results as samples: the ranks of a node are its repetitions. Return codes and what is not positive is left out.
-
-    Names with time, latency, overhead or cost are better when less, as in its rule files.
-    """
-    return [sample for node, row in nodes.items() for sample in _of_row(node, row)]
 
 
 def by_metric(samples: Iterable[Sample]) -> list[Metric]:
@@ -90,14 +77,3 @@ def by_metric(samples: Iterable[Sample]) -> list[Metric]:
             metric.samples[sample.node] = sample.values
     return [found[key] for key in sorted(found)]
 
-
-def _of_row(node: str, row: Row) -> list[Sample]:
-    ranks: dict[str, list[float]] = {}
-    for name, value in row.items():
-        short = _RANK.sub("", name)
-        if not short.endswith("return_code") and math.isfinite(value) and value > 0.0:
-            ranks.setdefault(short, []).append(value)
-    return [
-        Sample(node=node, metric=name, better="less" if _LESS.search(name) else "more", values=tuple(values))
-        for name, values in ranks.items()
-    ]

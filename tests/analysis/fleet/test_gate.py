@@ -129,7 +129,6 @@ def test_two_nodes_are_judged_beside_their_history(tmp_path: Path) -> None:
         (("--choose", "9", "-o", "out"), "--choose 9: there are 6 nodes"),
         (("--nodes", "n[1-"), "expected a Slurm node list"),
         (("--again", "none"), "none"),
-        (("--rules", "n.jsonl", "--choose", "1", "-o", "out"), "--rules has limits of its own"),
     ],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, words: tuple[str, ...], text: str) -> None:

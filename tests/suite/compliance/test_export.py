@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.superbench import read_results
+from analysis.fleet.superbench import parse_results
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
 from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
 from suite.compliance.exchange.result_forms import RESULT_FORMS
@@ -94,7 +94,8 @@ def test_names_in_logs_cannot_forge_a_line(tmp_path: Path) -> None:
     (name,) = {result for result, *_ in found}
     assert re.fullmatch(r"[A-Za-z0-9._+/-]+", name)
     assert name.count("/") == 3
-    assert read_results(_written(tmp_path, "superbench", tmp_path)).keys() == {name.partition("/")[0]}
+    path = _written(tmp_path, "superbench", tmp_path)
+    assert parse_results(path, path.read_bytes()).keys() == {name.partition("/")[0]}
 
 
 def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
@@ -140,7 +141,8 @@ def test_bencher_has_a_value_with_its_interval(runs: Path) -> None:
 
 
 def test_superbench_results_are_read_by_our_reader(runs: Path, tmp_path: Path) -> None:
-    rows = read_results(_written(tmp_path, "superbench", runs))
+    path = _written(tmp_path, "superbench", runs)
+    rows = parse_results(path, path.read_bytes())
     ((_, row),) = rows.items()
     (scored,) = score_results([runs])
     assert len(row) == len(figures(scored))
