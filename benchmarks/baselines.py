@@ -3,7 +3,7 @@
     python benchmarks/baselines.py cosmoflow                       its smoke and mini, generated under data/ where they are missing
     python benchmarks/baselines.py openfold --size mini --seed 7   one size of other data; the file keeps its other entries
 
-The values are those that `mlhpc data generate` measures and prints; `python docs/write_baselines.py` makes the page of them.
+The values are those that `mlhpc data generate` measures and prints; `make docs` makes the page of them.
 Predictors that are told the rule of the data are kept apart, as what is attainable.
 """
 

@@ -1,23 +1,25 @@
-"""The pages of docs/: all are in the site, every link leads somewhere, and what is written from the code is current."""
+"""The pages of docs/: all are in the site, and every link leads somewhere."""
 
 from __future__ import annotations
 
 import logging
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 import yaml
 
+from docs.pages import events
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+GENERATED = {"baselines.md", "commands.md", "events.md", "gallery.md", "rules.md"}
 
 
 def test_every_page_is_in_the_site() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    named = re.findall(r"[a-z0-9_]+\.md", str(nav))
-    assert sorted(named) == sorted(path.name for path in DOCS.glob("*.md"))
+    named = set(re.findall(r"[a-z0-9_]+\.md", str(nav)))
+    assert named - GENERATED == {path.name for path in DOCS.glob("*.md")}
 
 
 def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,16 +44,7 @@ def test_every_dated_table_that_is_named_is_kept() -> None:
     assert {(page, table) for page, table in named if table not in kept} == set()
 
 
-def test_the_page_of_events_is_that_of_the_code() -> None:
-    written = runpy.run_path(str(DOCS / "write_events.py"))
-    assert written["page"]() == (DOCS / "events.md").read_text(encoding="utf-8"), "run: python docs/write_events.py"
-    for _, rows in written["sections"]():
+def test_the_page_of_events_has_a_remark_for_each() -> None:
+    for _, rows in events.sections():
         assert len(rows) > 15
         assert all(remark for _, remark in rows), rows
-
-
-def test_the_page_of_modules_is_that_of_the_code() -> None:
-    written = runpy.run_path(str(DOCS / "write_modules.py"))
-    text = written["page"]()
-    assert text == (DOCS / "modules.md").read_text(encoding="utf-8"), "run: python docs/write_modules.py"
-    assert not re.findall(r"^\| `(\w+)` \|  \|$", text, re.MULTILINE), "a module without a docstring"

@@ -397,14 +397,6 @@ def test_the_wheelhouse_holds_what_make_installs_and_what_builds_the_package() -
     assert not re.search(r"pip (wheel|download)", recipe), "one recipe: that of the Makefile"
 
 
-def test_the_map_in_the_docs_is_that_of_the_code() -> None:
-    drawn = subprocess.run(
-        [sys.executable, "-c", "from draw_map import svg; print(svg(), end='')"],
-        capture_output=True, text=True, cwd=ROOT / "docs", check=True,
-    )  # fmt: skip
-    assert drawn.stdout == (ROOT / "docs" / "map.svg").read_text(), "run: python docs/draw_map.py"
-
-
 PRINTERS = {"suite/files.py", "suite/launch/mpi.py"}  # print_line itself; text of programs that a child process runs
 
 

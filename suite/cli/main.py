@@ -28,7 +28,7 @@ Examples:
   mlhpc report submissions/ACME -o report
 
 \b
-Help of a command: mlhpc help COMMAND. All commands: docs/commands.md
+Help of a command: mlhpc help COMMAND
 Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 """
 

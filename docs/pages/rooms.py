@@ -1,6 +1,4 @@
-"""Draw docs/map.svg: the rooms of the code and which room imports which, read from the code. Run it after a room changes.
-
-    python docs/draw_map.py
+"""The map of the code: its rooms and which room imports which, as SVG.
 
 Rooms stand in layers: a room imports only rooms below it. Lines that follow from two others are left out.
 """
@@ -8,13 +6,11 @@ Rooms stand in layers: a room imports only rooms below it. Lines that follow fro
 from __future__ import annotations
 
 import ast
-import sys
 import textwrap
 from html import escape
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "docs" / "map.svg"
+ROOT = Path(__file__).resolve().parents[2]
 BOX_W, BOX_H, GAP_X, GAP_Y, MARGIN = 230, 92, 26, 58, 20
 
 
@@ -130,7 +126,3 @@ def _first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
-
-if __name__ == "__main__":
-    OUTPUT.write_text(svg(), encoding="utf-8")
-    sys.stdout.write(f"{OUTPUT}: written\n")

@@ -1,34 +1,26 @@
-"""Write docs/gallery.md: every figure of the report with what it answers and how to read it, drawn from made-up results.
-
-    python docs/draw_gallery.py
+"""The page of figures: each with what it answers and how to read it, drawn from made-up results.
 
 Titles, questions, captions and answers come from the figures themselves. The logs are written by the tests' own writers: no
-system of these pictures exists. Run it after a figure changes.
+system of these pictures exists.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from analysis.figures import FigureModule, figures  # noqa: E402  the root must be on the path first
-from analysis.network.fit import fit_sweep  # noqa: E402
-from analysis.network.sweep import read_sweep  # noqa: E402
-from analysis.page.drawing import style  # noqa: E402
-from analysis.page.questions import goals  # noqa: E402
-from analysis.page.vector import svg  # noqa: E402
-from analysis.roofline.inputs import read_inputs  # noqa: E402
-from analysis.study import Study, study  # noqa: E402
-from suite.descriptor import installed_cards  # noqa: E402
-from tests.analysis.conftest import (  # noqa: E402
+from analysis.figures import FigureModule, figures
+from analysis.network.fit import fit_sweep
+from analysis.network.sweep import read_sweep
+from analysis.page.drawing import style
+from analysis.page.questions import goals
+from analysis.page.vector import svg
+from analysis.roofline.inputs import read_inputs
+from analysis.study import Study, study
+from suite.descriptor import installed_cards
+from tests.analysis.conftest import (
     START_MS,
     LogText,
     log_text,
@@ -37,14 +29,13 @@ from tests.analysis.conftest import (  # noqa: E402
     write_counters,
     write_run_folder,
 )
-from tests.analysis.network.test_network import sweep, written  # noqa: E402
+from tests.analysis.network.test_network import sweep, written
 
-PAGE, PICTURES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "gallery"
 PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
 INTRODUCTION = """# Gallery
 
-Every figure of the report (`mlhpc report`), in the order of the page. `python docs/draw_gallery.py` writes this page from the
-figures' own titles, questions, captions and answers.
+Every figure of the report (`mlhpc report`), in the order of the page. Titles, questions, captions
+and answers are the figures' own.
 
 **The systems here are made up** ("north", "south", "laptop"); only the two figures that put results beside the published ones show
 published MLPerf HPC scores too. Results are unofficial: not verified by MLCommons Association.
@@ -58,7 +49,7 @@ SIZES = (
 )  # nodes, s, epochs, batch
 
 
-def text(example: Study) -> str:
+def page(example: Study) -> str:
     """The page. Every figure has a section."""
     return "\n".join([INTRODUCTION, *(_section(name, module, example) for name, module in figures().items())])
 
@@ -141,7 +132,7 @@ def _section(name: str, module: FigureModule, example: Study) -> str:
     )
 
 
-def draw(example: Study) -> dict[str, str]:
+def pictures(example: Study) -> dict[str, str]:
     """Every figure as the text of an SVG file on white paper, by name."""
     drawn = {}
     for name, module in figures().items():
@@ -150,19 +141,3 @@ def draw(example: Study) -> dict[str, str]:
         head = picture.index(">") + 1
         drawn[name] = picture[:head] + PAPER + picture[head:] + "\n"
     return drawn
-
-
-def main() -> None:
-    """Write the page and its pictures."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = example(Path(folder))
-        shutil.rmtree(PICTURES, ignore_errors=True)
-        PICTURES.mkdir()
-        for name, picture in draw(made).items():
-            (PICTURES / f"{name}.svg").write_text(picture, "utf-8")
-        PAGE.write_text(text(made), "utf-8")
-    print(f"{PAGE}: written, {len(figures())} figures")
-
-
-if __name__ == "__main__":
-    main()

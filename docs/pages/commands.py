@@ -1,4 +1,4 @@
-"""Renders docs/commands.md from the commands themselves: every command with its options, defaults, exit codes and examples."""
+"""The page of commands, from the commands themselves: each with its options, defaults, exit codes and examples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 
 from suite.cli.former import FORMER_COMMANDS, FORMER_OPTIONS, FORMER_VALUES
 from suite.cli.group import OTHER, LazyGroup
+from suite.cli.main import group
 
-PAGE = "docs/commands.md"
 VERBATIM = "\b"  # click: the paragraph that follows keeps its lines
 
 HEAD = """# Commands
 
-This page is written by `python docs/write_commands.py` from the commands themselves; `mlhpc help COMMAND` says the same.
+`mlhpc help COMMAND` says the same.
 
 | spelling | means, on every command that has it |
 | --- | --- |
@@ -34,8 +34,9 @@ mlhpc itself, 130 Ctrl-C. Further codes are said where a command has them. An er
 """
 
 
-def page(group: LazyGroup) -> str:
+def page() -> str:
     """The whole page. Commands of packages other than ours are left out."""
+    assert isinstance(group, LazyGroup)
     context = click.Context(group, info_name="mlhpc")
     infos = [info for info in group.infos() if info.group != OTHER]
     lines = [HEAD]

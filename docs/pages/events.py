@@ -1,7 +1,4 @@
-"""Write docs/events.md, the events of a log, from suite/log/mllog.py. Run it after an event changes.
-
-python docs/write_events.py
-"""
+"""The page of the events of a log, from the comments of suite/log/mllog.py."""
 
 from __future__ import annotations
 
@@ -9,13 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.files import print_line
 from suite.log import mllog
 
-PAGE = Path(__file__).resolve().parent / "events.md"
 HEAD = """# Events of a log
-
-<!-- Written by docs/write_events.py from suite/log/mllog.py. -->
 
 A log is one file per trial, `result_<i>.txt`. One event is one line, `:::MLLOG {json}`, with the keys `namespace`, `time_ms` (Unix
 milliseconds), `event_type` (`INTERVAL_START`, `INTERVAL_END`, `POINT_IN_TIME`), `key`, `value` and `metadata` (format:
@@ -69,7 +62,3 @@ def _whole(statement: str) -> bool:
 def _keys(statement: str) -> list[str]:
     return [node.value for node in ast.walk(ast.parse(statement.strip())) if isinstance(node, ast.Constant)]
 
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print_line(str(PAGE))

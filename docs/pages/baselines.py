@@ -1,7 +1,4 @@
-"""Write docs/baselines.md from the cards and the newest benchmarks/results/*-baselines_*.json. Run it after either changes.
-
-python docs/write_baselines.py
-"""
+"""The page of baselines, from the cards and the newest benchmarks/results/*-baselines_*.json."""
 
 from __future__ import annotations
 
@@ -12,20 +9,16 @@ from pathlib import Path
 
 from suite.card import SizeCard
 from suite.descriptor import descriptors
-from suite.files import print_line
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "baselines.md"
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MARGIN = 3.0  # standard errors that a target should lie beyond the best baseline
 HEAD = """# Baselines and targets
 
-<!-- Written by docs/write_baselines.py from the cards and benchmarks/results/*-baselines_*.json. -->
-
 What predictors without a network reach on the validation split of generated data, beside the target. A target is worth a run
 only if none of them meets it: it should lie at least {margin:g} standard errors beyond the best. The standard error is the
 baseline's, over the evaluation samples; the margin is (target - baseline) / standard error with the sign turned so that more is
-better. `python benchmarks/baselines.py WORKLOAD` measures anew, `python docs/write_baselines.py` writes this page.
+better. `python benchmarks/baselines.py WORKLOAD` measures anew.
 """
 ATTAINABLE = """
 ### Attainable (told the rule)
@@ -110,7 +103,3 @@ def _line(card: SizeCard, row: Row, *, margin: bool = True) -> str:
 def _target(card: SizeCard) -> str:
     return f"{'at most' if card.direction == 'min' else 'at least'} {card.threshold:g}"
 
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print_line(str(PAGE))

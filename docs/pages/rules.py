@@ -1,0 +1,10 @@
+"""The page of the checker's rules, from the rules, the rulesets and suite/compliance/rules.yaml."""
+
+from __future__ import annotations
+
+from suite.compliance.explanations import rules_page
+
+
+def page() -> str:
+    """The text of the page."""
+    return rules_page()
