@@ -105,7 +105,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Compare the results at ``others`` with those at ``a``: for each pair the fields of ``mlhpc compare --format json``.
 
-    ``verdict`` is faster, as fast, slower, not a score or cannot tell; ``ratio`` is the time of the other over that of ``a``,
+    ``verdict`` is faster, slower, equivalent or inconclusive; ``ratio`` is the time of the other over that of ``a``,
     with its ``interval``. ``tolerance`` is in percent; ``any_runs`` compares runs that are no score too. InputError if they
     have no benchmark and size in common.
     """

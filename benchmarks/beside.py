@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from random_steps import Training
 
-from suite.log import student_t
+from suite.statistics import student_t
 from suite.world import World
 
 LINKS = ("0,0", "200mbit,0", "50mbit,0", "50mbit,5", "10mbit,0")

@@ -18,8 +18,8 @@ from block import Head, open_workload, trainer
 from subject import data_root, subject_parser
 
 from suite.descriptor import descriptor
-from suite.log import student_t
 from suite.log.mllog import EventLog
+from suite.statistics import student_t
 from suite.training.checkpoint import Position
 from suite.world import World
 
@@ -73,7 +73,7 @@ def judge(experts: list[list[float]], dense: list[list[float]], *, better: int) 
             f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
         )
     better_one = "experts help" if mean * better > 0 else "the dense twin is better"
-    verdict = better_one if abs(mean) > half else "cannot tell"
+    verdict = better_one if abs(mean) > half else "inconclusive"
     return "\n".join([*lines, f"after the last epoch, {pairs} pairs: {verdict}"])
 
 

@@ -3,8 +3,8 @@
     python benchmarks/fleet_rates.py [--nodes 16] [--metrics 20] [--fleets 4000]
 
 A healthy node's value of a metric is 100 exp(noise z), z normal, or Student's t with 5 degrees of freedom of the same
-variance. Ours judges by `analysis.fleet.apart` at the rate that `mlhpc preflight judge` gives each metric. "-5 %": below 0.95 of
-the fleet's mean in any metric. "Megatron": further from the median than max(median absolute deviation, 10 % of the median), on
+variance. Ours judges by `suite.statistics.outliers` at the rate that `mlhpc preflight judge` gives each metric. "-5 %": below 0.95
+of the fleet's mean in any metric. "Megatron": further from the median than max(median absolute deviation, 10 % of the median), on
 either side (its gpu_sniff_test.py). All simulated: no node was measured.
 """
 
@@ -18,8 +18,8 @@ from datetime import date
 import numpy as np
 from scipy import stats
 
-from analysis.fleet.apart import critical, find_apart, power
 from analysis.fleet.verdict import RATE
+from suite.statistics.outliers import critical, find_outliers, power
 
 NOISES = (0.01, 0.02, 0.05, 0.08, 0.12, 0.2)
 SLOW = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -38,7 +38,7 @@ def ours(values: np.ndarray, rate: float) -> np.ndarray:
     bad = np.zeros(values.shape[1], dtype=bool)
     for row in values:
         worse = -np.log(row)
-        apart = find_apart(worse, rate)
+        apart = find_outliers(worse, rate)
         assert apart is not None
         if apart.count:
             bad[np.argsort(worse)[::-1][: apart.count]] = True

@@ -34,8 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.config import default_data_root
 from suite.data.sampling import train_batches
 from suite.log.mllog import EventLog
-from suite.log.student_t import quantile
 from suite.machine.choice.chooser import make_chooser
+from suite.statistics.student_t import quantile
 from suite.training.agreement import StopWatch
 from suite.training.devices import Feed, cores_are_taken, prefetch
 from suite.training.state import TrainingState

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.history.change import find_changes
+from suite.statistics.changes import find_changes
 
 SIGMA = 0.05
 

@@ -27,7 +27,7 @@ from block import Head, open_workload, trainer
 
 from suite.config import default_data_root
 from suite.log.mllog import EventLog
-from suite.log.student_t import quantile
+from suite.statistics.student_t import quantile
 from suite.training.agreement import StopWatch
 from suite.training.instrument import by_rank
 from suite.training.loop import Trainer

@@ -49,10 +49,10 @@ def main() -> None:
         line(family, [cell(o for o in numbers if o.family == family and o.growth == growth) for growth in growths])
     line("all", [cell(o for o in numbers if o.growth == growth) for growth in growths])
     print(f"\nall numbers beyond the measured ranks: {cell(o for o in numbers if o.growth > 1)}")
-    header(["crossover", "cases", "right", "wrong", "cannot tell", "verdicts"])
+    header(["crossover", "cases", "right", "wrong", "inconclusive", "verdicts"])
     for growth in growths:
         own = [o for o in found if o.quantity == "crossover" and o.growth == growth]
-        told = [o for o in own if o.verdict != "cannot tell"]
+        told = [o for o in own if o.verdict != "inconclusive"]
         right = sum(o.held for o in told)
         verdicts = ", ".join(f"{name} {n}" for name, n in sorted(Counter(o.verdict for o in told).items()))
         line(f"{growth}x", [len(own), right, len(told) - right, len(own) - len(told), verdicts])

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from analysis.statistics.shares import share_interval
 from suite.config import default_data_root, load_config
 from suite.data.sampling import train_batches
+from suite.statistics.intervals import share_interval
 from suite.world import World
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow.model import OUTPUT_SCALE

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.log.student_t import quantile
+from suite.statistics.student_t import quantile
 
 SETTINGS = ("max_epochs=1", "global_batch_size=64", "submission.division=open")
 QUANTITIES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.statistics.scaling import Model, fit
+from analysis.results.scaling import Model, fit
 from analysis.study import Study, study
 
 LEAST_TO_FIT = 2

@@ -24,17 +24,18 @@ HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
 LAYERS: dict[str, set[str]] = {
     "suite": set(),
     "suite.cli": {"suite"},
-    "suite.log": {"suite", "suite.log.origin"},
+    "suite.statistics": set(),
+    "suite.log": {"suite", "suite.log.origin", "suite.statistics"},
     "suite.log.origin": {"suite"},
     "suite.log.export": {"suite", "suite.log"},
-    "suite.log.energy": {"suite", "suite.log"},
+    "suite.log.energy": {"suite", "suite.log", "suite.statistics"},
     "suite.machine": {"suite"},
     "suite.machine.probes": {"suite", "suite.machine"},
     "suite.machine.power": {"suite", "suite.log", "suite.log.energy", "suite.machine.probes"},
     "suite.machine.choice": {"suite", "suite.log", "suite.machine.probes"},
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
-    "suite.compliance": {"suite", "suite.log", "suite.log.energy", "suite.compliance.rules"},
+    "suite.compliance": {"suite", "suite.log", "suite.log.energy", "suite.compliance.rules", "suite.statistics"},
     "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {
@@ -48,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "suite.package.reproduction": {
         *("suite", "suite.log", "suite.machine", "suite.machine.probes", "suite.compliance", "suite.compliance.rules"),
-        *("suite.log.origin", "suite.package", "suite.data", "suite.launch"),
+        *("suite.log.origin", "suite.package", "suite.data", "suite.launch", "suite.statistics"),
     },
     "suite.training": {
         "suite",
@@ -73,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.performance.ab": {
         "suite.machine.choice",
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
-        *("suite.performance", "suite.training.counts", "suite.performance.plans"),
+        *("suite.performance", "suite.training.counts", "suite.performance.plans", "suite.statistics"),
     },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
@@ -81,6 +82,7 @@ LAYERS: dict[str, set[str]] = {
 COMMANDS = {"suite.commands", "suite.commands.machine"}  # may use everything, but at the top of a module nothing heavy
 LIGHT = {
     "suite",
+    "suite.statistics",
     "suite.cli",
     "suite.log",
     "suite.log.origin",
@@ -99,6 +101,7 @@ LIGHT = {
 }
 ANALYSIS_MAY_USE = {
     "suite",
+    "suite.statistics",
     "suite.cli",
     "suite.log",
     "suite.log.energy",

@@ -13,7 +13,7 @@ import pytest
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.strip().splitlines()]
-ALLOWED = {"mlhpc compare": {0, 1, 4}, "mlhpc doctor": {0, 1}}  # slower, or these runs cannot tell; no Slurm here
+ALLOWED = {"mlhpc compare": {0, 1, 4}, "mlhpc doctor": {0, 1}}  # slower, or inconclusive; no Slurm here
 
 
 def test_the_tutorial_has_its_five_steps() -> None:

@@ -10,18 +10,19 @@ from pathlib import Path
 import click
 
 from analysis.history import judge, record
-from analysis.history.judge import CODES, URGENT, Verdict
+from analysis.history.judge import Verdict
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.compliance.scoring import score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
+from suite.statistics import Outcome
 
 HELP_GROUP = "Compare"
 HELP_ORDER = 3
 
 DEFAULT_FOLDER = Path("history")
-NO_SCORE = 3  # exit code, as that of compare
+SLOWER, NO_SCORE, INCONCLUSIVE = 1, 3, 4  # exit codes, as those of compare
 
 _FOLDER = click.argument("folder", default=DEFAULT_FOLDER, type=click.Path(path_type=Path))
 _SINCE = click.option(
@@ -108,8 +109,8 @@ def check(folder: Path, since: str | None, rate: float, style: str) -> None:
     newest change counts. --false-alarms holds for the whole check, all series and both quantities together, as long as a
     result does not depend on the one before it.
 
-    Exit code 0: no change, or the newest one is faster; 1: the newest change of a series is slower; 2: usage; 4: cannot
-    tell, results are too few.
+    Exit code 0: equivalent (no change), or the newest change is faster; 1: the newest change of a series is slower; 2: usage;
+    4: inconclusive, results are too few.
     """
     verdicts = judge.judge_all(_read(folder, since), rate)
     if style == JSON:
@@ -124,7 +125,9 @@ def check(folder: Path, since: str | None, rate: float, style: str) -> None:
 def _code(verdicts: Sequence[Verdict]) -> int:
     """The exit code of the most urgent verdict."""
     words = {verdict.word for verdict in verdicts}
-    return next((CODES[word] for word in URGENT if word in words), 0)
+    if Outcome.SLOWER in words:
+        return SLOWER
+    return INCONCLUSIVE if Outcome.INCONCLUSIVE in words else 0
 
 
 def _read(folder: Path, since: str | None) -> list[record.Record]:

@@ -174,13 +174,13 @@ def _extrapolation_lines(fit: Fit) -> list[str]:
     measured, carried = fit.sweep.ranks, carried_ranks(fit)
     if not carried:
         return [
-            f"  more than {measured:,} ranks: cannot tell: no grid with several nodes could be predicted from a smaller one, so "
+            f"  more than {measured:,} ranks: inconclusive: no grid with several nodes could be predicted from a smaller one, so "
             "how the error grows is not known; sweep more nodes"
         ]
     return [
         f"  extrapolated from {measured:,} ranks, not measured, with {100 * CONFIDENCE:.0f} % intervals:",
         *(line for ranks in carried for line in _ranks_lines(fit, ranks)),
-        f"    more than {carried[-1]:,} ranks: cannot tell: the data carry {carried[-1] // measured} times the measured ranks",
+        f"    more than {carried[-1]:,} ranks: inconclusive: the data carry {carried[-1] // measured} times the measured ranks",
     ]
 
 

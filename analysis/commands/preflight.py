@@ -27,7 +27,7 @@ from suite.plugins import find_plugins, leave_out, package_of, reason
 HELP_GROUP = "Machine"
 HELP_ORDER = 6
 
-BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: cannot tell
+BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: inconclusive
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)
 PARTS = "mlhpc.preflight"  # the entry points of the commands that measure

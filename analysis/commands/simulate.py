@@ -24,7 +24,7 @@ from analysis.fleet.simulation import (
     observe,
     simulate,
 )
-from analysis.statistics.digits import with_interval
+from analysis.page.digits import with_interval
 from suite.cli.options import JSON, format_option
 from suite.errors import unknown
 from suite.files import print_line

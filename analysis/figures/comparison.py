@@ -10,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
-from analysis.statistics.comparison import CONFIDENCE, Comparison, compare, holm
 from analysis.study import NotAnswerableError, Study
+from suite.statistics import Outcome
+from suite.statistics.comparison import CONFIDENCE, Comparison, compare, holm
 
 TITLE = "Is the difference real?"
 CAPTION = (
     "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, over all "
     "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of rounds "
-    "whose data are the same and whose times include the same. Grey and hollow: not distinguishable, the interval holds 1 or "
+    "whose data are the same and whose times include the same. Grey and hollow: inconclusive, the interval holds 1 or "
     "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest "
     "ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run."
 )
@@ -47,7 +48,9 @@ def table(study: Study) -> pd.DataFrame:
                 part.append(head | vars(comparison) | {"ratio of scores": row["score_s"] / best["score_s"]})
         for line, adjusted in zip(part, holm([line["p_welch"] for line in part]), strict=True):
             real = adjusted < 1 - CONFIDENCE and (line["low"] > 1 or line["high"] < 1)
-            lines.append(line | {"p_holm": adjusted, "verdict": "slower" if real else "not distinguishable"})
+            lines.append(
+                line | {"p_holm": adjusted, "verdict": (Outcome.SLOWER if real else Outcome.INCONCLUSIVE).value}
+            )
     if not lines:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with at least two runs each")
     return pd.DataFrame(lines).rename(
@@ -70,11 +73,11 @@ def answer(study: Study) -> str:
     sentences = []
     for _, rows in table(study).groupby("class", sort=True):
         first = rows.iloc[0]
-        if first["verdict"] == "slower":
+        if first["verdict"] == Outcome.SLOWER:
             what = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}] times the time of"
             by_score = "" if pd.isna(first["ratio of scores"]) else f" ({first['ratio of scores']:.3g} by score)"
         else:
-            what, by_score = "not distinguishable from", ""
+            what, by_score = "inconclusive against", ""
         sentences.append(f"{first['task']}: {first['label']} is {what} {first['against']}{by_score}")
     return listed(sentences)
 
@@ -85,13 +88,13 @@ def draw(study: Study) -> Figure:
     figure, axes = bars([len(rows) for _, rows in classes], 1)
     for (title, rows), (axis,) in zip(classes, axes, strict=True):
         for place, row in enumerate(rows.iloc[::-1].to_dict("records")):
-            real = row["verdict"] == "slower"
+            real = row["verdict"] == Outcome.SLOWER
             colour, middle = (BLUE, row["ratio of times"]) if real else (GREY, row["ratio of times"])
             axis.plot([row["95 % from"], row["95 % to"]], [place, place], color=colour, linewidth=2.2)
             axis.plot(
                 [middle], [place], "o" if real else "s", color=colour, mfc=colour if real else "none", markersize=7
             )
-            text = f"{middle:.3g}×" if real else "not distinguishable"
+            text = f"{middle:.3g}×" if real else "inconclusive"
             axis.annotate(
                 text, (max(row["95 % to"], middle), place), xytext=(7, 0), textcoords="offset points", va="center"
             )

@@ -35,7 +35,7 @@ def answer(study: Study) -> str:
             f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {crossover(fit, ranks).words()}"
             for ranks in (fit.sweep.ranks, *carried_ranks(fit)[-1:])
         )
-        + f"; on more than {(fit.sweep.ranks, *carried_ranks(fit))[-1]:,} ranks cannot tell"
+        + f"; on more than {(fit.sweep.ranks, *carried_ranks(fit))[-1]:,} ranks: inconclusive"
         for fit in study.fitted_networks()
     )
 

@@ -74,9 +74,9 @@ def draw(study: Study) -> Figure:
 def _far(fit: Fit) -> str:
     carried = carried_ranks(fit)
     if not carried:
-        return f"on more than {fit.sweep.ranks:,} cannot tell"
+        return f"on more than {fit.sweep.ranks:,}: inconclusive"
     fastest = layer_interval(fit, carried[-1], ideas_s(fit, carried[-1])[IDEAS[-1]])
-    return f"on {carried[-1]:,} the layer takes {fastest.words(' ms', 1e3)} (extrapolated, 90 %); on more cannot tell"
+    return f"on {carried[-1]:,} the layer takes {fastest.words(' ms', 1e3)} (extrapolated, 90 %); on more: inconclusive"
 
 
 def _rows(fit: Fit) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.page.cells import percent_text
 from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
 from analysis.page.tips import remember_runs
-from analysis.statistics.spread import run_spread
+from analysis.results.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Run to run"

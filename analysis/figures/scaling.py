@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from analysis.page.digits import seconds_with_interval
 from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
 from analysis.results.decompose import split_of
 from analysis.results.extent import extent
-from analysis.statistics.digits import seconds_with_interval
-from analysis.statistics.scaling import (
+from analysis.results.scaling import (
     DASHED_REACH,
     SOLID_REACH,
     Factors,

@@ -13,7 +13,7 @@ from analysis.page.cells import percent_text
 from analysis.page.drawing import BLUE, INK, VERMILION, clip, panels
 from analysis.page.labels import NamedPoint, name_panels
 from analysis.results.names import CLASS, short_heading
-from analysis.statistics.spread import run_spread
+from analysis.results.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Direction of the spread"

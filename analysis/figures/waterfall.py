@@ -17,10 +17,11 @@ from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.results.decompose import split_of
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import CLASS, tasks
-from analysis.statistics.comparison import Comparison
-from analysis.statistics.scaling import Factors, factors
+from analysis.results.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
 from suite.log.comparable import unlike
+from suite.statistics import Outcome, judge_interval
+from suite.statistics.comparison import Comparison
 
 TITLE = "Why is it faster?"
 CAPTION = (
@@ -30,7 +31,7 @@ CAPTION = (
     "larger batch. Staging and other: time outside epochs. Where the "
     "parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), consecutive sizes of one "
     "machine and the way to the fastest; the table has every result against the fastest of its task (one division, rounds "
-    "alike). A difference that is not distinguishable is not explained. The factors multiply to the ratio of scores; Is the "
+    "alike). An inconclusive difference is not explained. The factors multiply to the ratio of scores; Is the "
     "difference real? judges by all runs."
 )
 ORDER = 32
@@ -58,10 +59,10 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Whether there is a difference to explain."""
+        """Whether the second result is slower than the first, or faster: if there is a difference to explain."""
         if self.comparison is None:
-            return "too few runs to tell"
-        return "different" if self.comparison.distinguishable else "not distinguishable"
+            return "inconclusive: too few runs"
+        return judge_interval(1.0 / self.comparison.high, 1.0 / self.comparison.low).value
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -163,7 +164,7 @@ def _pairs(study: Study) -> list[Pair]:
             split = factors(split_of(a, a["extent"]), split_of(b, b["extent"]))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
                 compared = between(study, a["group"], b["group"])
-                shown = panels_left > 0 and (compared is None or compared.distinguishable)
+                shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
                 pairs.append(Pair(title, a, b, split, compared, shown, _plans(study, a["group"], b["group"])))
     return pairs

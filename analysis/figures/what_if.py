@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.page.digits import seconds_with_interval
 from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
 from analysis.roofline.bounds import si
 from analysis.roofline.cases import Case, measured_cases
@@ -14,7 +15,6 @@ from analysis.roofline.drawing import si_scale
 from analysis.roofline.inputs import Ceilings
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
-from analysis.statistics.digits import seconds_with_interval
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "What if it ran elsewhere"

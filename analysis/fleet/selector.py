@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.statistics.shares import share_interval
 from suite.errors import InputError, unknown
 from suite.files import YamlSource, first_error
+from suite.statistics.intervals import share_interval
 
 Floats = NDArray[np.float64]
 Minutes = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 from scipy import optimize, stats
 
-from analysis.fleet.apart import Apart, critical, critical_beside, find_apart, power, spread_of_one
 from analysis.fleet.samples import Metric
 from suite.machine.node_samples import END
+from suite.statistics.outliers import Outliers, critical, critical_beside, find_outliers, power, spread_of_one
 
 RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
@@ -157,10 +157,10 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
     values = np.array([node_value(metric.samples[node], metric.better) for node in nodes])
     beyond = {node for node in nodes if bound is not None and _beyond(metric, node, bound)}
     past = np.array([node_value([value], metric.better) for value in history])
-    apart = find_apart(values, rate)
+    apart = find_outliers(values, rate)
     if apart is None and len(past) > 2:
         limit = critical_beside(len(past), rate)
-        base = Apart(0, len(past), float(past.mean()), float(past.std(ddof=1)))
+        base = Outliers(0, len(past), float(past.mean()), float(past.std(ddof=1)))
     elif apart is not None:
         limit, base = critical(len(nodes), 1, rate), apart
     else:
@@ -176,7 +176,7 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
         slow = place in worst or (apart is None and distance > limit * spread)
         word: Word = "bad" if slow else "good" if missing_speed(distance + room) < effect else "inconclusive"
         verdicts.append(_verdict(metric, node, beyond, bound, word, distance, ""))
-    faster = find_apart(-values, rate)
+    faster = find_outliers(-values, rate)
     fast = faster.count if faster is not None else 0
     warning = ""
     if fast:
@@ -221,7 +221,7 @@ def _beyond(metric: Metric, node: str, bound: float) -> bool:
     return middle < bound if metric.better == "more" else middle > bound
 
 
-def _found(base: Apart, limit: float) -> float | None:
+def _found(base: Outliers, limit: float) -> float | None:
     """The slowdown that is found with probability `LIKELY`."""
     if base.deviation == 0.0:
         return 0.0

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from analysis.history.change import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
 from analysis.history.record import Record, Series, by_series, changed_facts
+from suite.statistics import Outcome
+from suite.statistics.changes import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
 
 QUANTITIES = ("time to train", "training time of an epoch")
-SAME, FASTER, SLOWER, CANNOT_TELL = "no change", "faster", "slower", "cannot tell"
-CODES = {SAME: 0, FASTER: 0, SLOWER: 1, CANNOT_TELL: 4}
-URGENT = (SLOWER, CANNOT_TELL)  # which decides the exit code if there are several
 DAY_S = 86400.0
 NAMED = 6  # changed facts that are named; --format json has all
 MONTH = 30.0  # days, the unit of a trend
@@ -48,11 +46,11 @@ class Verdict:
     follows: float | None
 
     @property
-    def word(self) -> str:
-        """no change, faster, slower (the newest change), or cannot tell."""
+    def word(self) -> Outcome:
+        """What the newest change is. Equivalent: the results are enough to find a change, and there is none."""
         if self.found:
-            return SLOWER if self.found[-1].size.ratio > 1.0 else FASTER
-        return SAME if len(self.values) >= fewest(self.rate) else CANNOT_TELL
+            return Outcome.SLOWER if self.found[-1].size.ratio > 1.0 else Outcome.FASTER
+        return Outcome.EQUIVALENT if len(self.values) >= fewest(self.rate) else Outcome.INCONCLUSIVE
 
 
 def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
@@ -113,15 +111,15 @@ def lines(verdict: Verdict, rate: float) -> list[str]:
     if verdict.found:
         newest = verdict.found[-1]
         text = f"{head}: {_change_text(newest, count)}"
-    elif verdict.word == CANNOT_TELL:
+    elif verdict.word == Outcome.INCONCLUSIVE:
         text = f"{head}: {count} of at least {fewest(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
     else:
-        text = f"{head} in {count} results"
+        text = f"{head}: no change in {count} results"
     return [text, *_doubts(verdict)]
 
 
 def _doubts(verdict: Verdict) -> list[str]:
-    if verdict.follows is None or verdict.word == CANNOT_TELL:
+    if verdict.follows is None or verdict.word == Outcome.INCONCLUSIVE:
         return []
     return [
         f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): there are more false alarms than stated"
@@ -151,9 +149,9 @@ def table(verdict: Verdict, rate: float) -> list[str]:
         bar = "#" * round(30 * value / top)
         text.append(f"  {mark} {record.date[:16]}  {value:10.4g} s  n={runs:<3} {bar:30}  {record.score or 'no score'}")
     text += [f"  change: {_change_text(found, len(verdict.values))}" for found in verdict.found]
-    if verdict.word == CANNOT_TELL:
+    if verdict.word == Outcome.INCONCLUSIVE:
         text.append(
-            f"  changes: cannot tell: a false-alarm rate of {rate:g} needs at least {fewest(verdict.rate)} results"
+            f"  changes: inconclusive: a false-alarm rate of {rate:g} needs at least {fewest(verdict.rate)} results"
         )
     if verdict.trend is not None:
         since = " since the newest change" if verdict.found else ""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, Measurement, Sweep
-from suite.log import student_t
 from suite.performance.cost_model import Algorithm, Network, layer_s
+from suite.statistics import student_t
 
 Quantity = Literal["linear", "2dh", "ratio", "layer"]
 CONFIDENCE = 0.9

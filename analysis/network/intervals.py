@@ -1,4 +1,4 @@
-"""What a fit says of more ranks than were measured, each number with its interval, or that it cannot tell. Pure: no files."""
+"""What a fit says of more ranks than were measured, each number with its interval, or that the data are inconclusive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from analysis.network.fit import Fit
 from analysis.network.held_out import CONFIDENCE, PRIOR_ERROR, Quantity
 from analysis.network.law import Points
 from analysis.network.sweep import MIB
-from suite.log import student_t
 from suite.performance.cost_model import ALGORITHMS, Algorithm
+from suite.statistics import student_t
 
 CARRIED_DOUBLINGS = 2  # 4 times the measured ranks
 ALLOWED_ERROR = 0.2  # of nine in ten predictions over as many doublings, to go beyond CARRIED_DOUBLINGS
@@ -47,7 +47,7 @@ class Interval:
         value, low, high = (
             f"{round(scale * number, places):,.{max(0, places)}f}" for number in (self.value, self.low, self.high)
         )
-        return f"{value}{unit} ({low} to {high})" if self.tells else f"cannot tell ({low} to {high}{unit})"
+        return f"{value}{unit} ({low} to {high})" if self.tells else f"inconclusive ({low} to {high}{unit})"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Crossover:
     "at": it lies between ``low`` and ``high``. "never" and "always": 2DH is faster at none, at all of the sizes that decide.
     """
 
-    verdict: Literal["at", "never", "always", "cannot tell"]
+    verdict: Literal["at", "never", "always", "inconclusive"]
     sizes: tuple[float, float]
     value: float
     low: float
@@ -88,7 +88,7 @@ class Crossover:
             return f"2DH wins up to {Interval(self.value, self.low, self.high).words(' MiB', 1 / MIB)} per rank"
         surely = f"it wins up to {self.low / MIB:,.3g} MiB" if self.low else "it may win at no size"
         perhaps = f"may win up to {self.high / MIB:,.3g} MiB" if self.high < self.sizes[1] else "may win at every size"
-        return f"cannot tell up to which size 2DH wins ({surely}, {perhaps} per rank)"
+        return f"inconclusive up to which size 2DH wins ({surely}, {perhaps} per rank)"
 
 
 def carried_doublings(fit: Fit) -> int:
@@ -167,7 +167,7 @@ def crossover(fit: Fit, ranks: int) -> Crossover:
     surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
     low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
     told = carried and band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
-    return Crossover("at" if told else "cannot tell", ends, value, low, high)
+    return Crossover("at" if told else "inconclusive", ends, value, low, high)
 
 
 def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.network.sweep import KIB, MIB, Measurement, Sweep
-from suite.log import student_t
 from suite.performance.cost_model import ALGORITHMS, Algorithm, Network
+from suite.statistics import student_t
 
 # Seconds, or seconds per byte. The first six are positive and fitted as logarithms; the rest may be absent and have these units.
 POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")

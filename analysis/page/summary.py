@@ -102,7 +102,7 @@ def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
     rate, other = float(best["models_per_min"]), float(second["models_per_min"])
     by = f"{rate:.3g} models/min against {other:.3g} of {second['label']}"
     cost, advice = _cost(str(best["label"]), [], rows, study)
-    return _Line(task.short, str(best["label"]), by, "cannot tell: one measurement of each machine", cost, advice)
+    return _Line(task.short, str(best["label"]), by, "inconclusive: one measurement of each machine", cost, advice)
 
 
 def _cost(best: str, alike: Sequence[str], rows: pd.DataFrame, study: Study) -> tuple[str, str]:

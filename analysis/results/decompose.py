@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.results.scaling import Split
 from analysis.results.selection import Convergence, Selection, select
-from analysis.statistics.scaling import Split
 from analysis.tables.ingest import Tables
 
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.page.cells import count_text
+from analysis.page.digits import with_interval
 from analysis.results.prices import Prices
-from analysis.statistics.digits import with_interval
 from analysis.tournament.bradley_terry import Strength, fit
 from analysis.tournament.folder import CPU, Tournament, read_tournament
 from analysis.tournament.inspection import Finding, inspect

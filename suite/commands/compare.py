@@ -1,4 +1,4 @@
-"""`mlhpc compare`: says in one line each whether results are slower than a baseline, faster, or not distinguishable from it."""
+"""`mlhpc compare`: says in one line each whether a result is slower than a baseline, faster, equivalent, or inconclusive."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.errors import InputError
 from suite.files import print_line, printable
 from suite.log.comparable import unlike
-from suite.log.score import Throughput, TimeRatio, time_ratio
+from suite.log.score import Throughput
+from suite.statistics import Outcome, judge_interval
+from suite.statistics.comparison import TimeRatio, welch_ratio
 
 HELP_GROUP = "Compare"
 HELP_ORDER = 1
 
 CONFIDENCE = 0.95  # of all intervals of one command together
-FASTER, AS_FAST, SLOWER, NO_SCORE, CANNOT_TELL = "faster", "as fast", "slower", "not a score", "cannot tell"
-CODES = {FASTER: 0, AS_FAST: 0, SLOWER: 1, NO_SCORE: 3, CANNOT_TELL: 4}
-URGENT = (SLOWER, NO_SCORE, CANNOT_TELL)  # which decides the exit code if there are several
+SLOWER, NO_SCORE, INCONCLUSIVE = 1, 3, 4  # exit codes; of several comparisons the first of these that applies
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,17 @@ class EnergyRatio:
 class Comparison:
     """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
-    ``verdict`` is faster, as fast, slower, not a score or cannot tell; ``reasons`` say why it is one of the last two, or
-    what else is to be known. The verdict is on time alone; ``energy`` stands beside it where both results have one.
+    ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a score
+    of a compliant result; then the verdict is inconclusive. The verdict is on time alone; ``energy`` stands beside it where
+    both results have one.
     """
 
     what: str
     a: str
     b: str
-    verdict: str
+    verdict: Outcome
     reasons: tuple[str, ...]
+    scores: bool = True
     ratio: TimeRatio | None = None
     runs_a: int = 0
     runs_b: int = 0
@@ -78,7 +80,7 @@ class Comparison:
     default=0.0,
     show_default=True,
     metavar="PERCENT",
-    help="Slower is only what is certainly slower by more than this, as fast what certainly is not.",
+    help="slower: the whole interval is above this margin; equivalent: the whole interval is below it.",
 )
 @format_option()
 def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tolerance: float, style: str) -> None:
@@ -89,8 +91,8 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     hold the truth with 95 %, so that many results make no more false alarms than two. Energies to solution stand beside
     where both have one of the same kind; the verdict is on time.
 
-    Exit code 0: none is slower (each is faster, or within the tolerance); 1: one is slower; 2: usage; 3: one is not a score of a
-    compliant result (--any compares all the same); 4: these runs cannot tell.
+    Exit code 0: each is faster, or equivalent within the tolerance; 1: one is slower; 2: usage; 3: one is not a score of a
+    compliant result (--any compares all the same); 4: one is inconclusive.
 
     \b
     Examples:
@@ -111,9 +113,12 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     else:
         several = len(others) > 1
         print_line("\n".join(printable(render(item, tolerance, confidence, named=several)) for item in found))
-    verdict_of_all = next((each for each in URGENT if any(item.verdict == each for item in found)), FASTER)
-    if CODES[verdict_of_all]:
-        raise click.exceptions.Exit(CODES[verdict_of_all])
+    if any(item.verdict == Outcome.SLOWER for item in found):
+        raise click.exceptions.Exit(SLOWER)
+    if not all(item.scores for item in found):
+        raise click.exceptions.Exit(NO_SCORE)
+    if any(item.verdict == Outcome.INCONCLUSIVE for item in found):
+        raise click.exceptions.Exit(INCONCLUSIVE)
 
 
 def compare_results(
@@ -123,19 +128,6 @@ def compare_results(
     pairs = [pair for other in others for pair in _pairs(baseline, other)]
     confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
     return [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs], confidence
-
-
-def verdict(ratio: TimeRatio, tolerance: float = 0.0) -> str:
-    """slower, faster, as fast or cannot tell: B against A, decided by the interval of their ratio alone.
-
-    ``tolerance`` is in percent: B is slower if it certainly takes longer by more, as fast if it certainly does not.
-    """
-    most = 1.0 + tolerance / 100.0
-    if ratio.low > most:
-        return SLOWER
-    if ratio.high < 1.0:
-        return FASTER
-    return AS_FAST if tolerance and ratio.high <= most else CANNOT_TELL
 
 
 def as_data(item: Comparison) -> dict[str, Any]:
@@ -156,8 +148,8 @@ def render(item: Comparison, tolerance: float, confidence: float, *, named: bool
     level = (
         f"{100 * confidence:.4g} % [{item.ratio.low:.4f}, {item.ratio.high:.4f}]" if item.ratio.low else "no interval"
     )
-    more = f" by more than {tolerance:g} %" if tolerance and item.verdict == SLOWER else ""
-    within = f" within {tolerance:g} %" if item.verdict == AS_FAST else ""
+    more = f" by more than {tolerance:g} %" if tolerance and item.verdict == Outcome.SLOWER else ""
+    within = f" within {tolerance:g} %" if item.verdict == Outcome.EQUIVALENT else ""
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
         f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level}, n={item.runs_b} and "
@@ -210,7 +202,7 @@ def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float
     bad += [f"{name} is {item.verdict}" for name, item in sides if item.verdict]
     times = _times(a), _times(b)
     if not all(times) or (not any_runs and not (a.result.valid and b.result.valid)):
-        return Comparison(*names, NO_SCORE, tuple(bad))
+        return Comparison(*names, Outcome.INCONCLUSIVE, tuple(bad), scores=False)
     round_a, round_b = (item.group.round or first_named(item.records).ruleset for item in (a, b))
     apart = unlike(round_a, round_b, a.division, b.division)
     few = [
@@ -218,15 +210,16 @@ def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float
         for (name, _), each in zip(sides, times, strict=True)
         if len(each) < 2
     ]
-    ratio = time_ratio(*times, confidence) if not few else _without_spread(*times)
-    found = verdict(ratio, tolerance)
-    if bad and not any_runs:
-        found = NO_SCORE
-    elif apart or few:
-        found = CANNOT_TELL
+    ratio = welch_ratio(*times, confidence) if not few else _without_spread(*times)
+    scores = not bad or any_runs
+    found = judge_interval(ratio.low, ratio.high, tolerance / 100.0)
+    if not scores or apart or few:
+        found = Outcome.INCONCLUSIVE
     energy, unknown = _compare_energy(a, b)
     counts = len(times[0]), len(times[1])
-    return Comparison(*names, found, (*apart, *few, *bad, *unknown), ratio, *counts, _score(a), _score(b), energy)
+    return Comparison(
+        *names, found, (*apart, *few, *bad, *unknown), scores, ratio, *counts, _score(a), _score(b), energy
+    )
 
 
 def _compare_energy(a: ScoredGroup, b: ScoredGroup) -> tuple[EnergyRatio | None, list[str]]:

@@ -211,10 +211,10 @@ def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _As
         return [verdict_of(number, Verdict.CANNOT, why) for number in numbers]
     if data.verdict == Verdict.NOT_REPRODUCED and asked.beside is None:
         why = "no run was made: the data are not those of the package (level 1)"
-        return [verdict_of(number, Verdict.CANNOT_TELL, why, data.cause) for number in numbers]
+        return [verdict_of(number, Verdict.INCONCLUSIVE, why, data.cause) for number in numbers]
     if not asked.run and asked.beside is None:
         why = "no run was made: --run makes one, --with RUN names one"
-        return [verdict_of(number, Verdict.CANNOT_TELL, why) for number in numbers]
+        return [verdict_of(number, Verdict.INCONCLUSIVE, why) for number in numbers]
     found = []
     for number in numbers:
         if number == 2:
@@ -223,7 +223,7 @@ def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _As
             found.append(rerun.judge_convergence(asked.runs))
         elif asked.beside is not None:
             why = "times are compared in pairs on one machine: give --run, not --with"
-            found.append(verdict_of(number, Verdict.CANNOT_TELL, why))
+            found.append(verdict_of(number, Verdict.INCONCLUSIVE, why))
         else:
             found.append(rerun.judge_time(asked.overrides, asked.pairs, asked.margin))
         _tell(original, found[-1])

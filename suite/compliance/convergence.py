@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.log import student_t
+from suite.statistics import student_t
 
 
 @dataclass(frozen=True)

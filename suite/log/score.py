@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.card import Target
-from suite.log import student_t
 from suite.log.record import RunRecord, first_reaching
+from suite.statistics.intervals import log_interval
 
 MINUTE_S = 60.0
-_LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 
 @dataclass(frozen=True)
@@ -96,15 +95,6 @@ class Throughput:
     def converged(self) -> int:
         """Number of instances that reached the target."""
         return sum(run.converged for run in self.runs)
-
-
-@dataclass(frozen=True)
-class TimeRatio:
-    """Time of B divided by time of A, with its confidence interval."""
-
-    ratio: float
-    low: float
-    high: float
 
 
 def failure(record: RunRecord, target: Target) -> str | None:
@@ -224,18 +214,6 @@ def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
     return most, most_units
 
 
-def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Compute the Student-t interval of the geometric mean (t on log time); None for fewer than two times."""
-    import statistics
-
-    if len(times) < 2:
-        return None
-    logs = [math.log(time) for time in times]
-    half = student_t.quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.fmean(logs)
-    return math.exp(middle - half), math.exp(min(middle + half, _LARGEST_LOG))
-
-
 def minutes(seconds: float | None) -> Any:
     """Seconds in minutes; None of None."""
     return None if seconds is None else seconds / MINUTE_S
@@ -249,21 +227,6 @@ def run_name(run: JudgedRun) -> str:
 def _common_scale(records: Sequence[RunRecord]) -> int | None:
     scales = {record.compute_units for record in records}
     return next(iter(scales)) if len(scales) == 1 else None
-
-
-def time_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> TimeRatio:
-    """Compute the ratio of geometric means, ``b`` over ``a``, with its interval: Welch's t on log time. Two or more times each."""
-    import statistics
-
-    logs = [[math.log(time) for time in times] for times in (a, b)]
-    difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    parts = [statistics.variance(values) / len(values) for values in logs]
-    half = 0.0
-    if sum(parts) > 0.0:
-        freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
-        half = student_t.quantile(0.5 + confidence / 2, freedom) * math.sqrt(sum(parts))
-    low, middle, high = (math.exp(min(difference + sign * half, _LARGEST_LOG)) for sign in (-1, 0, 1))
-    return TimeRatio(middle, low, high)
 
 
 def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:

@@ -181,7 +181,9 @@ def check_continued(
     assert (run / "checkpoint" / "trial_0.pt").exists()
     stopped = record(run / "result_0.txt")
     assert stopped.status == "aborted"
-    between = "before step 0" in (run / "result_0.txt").read_text()  # stopped after an evaluation: it goes on in the next epoch
+    between = (
+        "before step 0" in (run / "result_0.txt").read_text()
+    )  # stopped after an evaluation: it goes on in the next epoch
     last_epoch = len(stopped.epochs) + between
     row = folder_status(RunFolder(run), now_s=time.time())[0]
     assert (row.state, row.note) == ("aborted", "can be resumed")
@@ -316,7 +318,7 @@ def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path
     assert (sweep["nodes"], sweep["ranks_per_node"], [grid["ranks"] for grid in sweep["grids"]]) == (2, 1, [2])
     printed = mlhpc("network", str(path), cwd=tmp_path).stdout
     assert "nodes pretended" not in printed
-    assert "more than 2 ranks: cannot tell" in printed  # one grid says nothing of larger ones
+    assert "more than 2 ranks: inconclusive" in printed  # one grid says nothing of larger ones
 
 
 # MPICH's UCX publishes it beside its address: with this in it, the line is longer than what Slurm reads (docs/upstream.md)

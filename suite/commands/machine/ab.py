@@ -93,7 +93,8 @@ def ab(
     """Compare two plans or settings in one job: blocks of steps by turns, from one checkpoint and on the same data.
 
     Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an interval and a
-    verdict: more, less, equal (to the last bit) or cannot tell. All intervals together hold with 95 %. OUTPUT gets ab.json.
+    verdict: slower or faster (of an amount more or less), equivalent (to the last bit), or inconclusive. All intervals
+    together hold with 95 %. OUTPUT gets ab.json.
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("what is compared? expected --b PLAN, or --set-b KEY=VALUE (or --set-a)")

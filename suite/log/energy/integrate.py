@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from suite.log import student_t
 from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, START, STOP
 from suite.log.energy.power_log import PowerLog
 from suite.log.values import finite
+from suite.statistics import student_t
 
 CONFIDENCE = 0.95
 UNSTATED_ACCURACY = 0.05  # of a reading: the most that the rules allow a meter at one reading a second

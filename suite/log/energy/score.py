@@ -18,7 +18,8 @@ from suite.log.energy.keys import SCOPES
 from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER
-from suite.log.score import TimeToTrain, log_interval
+from suite.log.score import TimeToTrain
+from suite.statistics.intervals import log_interval
 
 GAP_S = 2.0  # so long after run_start the first reading may be, and so long before run_stop the last
 _IDLE_S = 10.0

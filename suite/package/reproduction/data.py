@@ -24,7 +24,7 @@ def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> Le
     try:
         manifest = read_manifest(root)
     except (InputError, OSError) as error:
-        return verdict_of(1, Verdict.CANNOT_TELL, f"the data cannot be read: {error}")
+        return verdict_of(1, Verdict.INCONCLUSIVE, f"the data cannot be read: {error}")
     compared = {"manifest_sha256": logged, "found_sha256": manifest.sha256, "bytes": manifest.bytes, "how": how}
     if manifest.sha256 != logged:
         cause = _name_difference(parse_kept(kept, logged), manifest)

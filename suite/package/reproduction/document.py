@@ -18,11 +18,11 @@ LEVELS = ("log", "data", "numerics", "convergence", "time")  # by number
 
 
 class Verdict(StrEnum):
-    """What is said of a level. ``cannot``: the package lacks what it needs; ``cannot tell``: this attempt does not decide it."""
+    """What is said of a level. ``cannot``: the package lacks what it needs; ``inconclusive``: this attempt does not decide it."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
-    CANNOT_TELL = "cannot tell"
+    INCONCLUSIVE = "inconclusive"
     CANNOT = "cannot"
 
 

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.log import student_t
 from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.statistics import Outcome, student_t
+from suite.statistics.comparison import ALPHA, compute_equivalence
 
 NUMERICS, CONVERGENCE, TIME = 2, 3, 4
 CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred sound reproductions with other seeds lies outside
-ALPHA = 0.05  # of each of the two one-sided tests
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,6 @@ GROWTHS = {
 }
 
 
-@dataclass(frozen=True)
-class Equivalence:
-    """Two one-sided tests of paired times: ratio of geometric means, B over A, with its 90 % interval, and the margin."""
-
-    pairs: int
-    ratio: float
-    low: float
-    high: float
-    margin: float
-
-    @property
-    def equivalent(self) -> bool:
-        """True if the interval lies within the margin: both one-sided tests reject a difference as large as it."""
-        return 1.0 / (1.0 + self.margin) <= self.low and self.high <= 1.0 + self.margin
-
-    @property
-    def different(self) -> bool:
-        """True if the interval lies outside of the margin."""
-        return self.low > 1.0 + self.margin or self.high < 1.0 / (1.0 + self.margin)
-
-
 def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
     """Level 2: compare the losses of the first steps, bit for bit and within what rounding may do to each step.
 
@@ -67,7 +46,7 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
         why = "the package's log has no first_losses; its suite did not log the losses of single steps"
         return verdict_of(NUMERICS, Verdict.CANNOT, why)
     if not now:
-        return verdict_of(NUMERICS, Verdict.CANNOT_TELL, "the log of the new run has no first_losses")
+        return verdict_of(NUMERICS, Verdict.INCONCLUSIVE, "the log of the new run has no first_losses")
     if len(was) != len(now):
         why = f"{len(was)} first losses are logged in the package, {len(now)} in the new run"
         return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
@@ -125,7 +104,7 @@ def judge_epochs(
     basis, source = (reference, "reference points") if len(reference) > 1 else (own, "runs of the package")
     if len(basis) < 2 or not reached:
         why = f"{_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
-        return verdict_of(CONVERGENCE, Verdict.CANNOT_TELL, why, cause, compared)
+        return verdict_of(CONVERGENCE, Verdict.INCONCLUSIVE, why, cause, compared)
     low, high = expected_mean(basis, len(reached), between_evals)
     mean = statistics.fmean(reached)
     compared |= {"mean": mean, "interval": [low, high], "confidence": CONFIDENCE, "basis": source, "n": len(basis)}
@@ -149,19 +128,11 @@ def expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tup
     return middle - half, middle + half
 
 
-def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
-    """Compute whether paired times are equivalent within a margin: Student's t on the logs of the ratios; two pairs or more."""
-    logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
-    half = student_t.quantile(1.0 - ALPHA, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.fmean(logs)
-    return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)
-
-
 def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause: Difference | None) -> LevelVerdict:
     """Level 4: judge paired times of the original (A) and the changed configuration (B) on one machine."""
     if len(a_s) < 2:
         why = f"{len(a_s)} pair of runs reached the target; at least two are needed"
-        return verdict_of(TIME, Verdict.CANNOT_TELL, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)})
+        return verdict_of(TIME, Verdict.INCONCLUSIVE, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)})
     found = compute_equivalence(a_s, b_s, margin)
     compared = {
         **{"pairs": found.pairs, "ratio": found.ratio, "interval": [found.low, found.high], "margin": margin},
@@ -171,14 +142,16 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
         f"changed over original {found.ratio:.3f}, 90 % interval {found.low:.3f} to {found.high:.3f} "
         f"(n={found.pairs} pairs on this machine)"
     )
-    if found.equivalent:
+    if found.outcome == Outcome.EQUIVALENT:
         return verdict_of(TIME, Verdict.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared)
-    if found.different:
-        return verdict_of(TIME, Verdict.NOT_REPRODUCED, f"{text}: more than {margin:.0%} apart", cause, compared)
+    if found.outcome in (Outcome.SLOWER, Outcome.FASTER):
+        return verdict_of(
+            TIME, Verdict.NOT_REPRODUCED, f"{text}: {found.outcome} by more than {margin:.0%}", cause, compared
+        )
     return verdict_of(
         TIME,
-        Verdict.CANNOT_TELL,
-        f"{text}: neither within {margin:.0%} nor apart; more --pairs decide",
+        Verdict.INCONCLUSIVE,
+        f"{text}: neither equivalent within {margin:.0%} nor different; more --pairs decide",
         cause,
         compared,
     )

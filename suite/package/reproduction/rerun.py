@@ -108,7 +108,7 @@ class Rerun:
             seed = manifest.seed if manifest is not None else 0
             why = why_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
-                return verdict_of(1, Verdict.CANNOT_TELL, why)
+                return verdict_of(1, Verdict.INCONCLUSIVE, why)
             found = judge_data(logged, self.original.data_manifest, self._data, "regenerated")
         self.data_cause = found.cause
         return found
@@ -279,7 +279,7 @@ class Rerun:
         logs = RunFolder(folder).results()
         if done.over is not None:
             told = self._read(logs[0], folder)[1] if logs else None
-            return Ended(Verdict.CANNOT_TELL, f"the run did not come to its end: {done.over}", told)
+            return Ended(Verdict.INCONCLUSIVE, f"the run did not come to its end: {done.over}", told)
         if not logs or done.code not in (0, 1):
             return Ended(Verdict.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
@@ -314,7 +314,7 @@ class Rerun:
     def _judge_beside(self, logged: str) -> LevelVerdict:
         """The data of a run that is there already, which compared them with its manifest before it began."""
         if not self._beside_records:
-            return verdict_of(1, Verdict.CANNOT_TELL, f"{self.beside}: no result_*.txt of a run")
+            return verdict_of(1, Verdict.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
         record, told = self._beside_records[0]
         assert record.path is not None
         checked = read_log(record.path).first(mllog.DATA_VERIFIED)
@@ -324,7 +324,9 @@ class Rerun:
             self.data_cause = cause
             return verdict_of(1, Verdict.NOT_REPRODUCED, "the run read other data", cause, compared)
         if checked is None or checked.value is None:
-            return verdict_of(1, Verdict.CANNOT_TELL, "the run did not verify its data; --data does", compared=compared)
+            return verdict_of(
+                1, Verdict.INCONCLUSIVE, "the run did not verify its data; --data does", compared=compared
+            )
         return verdict_of(1, Verdict.REPRODUCED, "the run verified data with this manifest", compared=compared)
 
     def _changed_defaults(self, known: set[str]) -> list[Difference]:

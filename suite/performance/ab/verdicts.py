@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.errors import InputError
-from suite.log import student_t
+from suite.statistics import Outcome
+from suite.statistics.intervals import mean_interval
 
 CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
-MORE, LESS, EQUAL, CANNOT_TELL = "more", "less", "equal", "cannot tell"
+MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster
 LOSS = "loss"
+TIMES = ("step time", "CPU time")
 QUANTITIES: Mapping[str, str] = {  # what a block tells, and its unit
     "step time": "s",
     "CPU time": "s",
@@ -29,7 +31,8 @@ class Row:
 
     ``difference`` is B over A less 1, from the geometric mean of the pairs' ratios (of a loss, which may be negative, the mean of
     B - A over A's size), with its interval; None where there is none: a side is 0, or a value is no number. ``largest`` is the
-    largest difference of one pair, without sign. ``verdict`` is of B: more, less, equal (to the last bit in each), cannot tell.
+    largest difference of one pair, without sign. ``verdict`` is of B: an `Outcome` (equivalent: equal to the last bit in every
+    pair), but of an amount more or less instead of slower or faster.
     """
 
     quantity: str
@@ -56,41 +59,38 @@ def _judge(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
         raise InputError(f"{name}: {len(a)} blocks of A and {len(b)} of B: expected as many of both, two at least")
     means = statistics.fmean(a), _spread(a), statistics.fmean(b), _spread(b)
     if not all(map(math.isfinite, (*a, *b))):
-        return Row(name, unit, len(a), *means, None, None, None, None, CANNOT_TELL)
+        return Row(name, unit, len(a), *means, None, None, None, None, Outcome.INCONCLUSIVE)
     if list(a) == list(b):
-        return Row(name, unit, len(a), *means, 0.0, 0.0, 0.0, 0.0, EQUAL)
+        return Row(name, unit, len(a), *means, 0.0, 0.0, 0.0, 0.0, Outcome.EQUIVALENT)
     signed = name == LOSS
     if any(x == 0 for x in a) or (not signed and min(*a, *b) <= 0):
         gaps = [y - x for x, y in zip(a, b, strict=True)]
-        verdict = MORE if min(gaps) > 0 else LESS if max(gaps) < 0 else CANNOT_TELL
-        return Row(name, unit, len(a), *means, None, None, None, None, verdict)
+        return Row(name, unit, len(a), *means, None, None, None, None, _verdict(name, min(gaps), max(gaps)))
     apart = [(y - x) / abs(x) if signed else math.log(y / x) for x, y in zip(a, b, strict=True)]
-    middle, half = _interval(apart)
+    middle, half = mean_interval(apart, 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES))
     low, middle, high = (
         each if signed else math.expm1(min(each, 700.0)) for each in (middle - half, middle, middle + half)
     )
     largest = max(abs(y - x) / abs(x) for x, y in zip(a, b, strict=True))
-    return Row(name, unit, len(a), *means, middle, low, high, largest, _verdict(low, high))
+    return Row(name, unit, len(a), *means, middle, low, high, largest, _verdict(name, low, high))
 
 
-def _verdict(low: float, high: float) -> str:
-    return MORE if low > 0 else LESS if high < 0 else CANNOT_TELL
+def _verdict(name: str, low: float, high: float) -> str:
+    """Judge B by the interval of its difference from A."""
+    if low > 0:
+        return Outcome.SLOWER if name in TIMES else MORE
+    if high < 0:
+        return Outcome.FASTER if name in TIMES else LESS
+    return Outcome.INCONCLUSIVE
 
 
 def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of the interval of paired differences: Student's t, for all quantities together."""
-    level = 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES)
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), student_t.quantile(0.5 + level / 2, len(values) - 1) * error
-
-
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """Render rows for people."""
-    text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B has"]
+    text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B is"]
     for row in rows:
         between = "none"
         if row.low is not None and row.high is not None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.fleet.apart import critical, find_apart, most_apart, power, spread_of_one
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from analysis.fleet.verdict import judge
 from suite.errors import InputError
 from suite.machine.node_samples import Sample, render
+from suite.statistics.outliers import critical, find_outliers, most_outliers, power, spread_of_one
 from tests.fixtures.cli import mlhpc
 
 
@@ -46,13 +46,13 @@ def test_healthy_values_stand_apart_as_often_as_promised(count: int, rate: float
     fleets = 400_000 // count
     values = np.sort(np.random.default_rng(count).standard_normal((fleets, count)), axis=1)[:, ::-1]
     named = np.zeros(fleets, dtype=int)
-    for i in range(1, most_apart(count) + 1):
+    for i in range(1, most_outliers(count) + 1):
         rest = values[:, i:]
         limit = critical(count, i, rate) * spread_of_one(1.0, count - i) * rest.std(axis=1, ddof=1)
         named[values[:, i - 1] - rest.mean(axis=1) > limit] = i
     low, high = stats.binom.interval(0.999, fleets * count, rate)
     assert 0.9 * low <= named.sum() <= high  # a tenth below: what several bad nodes cost is a bound
-    assert all(find_apart(row, rate).count == many for row, many in zip(values[:200], named[:200], strict=True))  # type: ignore[union-attr]
+    assert all(find_outliers(row, rate).count == many for row, many in zip(values[:200], named[:200], strict=True))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
@@ -76,7 +76,7 @@ def test_the_power_that_is_told_is_that_of_simulations() -> None:
         for _ in range(1000):
             values = noise * chance.standard_normal(count)
             values[3] -= math.log1p(-slow)
-            apart = find_apart(values, rate)
+            apart = find_outliers(values, rate)
             assert apart is not None
             found += apart.count >= 1 and values[3] >= np.sort(values)[-apart.count]
         low, high = stats.binom.interval(0.999, 1000, wanted)

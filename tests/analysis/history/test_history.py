@@ -160,7 +160,7 @@ def test_a_machine_that_became_faster_or_was_mended_is_exit_code_0(tmp_path: Pat
 def test_too_few_results_are_exit_code_4(tmp_path: Path) -> None:
     done = mlhpc("history", "check", fill(tmp_path / "history", nights(5) + nights(5, at=600.0)))
     assert done.returncode == 4
-    assert "cannot tell: 10 of at least 11 results" in done.stdout
+    assert "inconclusive: 10 of at least 11 results" in done.stdout
 
 
 def test_an_accepted_change_is_left_out_with_since(tmp_path: Path) -> None:
@@ -322,4 +322,4 @@ def test_series_that_are_too_short_to_say_anything_take_no_share_of_the_rate(tmp
     done = mlhpc("history", "check", folder)
     assert done.returncode == 1
     assert done.stdout.count(": slower: ") == 2
-    assert done.stdout.count(": cannot tell: 3 of at least ") == 40
+    assert done.stdout.count(": inconclusive: 3 of at least ") == 40

@@ -68,11 +68,11 @@ def test_nine_in_ten_intervals_hold_the_truth(judged: list[Outcome]) -> None:
 
 def test_a_crossover_that_is_told_is_right(judged: list[Outcome]) -> None:
     cases = [outcome for outcome in judged if outcome.quantity == "crossover" and outcome.growth <= 2]
-    told = [outcome for outcome in cases if outcome.verdict != "cannot tell"]
-    assert all(outcome.held for outcome in told), "right within a factor of two, or cannot tell"
+    told = [outcome for outcome in cases if outcome.verdict != "inconclusive"]
+    assert all(outcome.held for outcome in told), "right within a factor of two, or inconclusive"
     assert len(told) >= 0.4 * len(cases), "silence is not an answer"
     far = [outcome for outcome in judged if outcome.quantity == "crossover" and outcome.growth > 2]
-    assert {outcome.verdict for outcome in far} == {"cannot tell"}
+    assert {outcome.verdict for outcome in far} == {"inconclusive"}
 
 
 def test_intervals_grow_with_the_distance_and_with_the_errors_of_back_tests() -> None:
@@ -120,8 +120,8 @@ def test_one_grid_across_nodes_carries_nothing() -> None:
     )
     fit = fit_sweep(few)
     assert carried_ranks(fit) == ()
-    assert "more than 16 ranks: cannot tell" in fit_lines(fit)[-1]
-    assert crossover(fit, 16).verdict in ("at", "never", "always", "cannot tell")
+    assert "more than 16 ranks: inconclusive" in fit_lines(fit)[-1]
+    assert crossover(fit, 16).verdict in ("at", "never", "always", "inconclusive")
 
 
 def test_the_data_carry_four_times_unless_back_tests_went_farther(fit: Fit) -> None:
@@ -148,7 +148,7 @@ def test_the_layer_and_the_ratio_have_intervals(fit: Fit) -> None:
         (Interval(0.00123456, 0.00122, 0.00125), "1.23 ms (1.22 to 1.25)"),
         (Interval(0.00123456, 0.001233, 0.001236), "1.235 ms (1.233 to 1.236)"),
         (Interval(0.001, 0.0005, 0.0019), "1.0 ms (0.5 to 1.9)"),
-        (Interval(0.001, 0.0004, 0.0024), "cannot tell (0.4 to 2.4 ms)"),
+        (Interval(0.001, 0.0004, 0.0024), "inconclusive (0.4 to 2.4 ms)"),
         (Interval(1.5, 1.2, 1.9), "1,500 ms (1,200 to 1,900)"),
     ],
 )
@@ -161,14 +161,14 @@ def test_digits_are_those_that_the_interval_allows(interval: Interval, words: st
     [
         (lambda s: (MIB / s) ** 0.5, 0.05, "at"),
         (lambda s: (MIB / s) ** 0.5, 0.15, "at"),
-        (lambda s: (MIB / s) ** 0.5, 0.3, "cannot tell"),  # 1 is in the interval over more than a factor of 1.4
-        (lambda s: (MIB / s) ** 0.1, 0.1, "cannot tell"),  # too flat
+        (lambda s: (MIB / s) ** 0.5, 0.3, "inconclusive"),  # 1 is in the interval over more than a factor of 1.4
+        (lambda s: (MIB / s) ** 0.1, 0.1, "inconclusive"),  # too flat
         (lambda s: 0.5 + 0 * s, 0.1, "never"),
-        (lambda s: 0.95 + 0 * s, 0.1, "cannot tell"),
+        (lambda s: 0.95 + 0 * s, 0.1, "inconclusive"),
         (lambda s: 2.0 + 0 * s, 0.1, "always"),
-        (lambda s: 1.05 + 0 * s, 0.1, "cannot tell"),
+        (lambda s: 1.05 + 0 * s, 0.1, "inconclusive"),
         (lambda s: (128 * MIB / s) ** 0.5, 0.1, "always"),
-        (lambda s: np.where(s < MIB, 2.0, 0.97), 0.05, "cannot tell"),  # 2DH may win again
+        (lambda s: np.where(s < MIB, 2.0, 0.97), 0.05, "inconclusive"),  # 2DH may win again
     ],
 )
 def test_verdicts_of_the_crossover(
@@ -200,8 +200,8 @@ def test_the_interval_of_a_gain_is_wider_than_that_of_one_layer_and_that_of_no_g
 
 
 def test_a_crossover_says_what_it_does_not_know() -> None:
-    vague = Crossover("cannot tell", (2.0**10, 2.0**26), MIB, 0.25 * MIB, 4 * MIB)
-    assert "cannot tell up to which size 2DH wins (it wins up to 0.25 MiB, may win up to 4 MiB" in vague.words()
+    vague = Crossover("inconclusive", (2.0**10, 2.0**26), MIB, 0.25 * MIB, 4 * MIB)
+    assert "inconclusive up to which size 2DH wins (it wins up to 0.25 MiB, may win up to 4 MiB" in vague.words()
     assert "it may win at no size" in replace(vague, low=0.0).words()
 
 
@@ -212,4 +212,4 @@ def test_the_command_prints_an_interval_with_every_number_beyond_the_measured_ra
     assert len(lines[start + 1 :]) == 7  # two numbers of ranks in three lines each, and the limit
     for line in lines[start + 1 : -1]:
         assert " to " in line
-    assert lines[-1].strip() == "more than 256 ranks: cannot tell: the data carry 4 times the measured ranks"
+    assert lines[-1].strip() == "more than 256 ranks: inconclusive: the data carry 4 times the measured ranks"

@@ -201,7 +201,7 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
     assert "error, largest grid from smaller ones, linear" in done.output
     assert "extrapolated from 16 ranks, not measured" in done.output
     assert "    64 ranks: " in done.output
-    assert "more than 64 ranks: cannot tell: the data carry 4 times the measured ranks" in done.output
+    assert "more than 64 ranks: inconclusive: the data carry 4 times the measured ranks" in done.output
     assert "4,096" not in done.output
 
 
@@ -220,7 +220,7 @@ def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
         for number in (row["best"]["seconds"], row["all_to_all"]["linear"], row["all_to_all"]["2dh"]):
             assert number["low"] < number["value"] < number["high"]
             assert Interval(**number).words(" ms", 1e3) in text
-        assert row["crossover_bytes"]["verdict"] in ("at", "never", "always", "cannot tell")
+        assert row["crossover_bytes"]["verdict"] in ("at", "never", "always", "inconclusive")
 
 
 def test_a_sweep_in_which_nothing_varies_is_valid_json_too(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_report_takes_a_sweep_beside_its_logs(
     curves = figures["moe_crossover"]["table"]
     assert {row["ranks"] for row in curves if row["extrapolated"]} == {32, 64}
     assert all(row["low"] < row["model, linear / 2DH"] < row["high"] for row in curves)
-    assert "cannot tell" in figures["moe_crossover"]["answer"]
+    assert "inconclusive" in figures["moe_crossover"]["answer"]
     html = (output / "report.html").read_text()
     assert "extrapolat" in html
 

@@ -427,7 +427,7 @@ def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package:
     waterfall, first = figures()["waterfall"], made("a1")
     luck = study([first, made("b2", eval_s=2.3, nodes=4)], cards)
     row = waterfall.table(luck).iloc[0]
-    assert (row["verdict"], bool(row["shown"])) == ("not distinguishable", False)
+    assert (row["verdict"], bool(row["shown"])) == ("inconclusive", False)
     assert row["95 % from"] < 1 < row["95 % to"]
     assert "differ by more than their runs do" in waterfall.answer(luck)
     with pytest.raises(NotAnswerableError):

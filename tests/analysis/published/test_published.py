@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.results.decompose import choose, per_run, results
-from analysis.statistics.spread import run_spread
+from analysis.results.spread import run_spread
 from analysis.tables.ingest import Tables, ingest
 from tests.fixtures.published import SHARED, published_results
 

@@ -94,7 +94,9 @@ def test_the_gates_train_compare_and_remember(platform: str) -> None:
         assert words in lines
     gates = [line for line in text.splitlines() if "mlhpc compare" in line or "history check" in line]
     assert len(gates) == 2
-    assert all(line.rstrip().endswith("|| test $? = 4") for line in gates), "slower fails the job, cannot tell does not"
+    assert all(line.rstrip().endswith("|| test $? = 4") for line in gates), (
+        "slower fails the job, inconclusive does not"
+    )
 
 
 def test_a_wrong_command_in_a_ci_file_would_be_found() -> None:

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.commands.compare import verdict
-from suite.log.score import TimeRatio, time_ratio
+from suite.statistics import judge_interval
+from suite.statistics.comparison import welch_ratio
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import hpc_run, our_run, our_runs, results, write
 
 
 def test_the_interval_is_welch_on_log_time() -> None:
     """scipy.stats.ttest_ind(log b, log a, equal_var=False).confidence_interval(), exponentiated."""
-    found = time_ratio([10, 11, 12, 13], [12, 15, 19])
+    found = welch_ratio([10, 11, 12, 13], [12, 15, 19])
     a, b = [math.log(x) for x in (10, 11, 12, 13)], [math.log(x) for x in (12, 15, 19)]
     assert found.ratio == pytest.approx(math.exp(sum(b) / 3 - sum(a) / 4))
     assert math.log(found.high) - math.log(found.ratio) == pytest.approx(math.log(found.ratio) - math.log(found.low))
@@ -31,7 +31,7 @@ TIMES = st.lists(st.floats(1.0, 1e4), min_size=2, max_size=12)
 
 @given(TIMES, TIMES)
 def test_the_other_way_round_the_ratio_is_the_inverse(a: list[float], b: list[float]) -> None:
-    one, other = time_ratio(a, b), time_ratio(b, a)
+    one, other = welch_ratio(a, b), welch_ratio(b, a)
     assert one.ratio * other.ratio == pytest.approx(1.0)
     if one.low > 1e-200 and one.high < 1e200:
         assert one.low * other.high == pytest.approx(1.0)
@@ -40,20 +40,20 @@ def test_the_other_way_round_the_ratio_is_the_inverse(a: list[float], b: list[fl
 @pytest.mark.parametrize(
     ("interval", "tolerance", "expected"),
     [
-        ((0.95, 1.05), 0.0, "cannot tell"),
+        ((0.95, 1.05), 0.0, "inconclusive"),
         ((1.01, 1.05), 0.0, "slower"),
-        ((1.01, 1.05), 2.0, "cannot tell"),
-        ((1.01, 1.05), 5.0, "as fast"),
-        ((0.95, 1.05), 5.0, "as fast"),
-        ((0.95, 1.051), 5.0, "cannot tell"),
+        ((1.01, 1.05), 2.0, "inconclusive"),
+        ((1.01, 1.05), 5.0, "equivalent"),
+        ((0.95, 1.05), 5.0, "equivalent"),
+        ((0.95, 1.051), 5.0, "inconclusive"),
         ((1.06, 1.09), 5.0, "slower"),
         ((0.90, 0.99), 0.0, "faster"),
         ((0.90, 0.99), 5.0, "faster"),
-        ((0.0, math.inf), 50.0, "cannot tell"),
+        ((0.0, math.inf), 50.0, "inconclusive"),
     ],
 )
 def test_verdicts(interval: tuple[float, float], tolerance: float, expected: str) -> None:
-    assert verdict(TimeRatio(1.0, *interval), tolerance) == expected
+    assert judge_interval(*interval, tolerance / 100) == expected
 
 
 def runs(folder: Path, factor: float) -> Path:
@@ -61,16 +61,16 @@ def runs(folder: Path, factor: float) -> Path:
     return results(folder, 5, lambda n: our_run(seed=n, start_ms=10**12 + n * 10**5, epoch_s=(2 + 0.05 * n) * factor))
 
 
-def test_slower_faster_as_fast_and_cannot_tell_are_one_line_and_an_exit_code(tmp_path: Path) -> None:
+def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code(tmp_path: Path) -> None:
     before, after, slow = (runs(tmp_path / str(factor), factor) for factor in (1.0, 1.01, 1.5))
     alike = mlhpc("compare", before, after)
     assert (alike.returncode, alike.stdout.count("\n")) == (4, 1), alike.stderr
     assert alike.stdout.startswith(f"cosmoflow smoke strong: {after} takes 1.0")
-    assert alike.stdout.endswith(": cannot tell\n")
+    assert alike.stdout.endswith(": inconclusive\n")
     slower = mlhpc("compare", before, slow)
     assert (slower.returncode, slower.stdout.endswith(": slower\n")) == (1, True)
     within = mlhpc("compare", before, slow, "--tolerance", 80)
-    assert (within.returncode, within.stdout.endswith(": as fast within 80 %\n")) == (0, True)
+    assert (within.returncode, within.stdout.endswith(": equivalent within 80 %\n")) == (0, True)
     faster = mlhpc("compare", slow, before)
     assert (faster.returncode, faster.stdout.endswith(": faster\n")) == (0, True)
 
@@ -81,7 +81,7 @@ def test_a_side_that_is_not_compliant_is_named_and_is_no_score(tmp_path: Path) -
     done = mlhpc("compare", before, after)
     assert done.returncode == 3
     assert f"{after} (B) takes 0.99" in done.stdout, "the ratio is said all the same"
-    assert "not a score; B is NOT compliant" in done.stdout
+    assert "inconclusive; B is NOT compliant" in done.stdout
     assert "A is NOT" not in done.stdout
     assert mlhpc("compare", before, after, "--any").returncode == 4
 
@@ -90,7 +90,7 @@ def test_what_is_not_a_score_is_compared_only_when_asked(tmp_path: Path) -> None
     whole, few = runs(tmp_path / "a", 1.0), our_runs(tmp_path / "b", 3)
     done = mlhpc("compare", whole, few)
     assert done.returncode == 3
-    assert "not a score; B is not a score: 3 of 5 runs" in done.stdout
+    assert "inconclusive; B is not a score: 3 of 5 runs" in done.stdout
     assert "times as long" not in done.stdout
     asked = mlhpc("compare", whole, few, "--any")
     assert asked.returncode in {0, 1, 4}
@@ -115,7 +115,7 @@ def test_many_results_are_compared_with_one_baseline_at_one_level(tmp_path: Path
     done = mlhpc("compare", before, after, slow, "--format", "json")
     assert done.returncode == 1, "slower is the most urgent"
     told = json.loads(done.stdout)
-    assert [row["verdict"] for row in told["comparisons"]] == ["cannot tell", "slower"]
+    assert [row["verdict"] for row in told["comparisons"]] == ["inconclusive", "slower"]
     assert [row["b"] for row in told["comparisons"]] == [str(after), str(slow)]
     assert told["confidence"] == pytest.approx(1 - 0.05 / 2)
     alone = json.loads(mlhpc("compare", before, slow, "--format", "json").stdout)["comparisons"][0]
@@ -130,7 +130,12 @@ def test_many_results_are_compared_with_one_baseline_at_one_level(tmp_path: Path
 def test_json_has_no_number_that_json_does_not_know(tmp_path: Path) -> None:
     done = mlhpc("compare", runs(tmp_path / "a", 1.0), our_runs(tmp_path / "b", 1), "--any", "--format", "json")
     (row,) = json.loads(done.stdout, parse_constant=pytest.fail)["comparisons"]
-    assert (row["interval"], row["verdict"]) == (None, "cannot tell")
+    assert (row["interval"], row["verdict"]) == (None, "inconclusive")
+
+
+def _differs(a: list[float], b: list[float]) -> bool:
+    found = welch_ratio(a, b, 1 - 0.05 / 4)
+    return judge_interval(found.low, found.high) in {"slower", "faster"}
 
 
 def test_results_of_one_machine_are_called_slower_as_seldom_as_stated() -> None:
@@ -139,7 +144,7 @@ def test_results_of_one_machine_are_called_slower_as_seldom_as_stated() -> None:
     alarms = 0
     for _ in range(1000):
         first, *others = ([math.exp(rng.gauss(0, 0.2)) for _ in range(5)] for _ in range(5))
-        alarms += any(verdict(time_ratio(first, other, 1 - 0.05 / 4)) in {"slower", "faster"} for other in others)
+        alarms += any(_differs(first, other) for other in others)
     assert 10 <= alarms <= 70
 
 
@@ -178,5 +183,5 @@ def test_unlike_rounds_are_said(tmp_path: Path) -> None:
 
     done = mlhpc("compare", package("v3.0"), package("v2.0"), "--any")
     reason = "unlike rules: v3.0 (staging before run_start does not count) and v1.0 and v2.0 (staging counts)"
-    assert f": cannot tell; {reason}" in done.stdout
+    assert f": inconclusive; {reason}" in done.stdout
     assert done.returncode == 4

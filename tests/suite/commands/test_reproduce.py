@@ -75,7 +75,7 @@ def test_the_log_alone_and_its_table(stage: Path, tmp_path: Path) -> None:
 
 def test_levels_that_need_a_run_say_so(stage: Path, tmp_path: Path) -> None:
     found = reproduce(stage / "ACME", tmp_path / "out", "--level", 4, "--data", stage / "again", code=1)
-    assert verdicts(found) == ["reproduced", "cannot tell", "cannot tell", "cannot tell", "cannot tell"]
+    assert verdicts(found) == ["reproduced", "inconclusive", "inconclusive", "inconclusive", "inconclusive"]
     assert "--run makes one" in found.results[0].levels[2].reason
 
 
@@ -404,11 +404,11 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
 @pytest.mark.parametrize(
     ("steps", "factor", "verdicts_after"),
     [
-        (20, 1.0, ["reproduced", "cannot tell", "cannot tell"]),  # what it logged before is judged
-        (12, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),
-        (12, 1.2, ["not reproduced", "cannot tell", "cannot tell"]),
-        (0, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),
-        (None, 1.0, ["cannot tell", "cannot tell", "cannot tell"]),  # no log yet
+        (20, 1.0, ["reproduced", "inconclusive", "inconclusive"]),  # what it logged before is judged
+        (12, 1.0, ["inconclusive", "inconclusive", "inconclusive"]),
+        (12, 1.2, ["not reproduced", "inconclusive", "inconclusive"]),
+        (0, 1.0, ["inconclusive", "inconclusive", "inconclusive"]),
+        (None, 1.0, ["inconclusive", "inconclusive", "inconclusive"]),  # no log yet
     ],
 )
 def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(

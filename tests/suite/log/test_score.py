@@ -18,10 +18,10 @@ from suite.compliance.check import check
 from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.ruleset import ruleset
 from suite.compliance.scoring import score_results
-from suite.log import student_t
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
+from suite.statistics import student_t
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 from tests.fixtures.published import SCORES, published_results

@@ -53,7 +53,7 @@ def test_recomputation_is_more_flops_and_less_memory_with_the_same_loss(data: Pa
     found = rows(document)
     assert found["executed FLOPs"] == "more"
     assert found["peak memory"] == "less"
-    assert found["bytes sent"] == found["loss"] == "equal"
+    assert found["bytes sent"] == found["loss"] == "equivalent"
     assert document == json.loads((tmp_path / "out" / "ab.json").read_text())
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ab.json"]  # no checkpoint is left
     assert [len(side["blocks"]["loss"]) for side in document["sides"]] == [2, 2]
@@ -146,7 +146,7 @@ def test_a_setting_of_the_optimizer_is_the_sides_own(data: Path, tmp_path: Path)
 def test_twins_on_two_ranks_are_equal_but_for_time_and_pieces_send_half_as_much_again(
     data: Path, tmp_path: Path
 ) -> None:
-    for name, plan, sent in (("twins", "none", "equal"), ("pieces", "sharded", "more")):
+    for name, plan, sent in (("twins", "none", "equivalent"), ("pieces", "sharded", "more")):
         given = words(data, "--a", "none", "--b", plan, "--ranks", 2, "--pairs", 4, "-o", tmp_path / name)
         command = [sys.executable, "-P", "-m", "suite", *map(str, given)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -154,4 +154,4 @@ def test_twins_on_two_ranks_are_equal_but_for_time_and_pieces_send_half_as_much_
         assert done.returncode == 0, done.stdout + done.stderr
         found = rows(json.loads((tmp_path / name / "ab.json").read_text()))
         assert found["bytes sent"] == sent
-        assert name != "twins" or {found[each] for each in ("loss", "executed FLOPs", "peak memory")} == {"equal"}
+        assert name != "twins" or {found[each] for each in ("loss", "executed FLOPs", "peak memory")} == {"equivalent"}

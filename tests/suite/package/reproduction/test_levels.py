@@ -82,7 +82,7 @@ def test_a_bound_grows_to_its_most() -> None:
 
 def test_logs_without_losses_are_not_compared() -> None:
     assert judge_losses([], LOSSES, "float32", None).verdict == Verdict.CANNOT
-    assert judge_losses(LOSSES, [], "float32", None).verdict == Verdict.CANNOT_TELL
+    assert judge_losses(LOSSES, [], "float32", None).verdict == Verdict.INCONCLUSIVE
     assert judge_losses(LOSSES, LOSSES[:10], "float32", None).verdict == Verdict.NOT_REPRODUCED
     assert judge_losses([0.0], [0.0], "float32", None).verdict == Verdict.REPRODUCED
 
@@ -102,7 +102,7 @@ def test_equal_seeds_with_equal_epochs_are_reproduced_whatever_the_reference() -
         ({8: 1.0}, (4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), Verdict.NOT_REPRODUCED),
         ({8: 6.0, 9: 7.0}, (4.0, 8.0, 6.0, 7.0, 5.0), Verdict.REPRODUCED),
         ({1: None}, (4.0, 4.0), Verdict.NOT_REPRODUCED),
-        ({8: 5.0}, (), Verdict.CANNOT_TELL),  # one run of the package is no basis
+        ({8: 5.0}, (), Verdict.INCONCLUSIVE),  # one run of the package is no basis
     ],
 )
 def test_other_epochs_are_held_against_the_reference_points(
@@ -129,8 +129,8 @@ def test_the_interval_of_epochs_holds_its_error_rate() -> None:
         (1.0, 0.01, Verdict.REPRODUCED),
         (1.3, 0.01, Verdict.NOT_REPRODUCED),
         (0.7, 0.01, Verdict.NOT_REPRODUCED),
-        (1.0, 0.3, Verdict.CANNOT_TELL),
-        (1.05, 0.02, Verdict.CANNOT_TELL),
+        (1.0, 0.3, Verdict.INCONCLUSIVE),
+        (1.05, 0.02, Verdict.INCONCLUSIVE),
     ],
 )
 def test_times_are_equivalent_apart_or_undecided(ratio: float, spread: float, verdict: Verdict) -> None:
@@ -154,5 +154,5 @@ def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twen
 
 
 def test_one_pair_decides_nothing() -> None:
-    assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == Verdict.CANNOT_TELL
+    assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == Verdict.INCONCLUSIVE
     assert compute_equivalence([1.0, 1.0], [1.0, 1.0], 0.05).equivalent

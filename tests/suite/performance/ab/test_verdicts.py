@@ -1,4 +1,4 @@
-"""What pairs of blocks say: equal is equal to the last bit, a difference needs an interval without zero, noise cannot tell."""
+"""What pairs of blocks say: equal is equal to the last bit, a difference needs an interval without zero, noise is inconclusive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import random
 import pytest
 
 from suite.errors import InputError
-from suite.performance.ab.verdicts import CANNOT_TELL, EQUAL, LESS, LOSS, MORE, QUANTITIES, Row, judge, lines_of
+from suite.performance.ab.verdicts import LESS, LOSS, MORE, QUANTITIES, Row, judge, lines_of
+from suite.statistics import Outcome
 
 SAME = dict.fromkeys(QUANTITIES, (3.0, 3.1, 2.9, 3.05))
 
@@ -18,28 +19,37 @@ def row(quantity: str, a: tuple[float, ...], b: tuple[float, ...]) -> Row:
         each.quantity: each
         for each in judge(dict.fromkeys(QUANTITIES, a), {**dict.fromkeys(QUANTITIES, a), quantity: b})
     }
-    assert all(each.verdict == EQUAL for name, each in found.items() if name != quantity and math.isfinite(each.a_mean))
+    assert all(
+        each.verdict == Outcome.EQUIVALENT
+        for name, each in found.items()
+        if name != quantity and math.isfinite(each.a_mean)
+    )
     return found[quantity]
 
 
 TOLD = {
-    "the same bits": ("step time", (1.0, 2.0, 3.0), (1.0, 2.0, 3.0), EQUAL),
-    "the last bit of one pair": (LOSS, (1.0, 2.0, 3.0), (1.0, 2.0, math.nextafter(3.0, 4)), CANNOT_TELL),
+    "the same bits": ("step time", (1.0, 2.0, 3.0), (1.0, 2.0, 3.0), Outcome.EQUIVALENT),
+    "the last bit of one pair": (LOSS, (1.0, 2.0, 3.0), (1.0, 2.0, math.nextafter(3.0, 4)), Outcome.INCONCLUSIVE),
     "exactly twice in every pair": ("executed FLOPs", (1.0, 2.0, 3.0), (2.0, 4.0, 6.0), MORE),
     "exactly half in every pair": ("bytes sent", (2.0, 4.0, 6.0), (1.0, 2.0, 3.0), LESS),
-    "clearly slower": ("step time", (1.0, 1.01, 0.99, 1.0, 1.01), (1.5, 1.52, 1.49, 1.5, 1.51), MORE),
-    "a drift that both sides have": ("step time", (1.0, 2.0, 4.0, 8.0, 16.0), (1.11, 2.2, 4.4, 8.85, 17.6), MORE),
-    "slower in some pairs": ("step time", (1.0, 1.0, 1.0, 1.0), (1.5, 0.7, 1.4, 0.8), CANNOT_TELL),
-    "slower, but two pairs with spread": ("step time", (1.0, 1.0), (1.2, 1.5), CANNOT_TELL),
+    "clearly slower": ("step time", (1.0, 1.01, 0.99, 1.0, 1.01), (1.5, 1.52, 1.49, 1.5, 1.51), Outcome.SLOWER),
+    "a drift that both sides have": (
+        "step time",
+        (1.0, 2.0, 4.0, 8.0, 16.0),
+        (1.11, 2.2, 4.4, 8.85, 17.6),
+        Outcome.SLOWER,
+    ),
+    "slower in some pairs": ("step time", (1.0, 1.0, 1.0, 1.0), (1.5, 0.7, 1.4, 0.8), Outcome.INCONCLUSIVE),
+    "slower, but two pairs with spread": ("step time", (1.0, 1.0), (1.2, 1.5), Outcome.INCONCLUSIVE),
     "nothing sent against something": ("bytes sent", (0.0, 0.0), (8.0, 8.0), MORE),
     "something sent against nothing": ("bytes sent", (8.0, 8.0), (0.0, 0.0), LESS),
-    "nothing sent by either": ("bytes sent", (0.0, 0.0), (0.0, 0.0), EQUAL),
-    "sent in one pair only": ("bytes sent", (0.0, 0.0), (8.0, 0.0), CANNOT_TELL),
-    "a loss that is no number": (LOSS, (1.0, 2.0, 3.0), (1.0, math.nan, 3.0), CANNOT_TELL),
-    "a loss that is infinite": (LOSS, (1.0, 2.0, 3.0), (1.0, math.inf, 3.0), CANNOT_TELL),
+    "nothing sent by either": ("bytes sent", (0.0, 0.0), (0.0, 0.0), Outcome.EQUIVALENT),
+    "sent in one pair only": ("bytes sent", (0.0, 0.0), (8.0, 0.0), Outcome.INCONCLUSIVE),
+    "a loss that is no number": (LOSS, (1.0, 2.0, 3.0), (1.0, math.nan, 3.0), Outcome.INCONCLUSIVE),
+    "a loss that is infinite": (LOSS, (1.0, 2.0, 3.0), (1.0, math.inf, 3.0), Outcome.INCONCLUSIVE),
     "a negative loss, greater": (LOSS, (-2.0, -2.0, -2.0), (-1.0, -1.0, -1.0), MORE),
-    "losses of both signs": (LOSS, (-1.0, 1.0, -1.0, 1.0), (1.0, -1.0, 1.0, -1.0), CANNOT_TELL),
-    "rounding": (LOSS, (2.0, 2.1, 2.2, 2.3), (2.0 + 1e-9, 2.1 - 2e-9, 2.2 + 1e-9, 2.3 - 1e-9), CANNOT_TELL),
+    "losses of both signs": (LOSS, (-1.0, 1.0, -1.0, 1.0), (1.0, -1.0, 1.0, -1.0), Outcome.INCONCLUSIVE),
+    "rounding": (LOSS, (2.0, 2.1, 2.2, 2.3), (2.0 + 1e-9, 2.1 - 2e-9, 2.2 + 1e-9, 2.3 - 1e-9), Outcome.INCONCLUSIVE),
     "a loss of zero": (LOSS, (0.0, 0.0), (0.1, 0.1), MORE),
 }
 
@@ -73,7 +83,7 @@ def test_twins_with_noise_are_called_different_in_one_comparison_of_twenty_at_mo
     noise, wrong, trials = random.Random(1), 0, 300
     for _ in range(trials):
         sides = [{name: [noise.lognormvariate(0, 0.2) for _ in range(8)] for name in QUANTITIES} for _ in range(2)]
-        wrong += any(each.verdict in (MORE, LESS) for each in judge(*sides))
+        wrong += any(each.verdict in (MORE, LESS, Outcome.SLOWER, Outcome.FASTER) for each in judge(*sides))
     assert wrong <= 0.05 * trials + 3 * math.sqrt(0.05 * 0.95 * trials)
     assert wrong > 0  # else the intervals are too wide to mean 95 %
 
@@ -83,5 +93,5 @@ def test_a_difference_of_one_spread_is_found_in_twenty_pairs_most_times() -> Non
     for _ in range(100):
         a = tuple(noise.lognormvariate(0, 0.1) for _ in range(20))
         b = tuple(noise.lognormvariate(0.15, 0.1) for _ in range(20))
-        found += row("step time", a, b).verdict == MORE
+        found += row("step time", a, b).verdict == Outcome.SLOWER
     assert found >= 80

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.history.change import (
+from suite.statistics.changes import (
     CLIP,
     Change,
     fewest,

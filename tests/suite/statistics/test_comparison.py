@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.statistics.comparison import compare, detectable_ratio, holm
-from analysis.statistics.spread import run_spread
+from analysis.results.spread import run_spread
+from suite.statistics import Outcome
+from suite.statistics.comparison import compare, detectable_ratio, holm
 
 
 def test_the_variance_of_log_time_is_the_sum_of_its_parts() -> None:
@@ -52,7 +53,7 @@ def test_the_permutation_p_counts_every_dealing() -> None:
     same = compare([1.0, 3.0], [3.0, 1.0])
     assert same is not None
     assert same.p_permutation == 1.0
-    assert not same.distinguishable
+    assert same.outcome == Outcome.INCONCLUSIVE
 
 
 def test_the_detectable_ratio_is_found_in_four_of_five_trials() -> None:
@@ -72,7 +73,7 @@ def test_equal_systems_are_called_different_once_in_twenty() -> None:
     wrong = 0
     for _ in range(400):
         found = compare(list(np.exp(chance.normal(0, 0.1, 6))), list(np.exp(chance.normal(0, 0.3, 5))))
-        wrong += found is not None and found.distinguishable
+        wrong += found is not None and found.outcome != Outcome.INCONCLUSIVE
     assert 0.02 < wrong / 400 < 0.09
 
 

@@ -12,19 +12,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, special, stats
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+    Floats = NDArray[np.float64]
+
 FIRST = 0.95  # share of the false alarms that is left to the test of a single value
 LEAST_REST = 3  # values that must be left to compare with
 _S_POINTS, _M_POINTS = 400, 16
 
 
 @dataclass(frozen=True)
-class Apart:
+class Outliers:
     """``count`` of the worst stand apart from the rest, whose mean and standard deviation follow (of ``rest`` values)."""
 
     count: int
@@ -33,25 +35,27 @@ class Apart:
     deviation: float
 
 
-def find_apart(values: Floats, rate: float) -> Apart | None:
+def find_outliers(values: Floats, rate: float) -> Outliers | None:
     """Find how many of the largest of N values (N,) stand apart. None if they are too few to tell of any.
 
     ``rate``: the share of healthy values that may be named wrongly.
     """
+    import numpy as np
+
     count = len(values)
     if count < LEAST_REST + 1:
         return None
     ordered = np.sort(values)[::-1]
     found = 0
-    for i in range(1, most_apart(count) + 1):
+    for i in range(1, most_outliers(count) + 1):
         rest = ordered[i:]
         if ordered[i - 1] - rest.mean() > critical(count, i, rate) * spread_of_one(float(rest.std(ddof=1)), len(rest)):
             found = i
     rest = ordered[found:]
-    return Apart(found, len(rest), float(rest.mean()), float(rest.std(ddof=1)))
+    return Outliers(found, len(rest), float(rest.mean()), float(rest.std(ddof=1)))
 
 
-def most_apart(count: int) -> int:
+def most_outliers(count: int) -> int:
     """How many of ``count`` values may stand apart: less than half, and enough are left."""
     return max(0, min((count - 1) // 2, count - LEAST_REST))
 
@@ -64,10 +68,12 @@ def spread_of_one(deviation: float, rest: int) -> float:
 @cache
 def critical(count: int, i: int, rate: float) -> float:
     """c_i for ``count`` values, in units of `spread_of_one`."""
+    from scipy import optimize, special, stats
+
     rest = count - i
     if i == 1:
         return float(stats.t.isf(rate * FIRST, rest - 1))
-    share = (1.0 - FIRST) / (most_apart(count) - 1)
+    share = (1.0 - FIRST) / (most_outliers(count) - 1)
     allowed = math.log(rate * count * share / i) - _log_groups(count, i)  # log of the chance of one group
     weights, means, deviations = _rest(rest)
 
@@ -83,11 +89,15 @@ def critical(count: int, i: int, rate: float) -> float:
 
 def critical_beside(rest: int, rate: float) -> float:
     """The same for one value beside ``rest`` values that are known to be healthy, such as a machine's history."""
+    from scipy import stats
+
     return float(stats.t.isf(rate, rest - 1))
 
 
 def power(distance: float, deviation: float, rest: int, c: float) -> float:
     """Chance that a value that is ``distance`` worse than the mean of the rest is named alone."""
+    from scipy import stats
+
     return float(stats.nct.sf(c, rest - 1, distance / spread_of_one(deviation, rest)))
 
 
@@ -98,6 +108,9 @@ def _log_groups(count: int, i: int) -> float:
 @cache
 def _rest(rest: int) -> tuple[Floats, Floats, Floats]:
     """Quadrature (weights, means, standard deviations) over what ``rest`` standard normal values have."""
+    import numpy as np
+    from scipy import stats
+
     freedom = rest - 1
     low, high = (math.log(math.sqrt(stats.chi2.ppf(p, freedom) / freedom)) for p in (1e-14, 1.0 - 1e-14))
     logs = np.linspace(low, high, _S_POINTS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from analysis.statistics.scaling import NotEnoughPointsError, Split, extrapolate, factors, fit
+from analysis.results.scaling import NotEnoughPointsError, Split, extrapolate, factors, fit
 
 
 def runs(law: object, scales: tuple[int, ...] = (1, 2, 4, 8, 16, 32), noise: float = 0.0) -> dict[float, list[float]]:

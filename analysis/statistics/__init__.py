@@ -1,1 +1,0 @@
-"""Arithmetic of differences, spread and scaling. Numbers in, numbers out."""

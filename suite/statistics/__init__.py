@@ -1,0 +1,31 @@
+"""Is B slower than A? One package of tests and intervals, and one vocabulary of answers: `Outcome`.
+
+Modules import scipy and numpy inside of functions, because `mlhpc check`, `score` and `compare` start without them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """The answer of every comparison of B with A, in documents and in text alike."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    EQUIVALENT = "equivalent"  # as fast within a stated margin, or equal to the last bit
+    INCONCLUSIVE = "inconclusive"  # the values are too few, too noisy or too unlike to tell
+
+
+def judge_interval(low: float, high: float, margin: float = 0.0) -> Outcome:
+    """Judge B by the confidence interval of its time over that of A.
+
+    B is slower if the interval begins above 1 + ``margin``, faster if it ends below 1, and equivalent if it ends within the
+    margin. Without a margin nothing is equivalent: an interval around 1 never shows that two times are equal.
+    """
+    most = 1.0 + margin
+    if low > most:
+        return Outcome.SLOWER
+    if high < 1.0:
+        return Outcome.FASTER
+    return Outcome.EQUIVALENT if margin and high <= most else Outcome.INCONCLUSIVE
