@@ -18,6 +18,7 @@ from suite.package.reproduction.levels import (
     judge_losses,
     judge_times,
 )
+from suite.statistics import Outcome
 
 CAUSE = Difference(kind="torch", what="torch", was="2.13.0", now="2.13.1")
 TABLE = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "2026-11-23-first_losses.txt"
@@ -147,7 +148,8 @@ def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twen
     """At the edge of the margin the test's error is alpha: 100 of 2,000, and 3 standard deviations more are 130."""
     draw = random.Random(5)
     wrong = sum(
-        compute_equivalence([1.0] * 5, [1.05 * math.exp(draw.gauss(0, 0.01)) for _ in range(5)], 0.05).equivalent
+        compute_equivalence([1.0] * 5, [1.05 * math.exp(draw.gauss(0, 0.01)) for _ in range(5)], 0.05).outcome
+        == Outcome.EQUIVALENT
         for _ in range(2000)
     )
     assert 60 <= wrong <= 130
@@ -155,4 +157,4 @@ def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twen
 
 def test_one_pair_decides_nothing() -> None:
     assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == Verdict.INCONCLUSIVE
-    assert compute_equivalence([1.0, 1.0], [1.0, 1.0], 0.05).equivalent
+    assert compute_equivalence([1.0, 1.0], [1.0, 1.0], 0.05).outcome == Outcome.EQUIVALENT
