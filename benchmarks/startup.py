@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, help="a result of MLPerf HPC 3.0; without it nothing is checked")
     parser.add_argument("--instructions", action="store_true")
     given = parser.parse_args()
-    ours = [["--help"], ["list"], DRY_RUN, *([name, "--help"] for name in HELP)]
+    ours = [["--help"], ["workload", "list"], DRY_RUN, *([name, "--help"] for name in HELP)]
     commands = {f"mlhpc {' '.join(words if len(words) < 3 else words[:1])}": ["-m", "suite", *words] for words in ours}
     first = next(iter(commands))
     if given.log is not None:

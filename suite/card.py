@@ -112,7 +112,7 @@ class SizeCard:
     FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of those of
     training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
 
-    The four counts from ``model_parameters`` on are 0 until they are counted (`mlhpc card fill`). ``required_runs`` are the scored
+    The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are the scored
     runs of a time-to-train result, of which the olympic mean drops two. ``eval_every_steps`` None: every epoch; else epoch_num
     counts samples seen. ``data_sha256`` is that of the manifest of the generated data (seed 0), where they are the same on every
     processor. ``official`` None: MLPerf HPC has no such benchmark.

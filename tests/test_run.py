@@ -203,10 +203,10 @@ def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
 
     folder = runs.our_runs(tmp_path / "run", 1)
     report = ("report", str(folder), "-o", str(tmp_path / "report"))
-    for command in ([MLHPC, "list"], suite_command("list"), [MLHPC, *report]):
+    for command in ([MLHPC, "workload", "list"], suite_command("workload", "list"), [MLHPC, *report]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     Path("suite", "__init__.py").unlink()
     Path("suite").rmdir()
-    done = subprocess.run([sys.executable, "-m", "suite", "list"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -18,8 +18,8 @@ ALLOWED = {"mlhpc compare": {0, 1, 4}, "mlhpc doctor": {0, 1}}  # slower, or inc
 
 def test_the_tutorial_has_its_five_steps() -> None:
     assert [line.split()[1] for line in LINES if line.startswith("mlhpc ")] == [
-        *("doctor", "list", "data", "run", "status", "package", "check", "score"),
-        *("run", "compare", "report", "workload", "data", "run", "score", "card"),
+        *("doctor", "workload", "data", "run", "status", "package", "check", "score"),
+        *("run", "compare", "report", "workload", "data", "run", "score", "workload"),
     ]
 
 

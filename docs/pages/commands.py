@@ -20,7 +20,7 @@ HEAD = """# Commands
 
 | spelling | means, on every command that has it |
 | --- | --- |
-| `--size NAME` | a size of the workload (`mlhpc list`) |
+| `--size NAME` | a size of the workload (`mlhpc workload list`) |
 | `--config FILE` | a YAML file with your own settings in place of a size's |
 | `--set KEY=VALUE` | one setting, above the file's |
 | `--ranks N` | MPI ranks to start on this machine; inside srun, mpiexec or torchrun the ranks are there already |

@@ -20,7 +20,7 @@ TEXT, JSON = "text", "json"
 RANKS_PER_CORE = 64  # more are a slip of the finger
 
 
-def size_option(default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc list).") -> Decorator:
+def size_option(default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc workload list).") -> Decorator:
     """``--size NAME``, the name of a size on every command. With ``default`` None it may be left out."""
     return click.option("--size", metavar="NAME", default=default, show_default=default is not None, help=text)
 
@@ -34,7 +34,7 @@ def settings_options(function: Function) -> Function:
             metavar="FILE",
             help="YAML file with your own settings in place of a size's (docs/architecture.md).",
         ),
-        size_option(None, f"A size of the workload (mlhpc list). [{DEFAULT_SIZE}]"),
+        size_option(None, f"A size of the workload (mlhpc workload list). [{DEFAULT_SIZE}]"),
     ):
         function = option(function)
     return function

@@ -45,7 +45,7 @@ HELP_ORDER = 2
     "--rcp",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Reference points for batch sizes that the ruleset has none for: JSON of `mlhpc rcp record` or rcp_checker.",
+    help="Reference points for batch sizes that the ruleset has none for: JSON of `mlhpc workload rcp record` or rcp_checker.",
 )
 @click.option(
     "--explain", metavar="RULE", help="Print what a rule asks, why, how each ruleset weighs it, how to mend it."

@@ -238,7 +238,7 @@ def _check_room(root: Path, name: str, needed: int) -> None:
     if needed > made + free:
         raise InputError(
             f"{root}: {name} takes {byte_text(needed)}, {byte_text(free)} are free here; "
-            "choose another folder with -o, or a smaller --size (mlhpc list)"
+            "choose another folder with -o, or a smaller --size (mlhpc workload list)"
         )
 
 

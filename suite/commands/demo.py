@@ -80,7 +80,7 @@ Examples:
 """
 )
 @click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
-@size_option(text="A size of the workload that fits this machine (mlhpc list).")
+@size_option(text="A size of the workload that fits this machine (mlhpc workload list).")
 @click.option("--runs", type=click.IntRange(1), help="Scored runs. [what the size requires]")
 @ranks_option(2)
 @output_option("New folder.", "demo/<workload>-<size>-<time>")

@@ -49,7 +49,7 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
     """Count on this processor, on one rank, with the data set under ``root``. InputError if the data do not fit the config."""
     load, world = load_workload(descriptor), World.create()
     if world.size > 1:
-        raise InputError("mlhpc card fill counts on one rank: start it without a launcher")
+        raise InputError("mlhpc workload card counts on one rank: start it without a launcher")
     manifest = read_manifest(root)
     chosen = range(min(SAMPLES, manifest.samples("train")))
     step = {

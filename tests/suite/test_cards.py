@@ -103,7 +103,7 @@ def test_results_of_a_card_are_packaged_compared_listed_shown_and_reported(card:
     built = mlhpc("package", run, "--system", "laptop", "--submitter", "ACME", "-o", package, *give)
     assert built.returncode == 0, built.stdout + built.stderr
     assert "95 % [" in mlhpc("compare", run, run, *give).stdout
-    assert "card only" in mlhpc("list", *give).stdout
+    assert "card only" in mlhpc("workload", "list", *give).stdout
     assert "0.36" in mlhpc("status", run, *give).stdout
     reported = mlhpc("report", run, "-o", tmp_path / "report", *give)
     assert reported.returncode == 0, reported.stderr
@@ -132,7 +132,8 @@ def test_a_card_that_cannot_be_judged_by_is_refused_with_one_line(case: str, tmp
     else:
         card_file(path, **content)  # type: ignore[arg-type]
     for command in ("check", "score", "list"):
-        done = mlhpc(command, *([] if command == "list" else [run_folder(tmp_path / command)]), "--card", path)
+        words = ("workload", "list") if command == "list" else (command, run_folder(tmp_path / command))
+        done = mlhpc(*words, "--card", path)
         assert done.returncode == 2, done.stdout
         assert len(done.stderr.splitlines()) == 1
         assert expected in done.stderr

@@ -128,7 +128,7 @@ def test_a_workload_with_the_name_of_ours_does_not_replace_it(site: Site) -> Non
             "card.yaml": CARD.replace("threshold: 0.124", "threshold: 99"),
         },
     )
-    done = site.mlhpc("list", "cosmoflow")
+    done = site.mlhpc("workload", "list", "cosmoflow")
     assert done.returncode == 0
     assert "0.124" in done.stdout
     assert "is left out: its name is taken by workloads.cosmoflow:DESCRIPTOR of mlhpc" in done.stderr
@@ -139,7 +139,7 @@ def test_a_good_workload_is_listed(site: Site) -> None:
         "workload: cosmoflow", "workload: strange"
     )
     site.install(WORKLOAD, {"__init__.py": GOOD, "card.yaml": card})
-    done = site.mlhpc("list")
+    done = site.mlhpc("workload", "list")
     assert (done.returncode, done.stderr) == (0, "")
     assert "strange" in done.stdout
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from suite.cli.group import Subcommands
 from suite.cli.options import device_option, output_option, ranks_option
+from suite.commands.machine.counters import counters
 from suite.files import print_line, print_progress
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.performance.ceilings.document import refuse_existing, write
@@ -26,7 +28,9 @@ HELP_GROUP = "Machine"
 HELP_ORDER = 1
 
 
-@click.command(
+@click.group(
+    cls=Subcommands,
+    invoke_without_command=True,
     epilog="""\b
 Examples:
   mlhpc ceilings -o ceilings.json                        one process, all its cores or its GPU
@@ -35,7 +39,7 @@ Examples:
 
 \b
 Exit codes: 0 written, 1 measuring failed, 2 usage.
-"""
+""",
 )
 @click.option("--system", default=THIS_MACHINE, show_default=True, help="System id the file belongs to.")
 @ranks_option()
@@ -51,8 +55,22 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
     help="Fewer repetitions, smaller sizes, at most 50 s; what did not fit is said.",
 )
 @output_option("New JSON file.", "ceilings.json")
-def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick: bool, output: Path | None) -> None:
-    """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all."""
+@click.pass_context
+def ceilings(
+    context: click.Context,
+    system: str,
+    ranks: int,
+    device: str,
+    directory: Path | None,
+    quick: bool,
+    output: Path | None,
+) -> None:
+    """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all.
+
+    `mlhpc ceilings counters` imports hardware counters of a profiler, which a report sets beside the roofs.
+    """
+    if context.invoked_subcommand is not None:
+        return
     from suite.world import detect
 
     launch = detect()
@@ -72,6 +90,9 @@ def ceilings(system: str, ranks: int, device: str, directory: Path | None, quick
             lambda world: _measure(world, system, device, storage, quick, path),
         )
     )
+
+
+ceilings.add_command(counters)
 
 
 def _measure(world: World, system: str, device: str, directory: Path, quick: bool, output: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mlhpc counters`: converts the CSV of a profiler to a counters file, from which a report draws filled points."""
+"""`mlhpc ceilings counters`: converts the CSV of a profiler to a counters file, from which a report draws filled points."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from suite.files import print_line
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 3
-
 
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc counters ncu ncu.csv --system mysite --workload cosmoflow --size mini --steps 10 -o counters.json
+  mlhpc ceilings counters ncu ncu.csv --system mysite --workload cosmoflow --size mini --steps 10 -o counters.json
   mlhpc report runs/mine ceilings.json counters.json -o report
 """
 )

@@ -1,6 +1,6 @@
 """Reference points that come with a file (--rcp), for batch sizes that the ruleset has none for. The ruleset's own always win.
 
-Two forms are read: that of `mlhpc rcp record`, and that of MLCommons' rcp_checker (--custom_rcps).
+Two forms are read: that of `mlhpc workload rcp record`, and that of MLCommons' rcp_checker (--custom_rcps).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.published import published as published_command
 from analysis.published.scores import COLUMNS, ROUNDS, missing, published, stated_minutes
+from benchmarks.published_scores import main as published_scores
 
 Build = Callable[..., Any]
 
@@ -41,7 +41,7 @@ def test_stated_minutes_belong_to_results_of_the_table_and_have_a_source() -> No
 def test_the_table_is_made_again_from_clones(tmp_path: Path, package: Build) -> None:
     package(tmp_path / "hpc_results_v3.0", submitter="NVIDIA", system="eos_n1", division="closed")
     target = tmp_path / "table.json"
-    done = CliRunner().invoke(published_command, [str(tmp_path / "hpc_results_v3.0"), "-o", str(target)])
+    done = CliRunner().invoke(published_scores, [str(tmp_path / "hpc_results_v3.0"), "-o", str(target)])
     assert done.exit_code == 0, done.output
     assert "missing: v0.7, 15 of 15 results" in done.output
     assert "missing: v3.0, 21 of 22 results" in done.output

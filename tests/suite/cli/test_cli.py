@@ -27,7 +27,7 @@ def test_help_lists_every_command_once_under_a_heading_and_in_order() -> None:
     assert OTHER not in done.stdout
     listed = [line.split()[0] for line in done.stdout[places[0] :].splitlines() if re.match(r"  [a-z]", line)]
     assert sorted(listed) == COMMANDS
-    assert listed[:5] == ["demo", "doctor", "list", "data", "run"]
+    assert listed[:5] == ["demo", "doctor", "workload", "data", "run"]
     assert "Examples:" in done.stdout
 
 
@@ -136,7 +136,7 @@ LEAVING = """
 import atexit, os, sys, threading, time
 from suite import cli
 from suite.cli import main
-sys.argv = ["mlhpc", "list"]
+sys.argv = ["mlhpc", "workload", "list"]
 atexit.register(print, "handled")
 usual = os._exit
 os._exit = lambda code: (os.write(2, b"at once"), usual(code))

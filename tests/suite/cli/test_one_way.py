@@ -68,7 +68,7 @@ def test_an_option_means_one_thing(name: str) -> None:
 
 
 def test_every_command_that_prints_results_prints_json_too() -> None:
-    printing = {"check", "compare", "doctor", "list", "moe", "network", "rcp show", "score", "status"}
+    printing = {"check", "compare", "doctor", "workload list", "moe", "network", "workload rcp show", "score", "status"}
     assert printing <= {name for name in NAMES if "--format" in OPTIONS[name]}
 
 
@@ -76,7 +76,7 @@ def test_every_command_that_prints_results_prints_json_too() -> None:
     ("words", "said"),
     [
         ("score . --json", "--json is now --format json"),
-        ("list --json", "--json is now --format json"),
+        ("workload list --json", "--json is now --format json"),
         ("status --json", "--json is now --format json"),
         ("doctor --json", "--json is now --format json"),
         ("check . --format table", "--format table is now --format text"),
@@ -149,7 +149,7 @@ def test_help_alone_is_the_list_of_commands() -> None:
 
 
 def test_the_shared_options_may_stand_before_the_command() -> None:
-    assert mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout == mlhpc("list", "cosmoflow", "-q").stdout != ""
+    assert mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout == mlhpc("workload", "list", "cosmoflow", "-q").stdout != ""
     assert QUIET not in os.environ
 
 

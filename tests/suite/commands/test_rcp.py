@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from suite.commands.rcp import reference_point
 
 from suite import fitted
 from suite.card import ReferencePoints
-from suite.commands.rcp import reference_point
 from suite.compliance.ruleset import ruleset
 from suite.errors import InputError
 from suite.log.reader import read_events
@@ -26,7 +26,7 @@ def test_record_writes_epochs_and_seeds_beside_the_card(tmp_path: Path) -> None:
     runs = our_runs(tmp_path / "runs", 12)
     write(runs / "result_3.txt", our_run(seed=103, values=(0.5, 0.45)))
     write(runs / "result_4.txt", our_run(seed=104, values=(0.5, 0.45, 0.4, 0.35)))
-    done = mlhpc("rcp", "record", runs, "-o", tmp_path / "out")
+    done = mlhpc("workload", "rcp", "record", runs, "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "batch 16: 3.09 +- 0.30 epochs, n=11, 1 did not converge" in done.stdout
 
@@ -45,7 +45,7 @@ def test_a_point_spans_data_sets(tmp_path: Path) -> None:
     for path in second.glob("result_*.txt"):
         log = our_run(seed=100 + int(path.stem[-1]), values=(0.5, 0.45, 0.4, 0.35))
         write(path, edit("data_manifest", value="f" * 64)(log))
-    done = mlhpc("rcp", "record", first, second, "-o", tmp_path)
+    done = mlhpc("workload", "rcp", "record", first, second, "-o", tmp_path)
     assert "batch 16: 3.50 +- 0.53 epochs, n=10 on 2 data sets" in done.stdout, done.stderr
     (point,) = fitted(ReferencePoints, json.loads((tmp_path / "rcp" / "smoke.json").read_text())).points
     assert point.data_manifests[5:] == ("f" * 64,) * 5
@@ -54,9 +54,9 @@ def test_a_point_spans_data_sets(tmp_path: Path) -> None:
 
 
 def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
-    mlhpc("rcp", "record", our_runs(tmp_path / "a"), "-o", tmp_path)
+    mlhpc("workload", "rcp", "record", our_runs(tmp_path / "a"), "-o", tmp_path)
     other = our_runs(tmp_path / "b", hyperparameters={"global_batch_size": 64})
-    assert mlhpc("rcp", "record", other, "-o", tmp_path).returncode == 0
+    assert mlhpc("workload", "rcp", "record", other, "-o", tmp_path).returncode == 0
     known = json.loads((tmp_path / "rcp" / "smoke.json").read_text())
     assert [point["global_batch_size"] for point in known["points"]] == [16, 64]
 
@@ -72,11 +72,11 @@ def test_what_is_no_point_is_refused(tmp_path: Path) -> None:
         reference_point(records(drifted), benchmark, "x")
     mixed = our_runs(tmp_path / "mixed")
     write(mixed / "result_4.txt", our_run("mini", seed=9, values=(0.25,)))
-    assert "logs of different benchmarks or sizes" in mlhpc("rcp", "record", mixed).stderr
+    assert "logs of different benchmarks or sizes" in mlhpc("workload", "rcp", "record", mixed).stderr
 
 
 def test_show_lists_every_size() -> None:
-    done = mlhpc("rcp", "show", "cosmoflow")
+    done = mlhpc("workload", "rcp", "show", "cosmoflow")
     assert done.returncode == 0
     assert "cosmoflow full: eval_error target 0.124" in done.stdout
-    assert "unknown workload 'nope'" in mlhpc("rcp", "show", "nope").stderr
+    assert "unknown workload 'nope'" in mlhpc("workload", "rcp", "show", "nope").stderr

@@ -1,4 +1,4 @@
-"""`mlhpc workload new` writes a package that runs at once and whose own test passes; `mlhpc card fill` counts what a card says."""
+"""`mlhpc workload new` writes a package that runs at once and passes its own test; `mlhpc workload card` counts its card."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from suite.commands.card import _judged, _model_part
 
 from suite.card import read_card
-from suite.commands.card import _judged, _model_part
 from suite.descriptor import descriptor
 from suite.performance.card_counts import Counts
 from suite.workload import Work
@@ -61,12 +61,12 @@ def test_the_skeleton_installs_without_a_network_and_is_scored(tmp_path: Path) -
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", "site", "./tides"], cwd=tmp_path, check=True, timeout=200)
     for words in (
-        ("list", "tides"),
+        ("workload", "list", "tides"),
         ("data", "generate", "tides", "--size", "smoke"),
         ("run", "tides", "--size", "smoke", "--ranks", "2", "--runs", "3", "-o", "runs/first"),
         ("check", "runs/first"),
         ("score", "runs/first"),
-        ("rcp", "record", "runs/first", "-o", "points"),
+        ("workload", "rcp", "record", "runs/first", "-o", "points"),
     ):
         done = suite(tmp_path / "site", *words, cwd=tmp_path)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
@@ -108,7 +108,7 @@ def test_a_skeleton_never_writes_into_a_folder(tmp_path: Path) -> None:
 
 
 def test_counts_of_a_shipped_card_are_those_counted(smoke_data: Path) -> None:
-    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    done = mlhpc("workload", "card", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("as the card says") == 6
     assert "written" not in done.stdout
@@ -136,12 +136,12 @@ def test_counts_of_0_are_filled_in_and_nothing_else_changes(copy: Path, smoke_da
     before = copy.read_text()
     changed(copy, "    model_parameters: 59612\n", "    model_parameters: 0  # to be counted\n")
     changed(copy, "    training_flops_per_sample: 30328320\n", "    training_flops_per_sample: 0\n")
-    done = mlhpc("card", "fill", "cosmoflow", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    done = mlhpc("workload", "card", "cosmoflow", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("filled in") == 2
     assert copy.read_text() == before.replace("parameters: 59612\n", "parameters: 59612  # to be counted\n", 1)
     assert read_card(copy) == read_card(CARD)
-    again = mlhpc("card", "fill", "cosmoflow")
+    again = mlhpc("workload", "card", "cosmoflow")
     assert (again.returncode, "every count is there" in again.stdout) == (0, True)
 
 
@@ -158,7 +158,7 @@ def test_wrong_counts_are_found_and_left_as_they_are(copy: Path, smoke_data: Pat
     for old, new in WRONG.values():
         changed(copy, old, new)
     before = copy.read_text()
-    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    done = mlhpc("workload", "card", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
     assert done.returncode == 1
     assert done.stdout.count("WRONG") == len(WRONG)
     assert copy.read_text() == before
@@ -211,17 +211,17 @@ def test_flops_that_are_filled_in_are_the_model_s_of_a_mean_sample() -> None:
 def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_data: Path) -> None:
     changed(copy, "    sample_bytes: 32784\n", "    ? sample_bytes\n    : 0\n")
     before = copy.read_text()
-    done = mlhpc("card", "fill", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
+    done = mlhpc("workload", "card", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
     assert done.returncode == 2
     assert "sizes.smoke.sample_bytes cannot be filled" in done.stderr
     assert copy.read_text() == before
 
 
 def test_unknown_workloads_sizes_and_cards_without_code_are_named(tmp_path: Path) -> None:
-    assert mlhpc("card", "fill", "cosmoflou").returncode == 2
-    assert "cosmoflow" in mlhpc("card", "fill", "cosmoflou").stderr
-    assert mlhpc("card", "fill", "cosmoflow", "--size", "smokey").returncode == 2
+    assert mlhpc("workload", "card", "cosmoflou").returncode == 2
+    assert "cosmoflow" in mlhpc("workload", "card", "cosmoflou").stderr
+    assert mlhpc("workload", "card", "cosmoflow", "--size", "smokey").returncode == 2
     example = Path(__file__).resolve().parents[3] / "examples" / "own_loop" / "card.yaml"
-    done = mlhpc("card", "fill", "shapes", environment=ENV | {"MLHPC_CARDS": str(example)})
+    done = mlhpc("workload", "card", "shapes", environment=ENV | {"MLHPC_CARDS": str(example)})
     assert done.returncode == 2
     assert "a loop of your own runs it" in done.stderr

@@ -512,7 +512,7 @@ def test_no_tool_changes_its_input(tmp_path: Path) -> None:
         ["compare", runs, folder],
         ["package", runs, "--system", "x", "-o", tmp_path / "out" / "ACME"],
         ["package", "--verify", folder],
-        ["rcp", "record", runs, "-o", tmp_path / "rcp"],
+        ["workload", "rcp", "record", runs, "-o", tmp_path / "rcp"],
     ]
 
     def state() -> dict[Path, tuple[str, int]]:

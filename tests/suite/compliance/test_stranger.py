@@ -291,11 +291,11 @@ def test_commands_print_no_terminal_escape_of_a_log_or_a_folder(tmp_path: Path, 
     assert not [line for line in output.splitlines() if line.startswith("compliant: all")]
 
 
-@pytest.mark.parametrize("command", ["compare", "status", "report", "package", "rcp", "check", "score"])
+@pytest.mark.parametrize("command", ["compare", "status", "report", "package", "workload", "check", "score"])
 def test_error_lines_hold_no_terminal_escape(tmp_path: Path, command: str) -> None:
     folder = tmp_path / f"a{EVIL}"
     folder.mkdir()
-    arguments = {"compare": [folder, folder], "rcp": ["record", folder], "report": [folder, "-o", tmp_path / "r"],
+    arguments = {"compare": [folder, folder], "workload": ["rcp", "record", folder], "report": [folder, "-o", tmp_path / "r"],
                  "package": [folder, "--system", "x", "--submitter", "y", "-o", tmp_path / "p"]}  # fmt: skip
     result = mlhpc(command, *arguments.get(command, [folder]))
     output = result.stdout + result.stderr

@@ -25,7 +25,7 @@ class Mlhpc(ExecutableApplication):
         workload(_name, executables=["data", "train", "figures", "judge"])
     for _key, _default, _text in (
         ("mlhpc", "mlhpc", "The program"),
-        ("size", "smoke", "Size of the workload (mlhpc list)"),
+        ("size", "smoke", "Size of the workload (mlhpc workload list)"),
         ("runs", "5", "Scored runs; the size says how many a score needs"),
     ):
         workload_variable(_key, default=_default, description=_text, workloads=list(_names))

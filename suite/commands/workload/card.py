@@ -1,4 +1,4 @@
-"""`mlhpc card`: counts what a workload's card says of its sizes, and fills in what is not counted yet."""
+"""`mlhpc workload card`: counts what a workload's card says of its sizes, and fills in what is not counted yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.card import SizeCard
-from suite.cli.group import Subcommands
 from suite.cli.options import output_option, size_option
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
@@ -22,30 +21,23 @@ if TYPE_CHECKING:
     from suite.performance.card_counts import Counts
     from suite.workload import Work
 
-HELP_GROUP = "Extend"
-HELP_ORDER = 3
 EXACT = ("train_samples", "eval_samples", "model_parameters")
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 FILLED = (*EXACT, FORWARD, TRAINING, "sample_bytes")
 CLOSE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
 
 
-@click.group(cls=Subcommands)
-def card() -> None:
-    """Count what the card of a workload says: parameters, FLOPs, bytes, samples.
-
-    \b
-    Example:
-      mlhpc card fill myworkload --size smoke
-    """
-
-
-@card.command()
+@click.command(
+    epilog="""\b
+Example:
+  mlhpc workload card myworkload --size smoke
+"""
+)
 @click.argument("workload")
 @size_option(None, "A size of the workload. [every size with a count of 0]")
 @output_option("Card to write.", "the workload's own, in place")
-def fill(workload: str, size: str | None, output: Path | None) -> None:
-    """Fill counts that are 0 in the card of WORKLOAD by running one step, and compare the others with what is counted.
+def card(workload: str, size: str | None, output: Path | None) -> None:
+    """Count what the card of WORKLOAD says by running one step: fill in counts that are 0, and compare the others.
 
     A size is counted with the configuration it ships and its data set, which is generated for it if there is none. Comments stay.
 

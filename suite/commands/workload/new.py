@@ -9,14 +9,11 @@ from pathlib import Path
 import click
 import jinja2
 
-from suite.cli.group import Subcommands
 from suite.cli.options import output_option
 from suite.descriptor import descriptors
 from suite.errors import InputError
 from suite.files import print_line, write_whole
 
-HELP_GROUP = "Extend"
-HELP_ORDER = 2
 FILES = {  # file of the skeleton: template
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -31,17 +28,7 @@ FILES = {  # file of the skeleton: template
 }
 
 
-@click.group(cls=Subcommands)
-def workload() -> None:
-    """Make a workload of your own.
-
-    \b
-    Example:
-      mlhpc workload new tides && pip install --no-deps --no-build-isolation -e tides && mlhpc run tides --size smoke
-    """
-
-
-@workload.command()
+@click.command()
 @click.argument("name")
 @output_option("New folder of the package.", "NAME")
 def new(name: str, output: Path | None) -> None:
@@ -51,7 +38,7 @@ def new(name: str, output: Path | None) -> None:
     if root.exists():
         raise InputError(f"{root}: exists already; a skeleton never writes into something (choose another -o)")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("suite.commands", "skeleton"),
+        loader=jinja2.PackageLoader("suite.commands.workload", "skeleton"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  a name of letters, digits and _, in Python and YAML

@@ -1,4 +1,4 @@
-"""`mlhpc list`: prints the installed workloads with their sizes, and targets. Reads cards only."""
+"""`mlhpc workload list`: prints the installed workloads with their sizes and targets. Reads cards only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from suite.cli.options import JSON, card_option, format_option
 from suite.descriptor import Descriptor, descriptor, descriptors
 from suite.files import byte_text, print_line
 
-HELP_GROUP = "Run"
-HELP_ORDER = 3
-
 
 @click.command(
     name="list",
     epilog="""\b
 Examples:
-  mlhpc list
-  mlhpc list cosmoflow --format json
+  mlhpc workload list
+  mlhpc workload list cosmoflow --format json
 """,
 )
 @click.argument("workload", required=False)

@@ -1,4 +1,4 @@
-"""`mlhpc rcp`: records how many epochs a size needs to converge, from runs with many seeds and data sets, and shows the records."""
+"""`mlhpc workload rcp`: records reference convergence points from runs with many seeds and data sets, and shows them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from suite.log.run_folder import RunFolder
 from suite.log.score import failure
 from suite.machine.facts import read_facts
 
-HELP_GROUP = "Extend"
-HELP_ORDER = 3
-
 
 @click.group(cls=Subcommands)
 def rcp() -> None:
@@ -37,8 +34,8 @@ def rcp() -> None:
 
     \b
     Examples:
-      mlhpc rcp record runs/cosmoflow-mini-*
-      mlhpc rcp show cosmoflow
+      mlhpc workload rcp record runs/cosmoflow-mini-*
+      mlhpc workload rcp show cosmoflow
     """
 
 

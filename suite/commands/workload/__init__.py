@@ -1,0 +1,33 @@
+"""`mlhpc workload`: lists workloads, starts a new one, counts what its card says, and records its reference points."""
+
+from __future__ import annotations
+
+import click
+
+from suite.cli.group import Subcommands
+from suite.commands.workload.card import card
+from suite.commands.workload.list import list_
+from suite.commands.workload.new import new
+from suite.commands.workload.rcp import rcp
+
+HELP_GROUP = "Run"
+HELP_ORDER = 3
+
+
+@click.group(cls=Subcommands)
+def workload() -> None:
+    """List workloads with their sizes and targets, or make one of your own.
+
+    \b
+    Examples:
+      mlhpc workload list
+      mlhpc workload new tides && pip install --no-deps --no-build-isolation -e tides && mlhpc run tides --size smoke
+      mlhpc workload card tides
+      mlhpc workload rcp record runs/tides-smoke-*
+    """
+
+
+workload.add_command(list_)
+workload.add_command(new)
+workload.add_command(card)
+workload.add_command(rcp)
