@@ -93,11 +93,10 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
     ``valid`` is true for the score of a compliant result; ``reason`` says why it is not. InputError for a path that does not exist.
     """
     from suite.compliance.exchange.result_document import result_documents
-    from suite.compliance.scoring import score_results
     from suite.descriptor import with_cards
 
     with with_cards(map(Path, cards)):
-        return result_documents(score_results(_existing(paths), _known(ruleset)))
+        return result_documents(check(_existing(paths), _known(ruleset)).results)
 
 
 def compare(

@@ -7,7 +7,7 @@ ROUND is a checkout of a public MLPerf HPC results repository. Three tables:
 1. false alarms: for each pair of different runs of one result, the p value of their most alike stretch; the share of pairs
    with p below a level must not exceed the level. Runs that are known to be one (carried over to a later round, or
    without a seed and with equal values throughout) are left out, and counted.
-2. what the bounds of suite/compliance/rules/likeness.py rest on: how often n consecutive values of two runs are within x.
+2. what the bounds of suite/compliance/forensics/likeness.py rest on: how often n consecutive values of two runs are within x.
 3. power: each run is copied with changed values and times, and looked for among all runs of its result.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from suite.compliance.rules.likeness import FALSE_ALARMS, Runs, Series, likeness, series_of
+from suite.compliance.forensics.likeness import FALSE_ALARMS, Runs, Series, likeness, series_of
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.results_tree import find

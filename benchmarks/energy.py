@@ -27,7 +27,6 @@ from mlperf_logging.compliance_checker.mlp_parser import parse_file  # noqa: E40
 from mlperf_logging.result_summarizer.result_summarizer import _compute_power_node  # noqa: E402
 
 from suite.compliance.check import check  # noqa: E402
-from suite.compliance.scoring import score_results  # noqa: E402
 from suite.log.energy.integrate import curve, official_energy_j  # noqa: E402
 from suite.log.energy.power_log import read_power_log  # noqa: E402
 from suite.log.energy.score import read_meters  # noqa: E402
@@ -66,7 +65,7 @@ def reading(folder: Path) -> Iterator[str]:
 
 def public(folder: Path) -> Iterator[str]:
     yield "public logs: MLPerf Training 4.0, Llama 2 70B LoRA. Joules of the runs that the time score keeps, mean"
-    for scored in score_results([folder]):
+    for scored in check([folder]).results:
         result = scored.energy
         if result is None or result.mean_j is None:
             continue

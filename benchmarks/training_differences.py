@@ -26,7 +26,6 @@ from pathlib import Path
 
 from suite.compliance.check import check, check_log
 from suite.compliance.ruleset import ruleset
-from suite.compliance.scoring import score_results
 from suite.log.results_tree import Group, find
 
 # Why the two verdicts differ: (place, rule of ours or the beginning of their complaint, reason). The first that fits is printed.
@@ -167,8 +166,8 @@ def compare(group: Group, theirs: dict[str, object], name: str, counts: Counter[
         ] += 1
     if bool(ours) != bool(said):
         found.append(Difference("result", label, ours, tuple(said)))
-    (scored,) = score_results([group.folder], name)
-    result = scored.result
+    (scored,) = check([group.folder], name).results
+    result = scored.score
     minutes, other = getattr(result, "mean_s", None), theirs["score"]
     equal = minutes is not None and isinstance(other, float) and math.isclose(minutes / 60.0, other, rel_tol=1e-9)
     counts["scores equal to nine digits" if equal else "scores differ"] += 1

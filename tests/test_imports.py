@@ -35,8 +35,12 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine.choice": {"suite", "suite.log", "suite.machine.probes"},
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
-    "suite.compliance": {"suite", "suite.log", "suite.log.energy", "suite.compliance.rules", "suite.statistics"},
+    "suite.compliance": {
+        *("suite", "suite.log", "suite.log.energy", "suite.statistics"),
+        *("suite.compliance.rules", "suite.compliance.forensics"),
+    },
     "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance"},
+    "suite.compliance.forensics": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {
         "suite",
@@ -95,6 +99,7 @@ LIGHT = {
     "suite.launch",
     "suite.compliance",
     "suite.compliance.exchange",
+    "suite.compliance.forensics",
     "suite.compliance.rules",
     "suite.package",
     "suite.package.reproduction",
@@ -109,6 +114,7 @@ ANALYSIS_MAY_USE = {
     "suite.machine",
     "suite.compliance",
     "suite.compliance.rules",
+    "suite.compliance.forensics",
     "suite.performance",
 }
 ANALYSIS_MORE = {"analysis.tournament": {"suite.data", "suite.launch"}}  # it starts runs, one process at a time

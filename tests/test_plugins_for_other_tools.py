@@ -12,8 +12,8 @@ import click
 import yaml
 
 from suite.cli.main import group
+from suite.compliance.check import check
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines
-from suite.compliance.scoring import score_results
 from suite.descriptor import descriptors
 from tests.fixtures.logs import our_runs
 
@@ -47,7 +47,7 @@ def test_jube_calls_commands_that_exist_and_reads_lines_that_exist(tmp_path: Pat
     assert len(ours) == 5
     for call in ours:
         check_call(call)
-    text = render_lines(score_results([our_runs(tmp_path)]))
+    text = render_lines(check([our_runs(tmp_path)]).results)
     for pattern in document["patternset"]["pattern"]:
         assert re.search(pattern["_"].replace("$jube_pat_fp", JUBE_NUMBER), text, re.MULTILINE), pattern["name"]
     known = {each["name"] for each in (*document["patternset"]["pattern"], *document["parameterset"]["parameter"])}
@@ -66,7 +66,7 @@ def test_ramble_calls_commands_that_exist_and_reads_lines_that_exist(tmp_path: P
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_names"
     )
     assert set(ast.literal_eval(names)) == set(descriptors())
-    keys = {figure.key for figure in figures(score_results([our_runs(tmp_path)])[0])}
+    keys = {figure.key for figure in figures(check([our_runs(tmp_path)]).results[0])}
     stated = set(
         re.findall(r'"([a-z_]+)"', source[source.index("for _key, _unit in") : source.index("figure_of_merit(")])
     )
@@ -92,6 +92,6 @@ def test_the_page_has_the_expression_and_every_key(tmp_path: Path) -> None:
     assert example is not None
     assert re.fullmatch(FOM_PATTERN, example[1])
     for mode in ("strong", "weak"):
-        for figure in figures(score_results([our_runs(tmp_path / mode, mode=mode)])[0]):
+        for figure in figures(check([our_runs(tmp_path / mode, mode=mode)]).results[0]):
             stem = re.sub(r"_(min|max|std)$", "_mean", figure.key) if "_" in figure.key else figure.key
             assert f"`{figure.key}`" in page or f"`{stem}`" in page, figure.key

@@ -13,7 +13,7 @@ from analysis.history import judge, record
 from analysis.history.judge import Verdict
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
-from suite.compliance.scoring import score_results
+from suite.compliance.check import check as check_paths
 from suite.errors import InputError
 from suite.files import print_line, printable
 from suite.statistics import Outcome
@@ -65,13 +65,13 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
     """
     folder = output or DEFAULT_FOLDER
     known = record.read_history(folder) if folder.exists() else []
-    scored = score_results(list(paths))
+    scored = check_paths(list(paths)).results
     if not scored:
         raise InputError(f"{', '.join(map(str, paths))}: no result_*.txt: nothing to add")
     refused = [item for item in scored if not item.valid and not any_runs]
     for item in scored:
         if item in refused:
-            reason = item.result.reason or item.verdict
+            reason = item.score.reason or item.verdict
             print_line(f"{item.group.folder}: {reason}; not added (--any adds it all the same)", error=True)
             continue
         made = record.compute_record(item, datetime.now(UTC))

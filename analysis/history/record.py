@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from suite.compliance.scoring import ScoredGroup, first_named
+from suite.compliance.result import Result, first_named
 from suite.errors import InputError
 from suite.files import read_json_document, write_whole
 from suite.log.comparable import era
@@ -83,10 +83,10 @@ class Record(_Frozen):
         return f"{stamp}-{''.join(c if c.isalnum() or c in '-_' else '_' for c in kind)}-{total}{SUFFIX}"
 
 
-def compute_record(scored: ScoredGroup, now: datetime) -> Record:
+def compute_record(scored: Result, now: datetime) -> Record:
     """Compute the record of a result. InputError if none of its runs converged."""
-    first, folder = first_named(scored.records), scored.group.folder
-    converged = [run.record for run in scored.result.runs if run.converged]
+    first, folder = first_named(scored.runs), scored.group.folder
+    converged = [run.record for run in scored.score.runs if run.converged]
     starts = [run.run_start_s for run in converged if run.run_start_s is not None]
     if not converged or not starts:
         raise InputError(f"{folder}: no run converged: there is no time to remember")
@@ -193,8 +193,8 @@ def _sum_of(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
 
 
-def _score(scored: ScoredGroup) -> str | None:
-    result = scored.result
+def _score(scored: Result) -> str | None:
+    result = scored.score
     if not result.valid:
         return None
     if isinstance(result, Throughput):
@@ -202,7 +202,7 @@ def _score(scored: ScoredGroup) -> str | None:
     return f"{(result.mean_s or 0.0) / MINUTE_S:.6g} min"
 
 
-def _facts(scored: ScoredGroup, first: RunRecord) -> dict[str, str]:
+def _facts(scored: Result, first: RunRecord) -> dict[str, str]:
     """What may explain a change: settings that every log states, and facts of the nodes or else of the system."""
     settings = {
         "batch": first.global_batch_size,

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.page.cells import HtmlTable, html_table
 from suite.compliance.check import Judged, Verdict, check
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.base import Finding
 
 FINDINGS_SHOWN = 100
 

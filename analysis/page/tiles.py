@@ -9,7 +9,7 @@ from pathlib import Path
 from analysis.page.cells import count_text
 from analysis.page.checked import CheckedPath, error_text
 from analysis.study import Study
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.base import Finding
 from suite.log.results_tree import round_of
 
 

@@ -14,7 +14,7 @@ from analysis.tournament.outcome import Outcome
 from analysis.tournament.race import Turn, replay
 from suite import RULESET
 from suite.compliance.check import judge_log
-from suite.compliance.rules.likeness import DURATIONS, Runs, series_of
+from suite.compliance.forensics.likeness import DURATIONS, Runs, series_of
 from suite.compliance.ruleset import ruleset
 from suite.descriptor import descriptor
 from suite.errors import InputError

@@ -12,7 +12,7 @@ from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.output import print_table
-from suite.compliance.ruleset import ruleset
+from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.files import print_line
 
 HELP_GROUP = "Judge"
@@ -23,7 +23,10 @@ HELP_ORDER = 2
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @card_option
 @click.option(
-    "--ruleset", "ruleset_name", help="0.7.0, 1.0.0, 2.0.0, 3.0.0 or mlhpc-1.0. [found from the content, and printed]"
+    "--ruleset",
+    "ruleset_name",
+    metavar="NAME",
+    help=f"One of {', '.join(ruleset_names())}. [found from the content, and printed]",
 )
 @format_option(*(name for name in FORMATS if name not in (TEXT, JSON)))
 @click.option("--official", is_flag=True, help="Also run mlperf_logging 4.1.68 on a copy and show its verdict.")

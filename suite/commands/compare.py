@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from suite.cli.options import JSON, card_option, format_option
-from suite.compliance.scoring import ScoredGroup, first_named, score_results
+from suite.compliance.check import check
+from suite.compliance.result import Result, first_named
 from suite.errors import InputError
 from suite.files import print_line, printable
 from suite.log.comparable import unlike
@@ -169,7 +170,7 @@ def _energy_text(energy: EnergyRatio | None) -> str:
 _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
 
 
-def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
+def _pairs(a: Path, b: Path) -> list[tuple[Result, Result]]:
     """Pair the results of both paths by benchmark, size and scenario. InputError if none match or a match is ambiguous."""
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
@@ -183,27 +184,27 @@ def _pairs(a: Path, b: Path) -> list[tuple[ScoredGroup, ScoredGroup]]:
     return [(first[kind][0], second[kind][0]) for kind in shared]
 
 
-def _results(path: Path) -> dict[_Kind, list[ScoredGroup]]:
-    results: dict[_Kind, list[ScoredGroup]] = {}
-    for scored in score_results([path]):
+def _results(path: Path) -> dict[_Kind, list[Result]]:
+    results: dict[_Kind, list[Result]] = {}
+    for scored in check([path]).results:
         results.setdefault(_kind_of(scored), []).append(scored)
     return results
 
 
-def _kind_of(scored: ScoredGroup) -> _Kind:
-    first = first_named(scored.records)
+def _kind_of(scored: Result) -> _Kind:
+    first = first_named(scored.runs)
     return first.benchmark, first.size, scored.scenario
 
 
-def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
+def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
     names = (_kind(_kind_of(a)), str(a.group.folder), str(b.group.folder))
     sides = (("A", a), ("B", b))
-    bad = [f"{name} is {item.result.reason}" for name, item in sides if not item.result.valid]
+    bad = [f"{name} is {item.score.reason}" for name, item in sides if not item.score.valid]
     bad += [f"{name} is {item.verdict}" for name, item in sides if item.verdict]
     times = _times(a), _times(b)
-    if not all(times) or (not any_runs and not (a.result.valid and b.result.valid)):
+    if not all(times) or (not any_runs and not (a.score.valid and b.score.valid)):
         return Comparison(*names, Outcome.INCONCLUSIVE, tuple(bad), scores=False)
-    round_a, round_b = (item.group.round or first_named(item.records).ruleset for item in (a, b))
+    round_a, round_b = (item.group.round or first_named(item.runs).ruleset for item in (a, b))
     apart = unlike(round_a, round_b, a.division, b.division)
     few = [
         f"{name} has one run, which has no spread"
@@ -222,7 +223,7 @@ def _compare(a: ScoredGroup, b: ScoredGroup, tolerance: float, confidence: float
     )
 
 
-def _compare_energy(a: ScoredGroup, b: ScoredGroup) -> tuple[EnergyRatio | None, list[str]]:
+def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]]:
     """The ratio of two results' energies, or why there is none. Without any energy neither."""
     found = {"A": a.energy, "B": b.energy}
     if not any(found.values()):
@@ -250,12 +251,12 @@ def _without_spread(a: Sequence[float], b: Sequence[float]) -> TimeRatio:
     return TimeRatio(math.exp(means[1] - means[0]), 0.0, math.inf)
 
 
-def _times(scored: ScoredGroup) -> list[float]:
-    return [run.record.time_to_train_s or 0.0 for run in scored.result.runs if run.converged]
+def _times(scored: Result) -> list[float]:
+    return [run.record.time_to_train_s or 0.0 for run in scored.score.runs if run.converged]
 
 
-def _score(scored: ScoredGroup) -> str:
-    result = scored.result
+def _score(scored: Result) -> str:
+    result = scored.score
     if not result.valid:
         return "no score"
     if isinstance(result, Throughput):
@@ -268,5 +269,5 @@ def _kind(kind: _Kind) -> str:
     return " ".join(str(part) for part in (benchmark or "no known benchmark,", size, scenario) if part is not None)
 
 
-def _kinds(results: dict[_Kind, list[ScoredGroup]]) -> str:
+def _kinds(results: dict[_Kind, list[Result]]) -> str:
     return ", ".join(_kind(kind) for kind in results) or "no result_*.txt"

@@ -11,7 +11,8 @@ import click
 
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, card_option, format_option
-from suite.compliance.scoring import ScoredGroup, score_results
+from suite.compliance.check import check
+from suite.compliance.result import Result
 from suite.errors import InputError
 from suite.files import print_line, printable, write_whole
 from suite.log.energy.carbon import Carbon, read_carbon
@@ -56,7 +57,7 @@ def show(paths: tuple[Path, ...], price: float | None, carbon: str | None, style
     if price is not None and not 0.0 < price < 1e9:
         raise InputError(f"--price {price}: expected more than 0 per kWh")
     factor = read_carbon(carbon) if carbon is not None else None
-    found = [(each, each.energy) for each in score_results(list(paths))]
+    found = [(each, each.energy) for each in check(list(paths)).results]
     if style == JSON:
         print_line(json.dumps({"version": 1, "groups": [as_dict(*item, price, factor) for item in found]}, indent=1))
     else:
@@ -67,7 +68,7 @@ def show(paths: tuple[Path, ...], price: float | None, carbon: str | None, style
 
 
 def as_dict(
-    scored: ScoredGroup, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None
+    scored: Result, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None
 ) -> dict[str, Any]:
     """The JSON form of one result; a number that does not exist is null."""
     head = {"path": str(scored.group.folder), "valid": result is not None and result.valid}
@@ -95,7 +96,7 @@ def as_dict(
 
 
 def lines(
-    scored: ScoredGroup, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None
+    scored: Result, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None
 ) -> list[str]:
     """One result for a terminal."""
     text = [str(scored.group.folder)]
@@ -160,13 +161,13 @@ def _run_dict(run: RunEnergy, result: EnergyToSolution) -> dict[str, Any]:
     }
 
 
-def _grams(scored: ScoredGroup, result: EnergyToSolution, carbon: Carbon | None) -> float | None:
+def _grams(scored: Result, result: EnergyToSolution, carbon: Carbon | None) -> float | None:
     """Grams of CO2 of the mean run, each kept run by the hours in which it ran."""
     if carbon is None or not result.kept:
         return None
     by_path = {run.path: run for run in result.runs}
     grams = []
-    for record in scored.records:
+    for record in scored.runs:
         run = by_path.get(record.path)
         if run is not None and run.path in result.kept and run.joules is not None:
             start = record.run_start_s or 0.0

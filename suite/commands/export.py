@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from suite.cli.options import card_option, output_option
+from suite.compliance.check import check
 from suite.compliance.exchange.result_forms import RESULT_FORMS
-from suite.compliance.scoring import score_results
 from suite.files import print_line, write_whole
 from suite.log.export.mlflow_store import write_mlflow
 from suite.log.export.prometheus_text import render_prometheus
@@ -57,7 +57,7 @@ def export(form: str, paths: tuple[Path, ...], output: Path | None) -> None:
             count += 1
         print_line(f"{folder}: {count} runs for {form}")
         return
-    scored = [] if form == PROMETHEUS else score_results(list(paths))
+    scored = [] if form == PROMETHEUS else check(list(paths)).results
     text = render_prometheus(read_series(paths)) if form == PROMETHEUS else RESULT_FORMS[form](scored)
     if not text.strip("{}\n"):
         print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to export", error=True)

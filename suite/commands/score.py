@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from suite.cli.options import JSON, card_option, format_option
+from suite.compliance.check import check
+from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
-from suite.compliance.scoring import ScoredGroup, first_named, score_results
 from suite.files import print_line, printable
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
@@ -37,7 +38,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
     """
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    scored = score_results(list(paths), ruleset_name)
+    scored = check(list(paths), ruleset_name).results
     if style == JSON:
         from suite.compliance.exchange.result_document import result_documents
 
@@ -45,18 +46,18 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
         print_line(json.dumps(document, indent=1))
     else:
         for item in scored:
-            print_line("\n".join(map(printable, lines(item, explain=explain or not item.result.valid))))
+            print_line("\n".join(map(printable, lines(item, explain=explain or not item.score.valid))))
         if not scored:
             print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
     if not scored or not all(item.valid for item in scored):
         raise click.exceptions.Exit(1)
 
 
-def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
+def lines(scored: Result, *, explain: bool) -> list[str]:
     """One result for a terminal; with ``explain`` a line for each run."""
     from suite.data.baselines import beside
 
-    first, runs = first_named(scored.records), scored.result.runs
+    first, runs = first_named(scored.runs), scored.score.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""
     text = [
@@ -64,7 +65,7 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
         *([f"  {scored.verdict}"] if scored.verdict else []),
-        *[f"  {t}" for t in dict.fromkeys(t for run in scored.records for t in beside(run.baselines, run.attainable))],
+        *[f"  {t}" for t in dict.fromkeys(t for run in scored.runs for t in beside(run.baselines, run.attainable))],
     ]
     if explain:
         width = max(len(run_name(run)) for run in runs)
@@ -72,8 +73,8 @@ def lines(scored: ScoredGroup, *, explain: bool) -> list[str]:
     return text
 
 
-def _headline(scored: ScoredGroup) -> str:
-    result = scored.result
+def _headline(scored: Result) -> str:
+    result = scored.score
     if not result.valid:
         return str(result.reason)
     if isinstance(result, Throughput):

@@ -10,20 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-# Importing a module of rules enters them into the table; they are applied in the order of these imports. Those for several
-# logs are in `together`, which is imported when there are several: one log is checked in 8 % fewer instructions without.
-import suite.compliance.rules.log_rules  # isort: skip
-import suite.compliance.rules.eval_rules  # isort: skip
-import suite.compliance.rules.course_rules  # isort: skip
-import suite.compliance.rules.mlhpc_rules  # isort: skip
-import suite.compliance.rules.stated_rules  # isort: skip
-import suite.compliance.rules.training_rules  # noqa: F401  # isort: skip
+from suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from suite.compliance.choice import Choice, choose
 from suite.compliance.failed_run import cut_line, follows_from_failure
+from suite.compliance.forensics.copy_rules import SeenRuns
 from suite.compliance.metric import record_of
-from suite.compliance.rules.table import NO_LOG, Finding, LogContext, apply_log_rules, of_another_suite, weighed
+from suite.compliance.result import Result
+from suite.compliance.rules.base import NO_LOG, Finding, LogContext, of_another_suite, weighed
+from suite.compliance.rules.package_rules import judge_package, judge_system
 from suite.compliance.ruleset import (
     Benchmark,
     GivenPoints,
@@ -36,35 +31,19 @@ from suite.compliance.ruleset import (
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
-from suite.log.results_tree import LINK, Group, Tree, find, list_files
+from suite.log.results_tree import LINK, Group, Tree, find, list_files, list_system_files, read_system
 from suite.log.score import failure
-
-if TYPE_CHECKING:
-    from suite.compliance.together import Together
-
-
-@dataclass(frozen=True)
-class CheckedResult:
-    """One result as it was judged. ``errors``: those of its own logs and runs, and of the package that it is of.
-
-    ``power`` are the rules for power readings that it breaks, warnings too: its time may be a score where its energy is none.
-    """
-
-    group: Group
-    ruleset: str
-    records: tuple[RunRecord, ...]
-    errors: int
-    power: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was checked, by which rulesets, and all findings in the order of the tree."""
+    """What was checked, by which rulesets, and all findings in the order of the tree. ``results``: those that have logs."""
 
     rulesets: tuple[str, ...]
     logs: int
     packages: int
     findings: tuple[Finding, ...]
+    results: tuple[Result, ...] = ()
 
     @property
     def compliant(self) -> bool:
@@ -108,71 +87,59 @@ def check(
 
     InputError for a path that is no file or folder, such as a device.
     """
-    return check_results(paths, ruleset_name, given, judged)[0]
+    findings: list[Finding] = []
+    results: list[Result] = []
+    used: list[str] = []
+    seen = SeenRuns()
+    packages = logs = 0
+    for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
+        tree = find(path, partly=True)
+        unread = [_unread(error, path) for error in tree.unread]
+        findings += unread
+        for package, groups in _judged_together(tree):
+            choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
+            rules = replace(ruleset(choice.ruleset), given=given)
+            used.append(rules.name)
+            shared = [item for rule, folder, text in choice.breaches for item in weighed(rules, rule, folder, text)]
+            findings += shared
+            # A single file is judged by the rules for one log only.
+            several = None if path.is_file() else seen
+            judgements = [_check_group(group, rules, several, judged or {}) for group in groups]
+            for _, own in judgements:
+                findings += own
+            if package is not None:
+                packages += 1
+                of_package = list(_check_package(package, groups, rules)) if several is not None else []
+                findings += of_package
+                shared += of_package
+            for result, own in judgements:
+                logs += len(result.group.logs) + len(result.group.pruned)
+                if result.runs:
+                    errors = sum(finding.severity == "error" for finding in (*unread, *shared, *own))
+                    results.append(replace(result, errors=errors, power=_broken_power_rules(own)))
+        findings += _behind_links(tree)
+    if not logs:
+        where = ", ".join(str(path) for path in paths)
+        text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
+        findings.append(Finding("nothing-checked", "error", where, None, text))
+    names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
+    return Verdict(names, logs, packages, tuple(findings), tuple(results))
 
 
 def rulesets_of_logs(path: Path) -> dict[Path, str]:
     """The name of the ruleset that judges each log below a path, pruned ones too, for who reads the logs anyway."""
     return {
         log: choice.ruleset
-        for _, groups in _results(find(path.absolute(), partly=True))
+        for _, groups in _judged_together(find(path.absolute(), partly=True))
         for choice in [choose(groups, path.absolute())]
         for group in groups
         for log in (*group.logs, *group.pruned)
     }
 
 
-def check_results(
-    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None, judged: Judged | None = None
-) -> tuple[Verdict, tuple[CheckedResult, ...]]:
-    """Judge as `check` does, and return beside the verdict what was read of each result."""
-    findings: list[Finding] = []
-    results: list[CheckedResult] = []
-    used: list[str] = []
-    several = None if all(path.is_file() for path in paths) else _together()
-    packages = 0
-    for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
-        tree = find(path, partly=True)
-        unread = [_unread(error, path) for error in tree.unread]
-        findings += unread
-        for package, groups in _results(tree):
-            choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
-            rules = replace(ruleset(choice.ruleset), given=given)
-            used.append(rules.name)
-            packages += package is not None
-            said = [item for rule, folder, text in choice.breaches for item in weighed(rules, rule, folder, text)]
-            together = None if path.is_file() else several
-            checked = [_check_group(group, rules, together, judged or {}) for group in groups]
-            of_package = [*together.judge_package(package, groups, rules)] if together and package is not None else []
-            findings += [*said, *(item for _, own in checked for item in own), *of_package]
-            shared = _errors([*unread, *said, *of_package])
-            results += [
-                CheckedResult(group, rules.name, records, shared + _errors(own), _power(own))
-                for group, (records, own) in zip(groups, checked, strict=True)
-            ]
-        findings += _behind_links(tree)
-    logs = sum(len(result.group.logs) + len(result.group.pruned) for result in results)
-    if not logs:
-        where = ", ".join(str(path) for path in paths)
-        text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
-        findings.append(Finding("nothing-checked", "error", where, None, text))
-    names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
-    return Verdict(names, logs, packages, tuple(findings)), tuple(results)
-
-
-def _together() -> Together:
-    from suite.compliance.together import Together
-
-    return Together()
-
-
-def _power(findings: Sequence[Finding]) -> tuple[str, ...]:
+def _broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
     broken = (finding.rule for finding in findings if finding.severity != "info" and finding.waiver is None)
     return tuple(dict.fromkeys(rule for rule in broken if rule.startswith("power-") and rule != "power-scope"))
-
-
-def _errors(findings: Sequence[Finding]) -> int:
-    return sum(finding.severity == "error" for finding in findings)
 
 
 def _unread(error: OSError, path: Path) -> Finding:
@@ -220,10 +187,37 @@ def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = Non
     if suite is not None:
         return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(apply_log_rules(context, name)), cut_line(log))
+    return CheckedLog(record, benchmark, tuple(_log_findings(context, name)), cut_line(log))
 
 
-def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
+def _log_findings(context: LogContext, file: str) -> Iterator[Finding]:
+    for rule in LOG_RULES:
+        severity = context.ruleset.severity(rule.name)
+        if severity is not None:
+            for line, message in rule.check(context):
+                yield Finding(rule.name, severity, file, line, message)
+
+
+def _result_findings(result: Result) -> Iterator[Finding]:
+    for rule in RESULT_RULES:
+        severity = result.ruleset.severity(rule.name)
+        if severity is not None:
+            for path, message in rule.check(result):
+                yield Finding(rule.name, severity, str(path or result.group.folder), None, message)
+
+
+def _check_package(package: Path, groups: Sequence[Group], rules: Ruleset) -> Iterator[Finding]:
+    """Judge the files of a package beside its results: system descriptions, names, the manifest."""
+    for path in list_system_files(package):
+        for rule, message in judge_system(read_system(path)):
+            yield from weighed(rules, rule, path, message)
+    for rule, path, message in judge_package(package, groups):
+        yield from weighed(rules, rule, path, message)
+    if not groups:
+        yield from weighed(rules, "results-empty", package / "results", "the package holds no result_*.txt")
+
+
+def _judged_together(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
     """What is judged by one ruleset: each package with its results, then each folder of logs that is in no package."""
     of_package: dict[Path, list[Group]] = {package: [] for package in tree.packages}
     elsewhere = [group for group in tree.groups if group.package not in of_package]
@@ -234,34 +228,35 @@ def _results(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
     yield from ((None, [group]) for group in elsewhere)
 
 
-def _check_group(
-    group: Group, rules: Ruleset, together: Together | None, judged: Judged
-) -> tuple[tuple[RunRecord, ...], list[Finding]]:
-    """Judge the logs of a result one by one and, if they are no single log, together. Returns their records and the findings."""
+def _check_group(group: Group, rules: Ruleset, seen: SeenRuns | None, judged: Judged) -> tuple[Result, list[Finding]]:
+    """Judge the logs of a result one by one and then, unless ``seen`` is None, together and beside earlier results."""
     findings: list[Finding] = []
     checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
-    records = tuple(log.record for log in checked)
-    failed = [log for log in checked if not log.converged]
-    for log in checked:
-        forgiven = (
-            together is not None
-            and (len(failed) == 1 and log is failed[0] and len(checked) > 1)
-            and (rules.foreign or not together.is_weak(group, records))
-        )
-        findings += [_forgive(finding, log, rules) for finding in log.findings] if forgiven else log.findings
     pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
+    records = tuple(log.record for log in checked)
+    benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
+    system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
+    result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
+    failed = [log for log in checked if not log.converged]
+    one_may_fail = seen is not None and len(checked) > 1 and len(failed) == 1 and (rules.foreign or not result.weak)
+    for log in checked:
+        if one_may_fail and log is failed[0]:
+            findings += [_downgrade_failed_run(finding, log, rules) for finding in log.findings]
+        else:
+            findings += log.findings
     for log in pruned:
         findings += _pruned(log, rules)
-    of_another = all(rules.other_suite(record.benchmark) for record in records) and bool(records)
-    if together is not None and not of_another:
+    of_another_suite = bool(records) and all(rules.other_suite(record.benchmark) for record in records)
+    if seen is not None and not of_another_suite:
         known = rules.known(records)
-        benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
-        found = together.judge_result(group, records, tuple(log.record for log in pruned), benchmark, rules)
-        findings += [_excused(finding, known) for finding in found]
-    return records, findings
+        found = list(_result_findings(result))
+        for rule, where, message in seen.compare(group, records):
+            found += weighed(rules, rule, where, message)
+        findings += [_downgrade_known(finding, known) for finding in found]
+    return result, findings
 
 
-def _excused(finding: Finding, known: KnownResult | None) -> Finding:
+def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
     """The finding, as a warning with the reason if it is a known breach of a published result."""
     reason = known.rules.get(finding.rule) if known is not None else None
     if reason is None or finding.severity != "error":
@@ -269,7 +264,7 @@ def _excused(finding: Finding, known: KnownResult | None) -> Finding:
     return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
-def _forgive(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
+def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
     if finding.severity == "error" and follows_from_failure(finding, log.record, log.cut_line, foreign=rules.foreign):
         return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
     return finding

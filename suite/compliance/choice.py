@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite import RULESET
-from suite.compliance.rules.table import OURS, explain
+from suite.compliance.rules.base import OURS, Rule
 from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset, ruleset_names, ruleset_of_round
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import Group, round_of
 
-explain("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS)
-explain("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS)
+RULES: tuple[Rule, ...] = (
+    Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS),
+    Rule("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS),
+)
 
 Breach = tuple[str, Path, str]  # rule, path, message
 

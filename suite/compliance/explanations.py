@@ -11,10 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import suite.compliance.check
-import suite.compliance.together  # noqa: F401  with check it enters all rules into the tables
-from suite.compliance.rules.group_rules import GROUP_RULES
-from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, OURS, RuleInfo, link
+from suite.compliance.all_rules import LOG_RULES, RESULT_RULES, RULES
+from suite.compliance.rules.base import OURS, Rule, link
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.errors import InputError, did_you_mean
 from suite.files import YamlSource, compiled
@@ -44,20 +42,20 @@ def rule_texts() -> dict[str, RuleText]:
 
 def explanation(rule: str) -> str:
     """The text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
-    if rule not in EXPLANATIONS:
-        near = did_you_mean(rule, EXPLANATIONS) or ";"
+    if rule not in RULES:
+        near = did_you_mean(rule, RULES) or ";"
         raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules says each in a line")
-    lines = [f"{rule} ({scope(rule)})", *(f"  {name}: {text}" for name, text in _fields(EXPLANATIONS[rule]))]
+    lines = [f"{rule} ({scope(rule)})", *(f"  {name}: {text}" for name, text in _fields(RULES[rule]))]
     return "\n".join([*lines, f"  page: {link(rule)}"])
 
 
 def rule_list() -> str:
     """The text that `--list-rules` prints: one line for each rule with its severity in the newest rulesets."""
-    widest = max(map(len, EXPLANATIONS))
+    widest = max(map(len, RULES))
     lines = []
     for name in SCOPES:
-        lines += [f"{name}:", *(f"  {rule:{widest}}  {EXPLANATIONS[rule].explanation}" for rule in _of(name))]
-    return "\n".join([*lines, f"{len(EXPLANATIONS)} rules; mlhpc check --explain RULE says more"])
+        lines += [f"{name}:", *(f"  {rule:{widest}}  {RULES[rule].asks}" for rule in _of(name))]
+    return "\n".join([*lines, f"{len(RULES)} rules; mlhpc check --explain RULE says more"])
 
 
 def rules_page() -> str:
@@ -73,14 +71,15 @@ def rules_page() -> str:
     for name in SCOPES:
         lines += ["", f"## {name[0].upper()}{name[1:]}"]
         for rule in _of(name):
-            fields = [f"- {field}: {text}" for field, text in _fields(EXPLANATIONS[rule])]
+            fields = [f"- {field}: {text}" for field, text in _fields(RULES[rule])]
             lines += ["", f"### {rule}", "", *fields]
     return "\n".join(lines) + "\n"
 
 
 def scope(rule: str) -> str:
     """What a rule looks at, one of `SCOPES`."""
-    return SCOPES[0] if rule in LOG_RULES else SCOPES[1] if rule in GROUP_RULES else SCOPES[2]
+    entry = RULES[rule]
+    return SCOPES[0] if entry in LOG_RULES else SCOPES[1] if entry in RESULT_RULES else SCOPES[2]
 
 
 @cache
@@ -94,18 +93,18 @@ def _readable(url: str) -> str:
 
 
 def _of(name: str) -> list[str]:
-    """The rules of a scope, in the order of rules.yaml."""
-    return [rule for rule in rule_texts() if scope(rule) == name]
+    """The rules of a scope: those of rules.yaml in its order, then any that have no text there."""
+    return [rule for rule in {**rule_texts(), **RULES} if scope(rule) == name]
 
 
-def _fields(info: RuleInfo) -> Iterator[tuple[str, str]]:
+def _fields(info: Rule) -> Iterator[tuple[str, str]]:
     """What is told of a rule, in order."""
-    text = rule_texts().get(info.rule)
-    yield "asks", info.explanation
+    text = rule_texts().get(info.name)
+    yield "asks", info.asks
     if text is not None:
-        yield "why" if info.reference == OURS else "published rules", text.why
-    yield "source", info.reference
-    yield "severity", _severities(info.rule)
+        yield "why" if info.source == OURS else "published rules", text.why
+    yield "source", info.source
+    yield "severity", _severities(info.name)
     for name in text.thresholds if text is not None else ():
         yield name.replace("_", " "), _thresholds(name)
     if text is not None:

@@ -5,7 +5,7 @@ Only what follows from the end itself is forgiven: a failed run with another opt
 
 from __future__ import annotations
 
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.base import Finding
 from suite.log import mllog
 from suite.log.reader import Log
 from suite.log.record import RunRecord

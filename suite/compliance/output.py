@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from suite.compliance.check import Verdict
-from suite.compliance.rules.table import NO_LOG, Finding, link
+from suite.compliance.rules.base import NO_LOG, Finding, link
 from suite.compliance.ruleset import Severity
 from suite.files import printable
 

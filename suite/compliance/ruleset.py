@@ -106,16 +106,17 @@ _NO_RULE = KeyRule()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BenchmarkData:
-    """A benchmark as a ruleset's file has it."""
+class Benchmark(Target):
+    """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys.
+
+    A ruleset's file has the benchmarks of a round, all but ``name`` and ``source``; those of this suite follow from cards.
+    """
 
     __pydantic_config__ = FORBID
 
-    metric: Literal["eval_error", "eval_accuracy"]
-    metric_name: str
-    threshold: float
-    direction: Literal["min", "max"]
-    required_runs: int
+    name: str
+    size: str | None = None
+    workload: str | None = None
     epoch_counts_samples: bool = False
     throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
     closed: dict[str, KeyRule] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class _BenchmarkData:
     offline_evals: bool = False  # evaluations may be made after the run, by other processes
     numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
+    card: SizeCard | None = None
 
 
 @dataclass(frozen=True)
@@ -164,28 +166,9 @@ class RulesetData:
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
-    benchmarks: dict[str, _BenchmarkData]
+    benchmarks: dict[str, Benchmark]
     severity: dict[str, Literal["error", "warning", "info", "ignore"]]
     known: dict[str, KnownResult] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmark(Target):
-    """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys."""
-
-    name: str
-    size: str | None = None
-    workload: str | None = None
-    epoch_counts_samples: bool = False
-    throughput_per_rank: int | None = None
-    closed: Mapping[str, KeyRule] = field(default_factory=dict)
-    reference_points: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    reference_slack: float = 0.0
-    parts: Mapping[str, KeyRule] = field(default_factory=dict)
-    offline_evals: bool = False
-    numbered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    schedule: Schedule | None = None
-    card: SizeCard | None = None
 
 
 @dataclass(frozen=True)
@@ -225,8 +208,11 @@ class Ruleset:
         return not self.data.cards
 
     def severity(self, rule: str) -> Severity | None:
-        """The severity of a rule's findings. None if the ruleset does not apply the rule."""
-        severity = self.data.severity[rule]
+        """The severity of a rule's findings. None if the ruleset does not apply the rule.
+
+        A rule that no file of a ruleset names is an error in this suite's own rulesets; MLPerf's rounds are judged as they were.
+        """
+        severity = self.data.severity.get(rule, "error" if self.data.cards else "ignore")
         return None if severity == "ignore" else severity
 
     def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
@@ -243,27 +229,7 @@ class Ruleset:
     def _own_benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         if self.data.cards:
             return _card_benchmark(name, size, given_cards()) if name is not None and size is not None else None
-        entry = self.data.benchmarks.get(name) if name is not None else None
-        if entry is None or name is None:
-            return None
-        return Benchmark(
-            name=name,
-            metric=entry.metric,
-            threshold=entry.threshold,
-            direction=entry.direction,
-            required_runs=entry.required_runs,
-            metric_name=entry.metric_name,
-            source=f"{self.data.title} rules ({self.data.reference})",
-            epoch_counts_samples=entry.epoch_counts_samples,
-            throughput_per_rank=entry.throughput_per_rank,
-            closed=entry.closed,
-            reference_points=entry.reference_points,
-            reference_slack=entry.reference_slack,
-            parts=entry.parts,
-            offline_evals=entry.offline_evals,
-            numbered=entry.numbered,
-            schedule=entry.schedule,
-        )
+        return self.data.benchmarks.get(name) if name is not None else None
 
     def other_suite(self, benchmark: str | None) -> str | None:
         """The suite that a benchmark is of and this ruleset is not. None if this ruleset has the benchmark, or nobody has."""
@@ -304,7 +270,10 @@ def ruleset(name: str) -> Ruleset:
     if name not in ruleset_names():
         raise InputError(unknown("ruleset", name, ruleset_names()))
     try:
-        return Ruleset(fitted(RulesetData, _merged(name)))
+        data = _merged(name)
+        source = f"{data['title']} rules ({data['reference']})"
+        benchmarks = {key: {**entry, "name": key, "source": source} for key, entry in data["benchmarks"].items()}
+        return Ruleset(fitted(RulesetData, {**data, "benchmarks": benchmarks}))
     except ValueError as error:
         raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from suite.compliance.check import Verdict
-from suite.compliance.rules.table import Finding, link
+from suite.compliance.rules.base import Finding, link
 from suite.compliance.ruleset import Severity
 
 SCHEMA = Path(__file__).parent / "verdict.schema.json"

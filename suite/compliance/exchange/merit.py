@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from suite.compliance.scoring import ScoredGroup, first_named
+from suite.compliance.result import Result, first_named
 from suite.log.score import MINUTE_S, Throughput, TimeToTrain
 
 FOM_VERSION = 1
@@ -34,9 +34,9 @@ class Figure(NamedTuple):
     n: int | None = None
 
 
-def figures(scored: ScoredGroup) -> list[Figure]:
+def figures(scored: Result) -> list[Figure]:
     """Compute the figures of a result. ``score``, or ``models_per_minute``, is among them only for a compliant result."""
-    result = scored.result
+    result = scored.score
     found = [
         Figure("valid", float(scored.valid), "1", "higher"),
         Figure("compliant", float(not scored.errors), "1", "higher"),
@@ -53,7 +53,7 @@ def figures(scored: ScoredGroup) -> list[Figure]:
     return [figure for figure in found if math.isfinite(figure.value)]
 
 
-def result_names(scored: Sequence[ScoredGroup]) -> list[str]:
+def result_names(scored: Sequence[Result]) -> list[str]:
     """Name each result by what it is, ``system/benchmark-size/scenario/nodesxranks``: the same for the next run of the same thing.
 
     A name has no blanks. The second of two results with one name ends with ``~2``.
@@ -67,7 +67,7 @@ def result_names(scored: Sequence[ScoredGroup]) -> list[str]:
     return names
 
 
-def render_lines(scored: Sequence[ScoredGroup]) -> str:
+def render_lines(scored: Sequence[Result]) -> str:
     """Render the lines of all results."""
     return "".join(
         f"MLHPC_FOM {FOM_VERSION} {name} {figure.key} {figure.value!r} {figure.unit}\n"
@@ -105,8 +105,8 @@ def _spread(key: str, values: Sequence[float | None], unit: str, better: Better)
         yield Figure(f"{key}_std", statistics.stdev(known), unit, "lower", n=count)
 
 
-def _name(scored: ScoredGroup) -> str:
-    first, group = first_named(scored.records), scored.group
+def _name(scored: Result) -> str:
+    first, group = first_named(scored.runs), scored.group
     subject = "-".join(filter(None, (group.benchmark or first.benchmark or "unknown", first.size)))
     shape = f"{first.nodes or 0}x{(first.ranks or 0) // max(first.nodes or 1, 1)}"
     parts = (group.system or first.platform or "unknown", subject, scored.scenario, shape)

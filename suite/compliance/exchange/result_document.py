@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from suite.compliance.exchange.merit import Better, figures, result_names
-from suite.compliance.scoring import ScoredGroup, first_named
+from suite.compliance.result import Result, first_named
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
 RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
@@ -90,7 +90,7 @@ class ResultDocument(_Strict):
     figures: list[FigureEntry]
 
 
-def result_documents(scored: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+def result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
     """The documents of some results, in their order."""
     return [_document(item, name) for item, name in zip(scored, result_names(scored), strict=True)]
 
@@ -100,8 +100,8 @@ def result_schema() -> str:
     return json.dumps(ResultDocument.model_json_schema(by_alias=True), indent=1) + "\n"
 
 
-def _document(scored: ScoredGroup, name: str) -> dict[str, Any]:
-    group, result, first = scored.group, scored.result, first_named(scored.records)
+def _document(scored: Result, name: str) -> dict[str, Any]:
+    group, result, first = scored.group, scored.score, first_named(scored.runs)
     return {
         "schema": SCHEMA_ID,
         "result": name,

@@ -8,15 +8,15 @@ from typing import Any
 
 from suite.compliance.exchange.merit import figures, render_lines, result_names
 from suite.compliance.exchange.result_document import result_documents
-from suite.compliance.scoring import ScoredGroup
+from suite.compliance.result import Result
 
 
-def render_jsonl(scored: Sequence[ScoredGroup]) -> str:
+def render_jsonl(scored: Sequence[Result]) -> str:
     """Render one result.schema.json document a line."""
     return "".join(json.dumps(document) + "\n" for document in result_documents(scored))
 
 
-def render_bencher(scored: Sequence[ScoredGroup]) -> str:
+def render_bencher(scored: Sequence[Result]) -> str:
     """Render as Bencher Metric Format: by result and figure a value with its interval. Numbers that only count runs are left out.
 
     https://bencher.dev/docs/reference/bencher-metric-format/
@@ -33,7 +33,7 @@ def render_bencher(scored: Sequence[ScoredGroup]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def render_superbench(scored: Sequence[ScoredGroup]) -> str:
+def render_superbench(scored: Sequence[Result]) -> str:
     """Render as SuperBench's results.jsonl: a line for each system, as if it were a node, with ``benchmark/figure``."""
     rows: dict[str, dict[str, Any]] = {}
     for name, item in zip(result_names(scored), scored, strict=True):
@@ -43,7 +43,7 @@ def render_superbench(scored: Sequence[ScoredGroup]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows.values())
 
 
-RESULT_FORMS: dict[str, Callable[[Sequence[ScoredGroup]], str]] = {
+RESULT_FORMS: dict[str, Callable[[Sequence[Result]], str]] = {
     "fom": render_lines,
     "jsonl": render_jsonl,
     "bencher": render_bencher,

@@ -9,9 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 from suite import VERSION
+from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict
 from suite.compliance.explanations import rule_texts
-from suite.compliance.rules.table import EXPLANATIONS, Finding, link
+from suite.compliance.rules.base import Finding, link
 
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 
@@ -34,8 +35,8 @@ def as_sarif(verdict: Verdict) -> str:
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    info, text = EXPLANATIONS[rule], rule_texts().get(rule)
-    entry: dict[str, Any] = {"id": rule, "shortDescription": {"text": info.explanation}}
+    info, text = RULES[rule], rule_texts().get(rule)
+    entry: dict[str, Any] = {"id": rule, "shortDescription": {"text": info.asks}}
     if text is not None:
         entry |= {"fullDescription": {"text": text.why}, "help": {"text": f"{text.mend} ({link(rule)})"}}
     return entry

@@ -16,9 +16,9 @@ from pathlib import Path, PurePath
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import suite.compliance.together  # noqa: F401  with check it enters all rules into the tables
+from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict
-from suite.compliance.rules.table import EXPLANATIONS, Finding, Waiver
+from suite.compliance.rules.base import Finding, Waiver
 from suite.errors import InputError, did_you_mean
 from suite.files import YamlSource, first_error
 
@@ -46,10 +46,10 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
         entries = _File.model_validate(source.data).waivers
     except ValidationError as error:
         raise InputError(first_error(error, source)) from None
-    strange = next((entry.rule for entry in entries if entry.rule not in EXPLANATIONS), None)
+    strange = next((entry.rule for entry in entries if entry.rule not in RULES), None)
     if strange is not None:
         raise InputError(
-            f"{path}: unknown rule {strange!r}{did_you_mean(strange, EXPLANATIONS) or ';'} mlhpc check --list-rules has them"
+            f"{path}: unknown rule {strange!r}{did_you_mean(strange, RULES) or ';'} mlhpc check --list-rules has them"
         )
     return tuple(Waiver(**entry.model_dump()) for entry in entries)
 

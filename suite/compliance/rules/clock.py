@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from suite.compliance.rules.table import epoch_num
+from suite.compliance.rules.base import epoch_num
 from suite.log import mllog
 from suite.log.reader import Event
 

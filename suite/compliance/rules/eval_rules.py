@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from suite.compliance.rules.table import (
+from suite.compliance.rules.base import (
     HPC,
     LOGGING,
     OURS,
     LogBreach,
     LogContext,
+    LogRule,
     epoch_num,
     log_rule,
     steps_between_evals,
@@ -123,3 +124,14 @@ def eval_closed(context: LogContext) -> Iterator[LogBreach]:
         elif number is not None:  # rule eval-epoch reports the others
             yield event.line, f"the evaluation of epoch {number:g} has no eval_stop"
             return
+
+
+RULES: tuple[LogRule, ...] = (
+    eval_value,
+    eval_epoch,
+    epoch_numbers,
+    eval_every_epoch,
+    eval_diverged,
+    eval_negative,
+    eval_closed,
+)

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from itertools import islice
 
 from suite.card import value_text
-from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
-from suite.compliance.rules.table import (
+from suite.compliance.rules.base import (
     HPC,
     LOGGING,
     NO_LOG,
     OURS,
     LogBreach,
     LogContext,
+    LogRule,
     log_rule,
 )
+from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
@@ -48,7 +49,7 @@ def event_valid(context: LogContext) -> Iterator[LogBreach]:
     "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", f"{HPC} 3"
 )
 def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
-    event = context.first(mllog.SUBMISSION_BENCHMARK)
+    event = context.log.first(mllog.SUBMISSION_BENCHMARK)
     names = context.ruleset.benchmark_names()
     if event is not None and event.value not in names:
         more = "; --card FILE adds that of a card" if context.ruleset.data.cards else ""
@@ -57,7 +58,7 @@ def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
             f"unknown benchmark {brief(event.value)}; {context.ruleset.name} knows {', '.join(names)}{more}",
         )
     elif event is not None and context.benchmark is None:
-        size = context.first(mllog.BENCHMARK_SIZE)
+        size = context.log.first(mllog.BENCHMARK_SIZE)
         yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}"
 
 
@@ -110,7 +111,7 @@ def key_value(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("key-near", "sample counts are exactly those of the benchmark", f"{HPC} 3")
 def key_near(context: LogContext) -> Iterator[LogBreach]:
     for key, rule in context.key_rules.items():
-        event = context.first(key)
+        event = context.log.first(key)
         if event is not None and rule.about is not None and not rule.problem(event.value) and event.value != rule.about:
             yield event.line, f"{key} = {brief(event.value)}: expected {rule.about:g}"
 
@@ -123,7 +124,7 @@ def seed_missing(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("ruleset-agrees", "the log was made for the ruleset it is judged by", OURS)
 def ruleset_agrees(context: LogContext) -> Iterator[LogBreach]:
-    event = context.first(mllog.RULESET)
+    event = context.log.first(mllog.RULESET)
     if event is not None and event.value != context.ruleset.name:
         yield event.line, f"the log was made for ruleset {brief(event.value)}, judged by {context.ruleset.name}"
 
@@ -148,7 +149,7 @@ def event_order(context: LogContext) -> Iterator[LogBreach]:
         first, second = context.position.get(earlier), context.position.get(later)
         if first is not None and second is not None and second < first:
             yield context.log.events[second].line, f"{later} comes before {earlier}"
-    stop, starts = context.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
+    stop, starts = context.log.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
     if stop is not None and starts and starts[-1].line > stop.line:
         yield starts[-1].line, "init_start after init_stop"
 
@@ -162,7 +163,7 @@ def run_unfinished(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("run-time", "run_stop is later than run_start", f"{HPC} 5")
 def run_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = context.record.time_to_train_s
-    stop = context.first(mllog.RUN_STOP)
+    stop = context.log.first(mllog.RUN_STOP)
     if seconds is not None and stop is not None and seconds <= 0.0:
         yield stop.line, f"run_stop is {-seconds:.3f} s before run_start: the run has no time"
 
@@ -202,12 +203,12 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
 )
 def init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
-    start = context.first(mllog.INIT_START)
+    start = context.log.first(mllog.INIT_START)
     ends = (
         (mllog.INIT_STOP, mllog.RUN_START) if context.ruleset.data.init_ends == mllog.RUN_START else (mllog.INIT_STOP,)
     )
     for key in ends:
-        event = context.first(key)
+        event = context.log.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
             minutes = (event.time_ms - start.time_ms) / 60e3
             yield event.line, f"{key} is {minutes:.1f} min after init_start; at most {limit:g} are allowed"
@@ -220,7 +221,7 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
     f"{HPC} 5.1",
 )
 def init_gap(context: LogContext) -> Iterator[LogBreach]:
-    stop, start = context.first(mllog.INIT_STOP), context.first(mllog.RUN_START)
+    stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
     if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:
         yield start.line, f"run_start is {(start.time_ms - stop.time_ms) / 1e3:.3f} s after init_stop"
 
@@ -228,9 +229,9 @@ def init_gap(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
 def staging_order(context: LogContext) -> Iterator[LogBreach]:
     start, stop, run = (
-        context.first(mllog.STAGING_START),
-        context.first(mllog.STAGING_STOP),
-        context.first(mllog.RUN_START),
+        context.log.first(mllog.STAGING_START),
+        context.log.first(mllog.STAGING_STOP),
+        context.log.first(mllog.RUN_START),
     )
     if stop is not None and start is None:
         yield stop.line, "staging_stop without staging_start"
@@ -264,7 +265,7 @@ def interval_negative(context: LogContext) -> Iterator[LogBreach]:
         ("eval", _shortest_eval_s(context)),
     ):
         if seconds is not None and seconds < -_CLOCK_STEP_S:
-            event = context.first(f"{name}_stop")
+            event = context.log.first(f"{name}_stop")
             yield event.line if event else None, f"{name}_stop is {-seconds:.3f} s before {name}_start"
 
 
@@ -287,7 +288,7 @@ def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("run-status", "run_stop carries a status, success or aborted", f"{HPC} 5; {LOGGING}")
 def run_status(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first(mllog.RUN_STOP)
+    stop = context.log.first(mllog.RUN_STOP)
     if stop is None:
         return
     if "status" not in stop.metadata:
@@ -299,7 +300,7 @@ def run_status(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("run-aborted", "a scored run was not aborted", f"{HPC} 6")
 def run_aborted(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first(mllog.RUN_STOP)
+    stop = context.log.first(mllog.RUN_STOP)
     if stop is not None and stop.metadata.get("status") == "aborted":
         yield stop.line, "the run was aborted"
 
@@ -320,7 +321,7 @@ def target_missed(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
 def status_true(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first(mllog.RUN_STOP)
+    stop = context.log.first(mllog.RUN_STOP)
     if stop is None or context.benchmark is None:
         return
     reached = first_reaching(context.record, context.benchmark) is not None
@@ -400,7 +401,7 @@ def _of_the_run(context: LogContext) -> Iterator[Event]:
 
 
 def _staging_s(context: LogContext) -> float | None:
-    start, stop = context.first(mllog.STAGING_START), context.first(mllog.STAGING_STOP)
+    start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
     return (stop.time_ms - start.time_ms) / 1e3 if start and stop else None
 
 
@@ -410,3 +411,37 @@ def _shortest_eval_s(context: LogContext) -> float | None:
     if not starts or len(starts) != len(stops):
         return None
     return min((stop.time_ms - start.time_ms) / 1e3 for start, stop in zip(starts, stops, strict=True))
+
+
+RULES: tuple[LogRule, ...] = (
+    log_empty,
+    event_valid,
+    benchmark_known,
+    key_missing,
+    training_missing,
+    key_repeated,
+    key_conflict,
+    key_value,
+    key_near,
+    seed_missing,
+    ruleset_agrees,
+    placeholder,
+    event_order,
+    run_unfinished,
+    run_time,
+    clock_jump,
+    clock_unit,
+    clock_order,
+    init_limit,
+    init_gap,
+    staging_order,
+    interval_open,
+    interval_negative,
+    event_after_stop,
+    run_status,
+    run_aborted,
+    target_missed,
+    status_true,
+    last_eval,
+    late_stop,
+)

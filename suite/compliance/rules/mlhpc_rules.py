@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from suite.compliance.rules.table import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
+from suite.compliance.rules.base import OURS, LogBreach, LogContext, LogRule, epoch_num, finished_epochs, log_rule
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
@@ -23,7 +23,7 @@ from suite.log.values import finite
 
 @log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
 def resumed(context: LogContext) -> Iterator[LogBreach]:
-    event, stop = context.first(mllog.RUN_RESUMED), context.first(mllog.RUN_STOP)
+    event, stop = context.log.first(mllog.RUN_RESUMED), context.log.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
     elif stop is not None and finite(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
@@ -139,11 +139,11 @@ def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("config-agrees", "the resolved configuration agrees with the events", OURS)
 def config_agrees(context: LogContext) -> Iterator[LogBreach]:
-    event, config = context.first(mllog.RUN_CONFIG), context.record.config or {}
+    event, config = context.log.first(mllog.RUN_CONFIG), context.record.config or {}
     if event is None:
         return
     for name, value, key in _stated_twice(config):
-        logged = context.first(key)
+        logged = context.log.first(key)
         if logged is not None and not same(value, logged.value):
             yield event.line, f"run_config has {name} = {brief(value)}, the events say {brief(logged.value)}"
     workload = context.benchmark.workload if context.benchmark else None
@@ -230,7 +230,7 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
 
 def _own_loop(context: LogContext) -> bool:
     """True for the log of a person's own loop, which may take the last batch of an epoch although it is not full."""
-    event = context.first(mllog.RUN_CONFIG)
+    event = context.log.first(mllog.RUN_CONFIG)
     return event is not None and event.metadata.get("loop") == "own"
 
 
@@ -300,7 +300,7 @@ def duration_agrees(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators", OURS)
 def ranks_agree(context: LogContext) -> Iterator[LogBreach]:
     ranks, nodes, each = context.record.ranks, context.record.nodes, context.record.accelerators_per_node
-    event = context.first(mllog.NUMBER_OF_RANKS)
+    event = context.log.first(mllog.NUMBER_OF_RANKS)
     if ranks is None or nodes is None or event is None:
         return
     if ranks < nodes and not context.ruleset.foreign:  # published instances state the nodes of the whole system
@@ -318,14 +318,14 @@ def data_verified(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("data-expected", "the data are those of the workload's card, where it names them", "the workload's card")
 def data_expected(context: LogContext) -> Iterator[LogBreach]:
-    event, card = context.first(mllog.DATA_MANIFEST), context.card
+    event, card = context.log.first(mllog.DATA_MANIFEST), context.card
     if event is not None and card is not None and card.data_sha256 is not None and event.value != card.data_sha256:
         yield event.line, f"data_manifest = {brief(event.value)}; the card's data have {card.data_sha256}"
 
 
 @log_rule("cache-agrees", "caches count as dropped only if the command that drops them succeeded", OURS)
 def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
-    event, clear = context.first(mllog.CACHE_STATE), context.first(mllog.CACHE_CLEAR)
+    event, clear = context.log.first(mllog.CACHE_STATE), context.log.first(mllog.CACHE_CLEAR)
     if event is None:
         return
     dropped = event.value == "dropped"
@@ -342,7 +342,7 @@ def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("machine-real", "the machine was not a simulated one, whose facts are files of a test", OURS)
 def machine_real(context: LogContext) -> Iterator[LogBreach]:
-    event = context.first(mllog.RUN_CONFIG)
+    event = context.log.first(mllog.RUN_CONFIG)
     simulated = event.metadata.get("simulated_machine", False) if event is not None else False
     if event is not None and simulated is not False:
         yield (
@@ -373,7 +373,7 @@ def other_work(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")
 def work_agrees(context: LogContext) -> Iterator[LogBreach]:
-    event, card = context.first(mllog.WORK_PER_SAMPLE), context.card
+    event, card = context.log.first(mllog.WORK_PER_SAMPLE), context.card
     flops = context.record.work_per_sample.get("model_flops")
     if event is not None and card is not None and flops is not None:
         due = card.training_flops_per_sample
@@ -388,3 +388,26 @@ def _entries(event: Event) -> Iterable[tuple[str, Any]]:
 
 def _number(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
+
+
+RULES: tuple[LogRule, ...] = (
+    resumed,
+    run_replaced,
+    phases_sum,
+    rank_stats,
+    energy_plausible,
+    config_agrees,
+    config_file,
+    metric_agrees,
+    samples_agree,
+    measured,
+    eval_order,
+    duration_agrees,
+    ranks_agree,
+    data_verified,
+    data_expected,
+    cache_agrees,
+    machine_real,
+    other_work,
+    work_agrees,
+)

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import suite.compliance.rules.copy_rules  # noqa: F401  its rules stand before these
 from suite.compliance.manifest import changed_files
-from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
-from suite.compliance.rules.table import HPC, OURS, PACKAGE, explain
+from suite.compliance.result import Result
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, ResultRule, Rule, result_rule
 from suite.files import brief
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import claimed_at_once, instance_scale
@@ -49,16 +48,16 @@ _CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of th
 # A result in its package
 
 
-@group_rule(
+@result_rule(
     "results-layout",
     "results are in results/<system>/{strong,weak}/<benchmark>/ (v0.7: results/<system>/<benchmark>/)",
     f"{HPC} submission layout",
 )
-def results_layout(context: GroupContext) -> Iterator[GroupBreach]:
-    group = context.group
+def results_layout(result: Result) -> Iterator[ResultBreach]:
+    group = result.group
     if group.package is None:
         return
-    if not context.ruleset.data.scenario_folders:
+    if not result.ruleset.data.scenario_folders:
         if not group.old_layout:
             yield None, f"scenario {brief(group.scenario)} in the path; expected results/<system>/<benchmark>"
     elif group.old_layout or group.scenario not in SCENARIOS:
@@ -66,89 +65,87 @@ def results_layout(context: GroupContext) -> Iterator[GroupBreach]:
         yield None, f"{scenario} in the path; expected results/<system>/strong|weak/<benchmark>"
 
 
-@group_rule("results-empty", "a result's folder holds result_*.txt files", PACKAGE)
-def results_empty(context: GroupContext) -> Iterator[GroupBreach]:
-    if not context.group.logs:
-        others = ", ".join(path.name for path in context.group.others[:3])
+@result_rule("results-empty", "a result's folder holds result_*.txt files", PACKAGE)
+def results_empty(result: Result) -> Iterator[ResultBreach]:
+    if not result.group.logs:
+        others = ", ".join(path.name for path in result.group.others[:3])
         yield None, "no result_*.txt here" + (f", only {others}" if others else "")
 
 
-@group_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
-def result_names(context: GroupContext) -> Iterator[GroupBreach]:
+@result_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
+def result_names(result: Result) -> Iterator[ResultBreach]:
     known = {POWER, "scaling.json", BYPASS}  # they have rules of their own
-    if context.group.package is not None:
+    if result.group.package is not None:
         yield from (
-            (path, "not a result_*.txt: it is not judged") for path in context.group.others if path.name not in known
+            (path, "not a result_*.txt: it is not judged") for path in result.group.others if path.name not in known
         )
 
 
-@group_rule("result-link", "results are files, not symbolic links", OURS)
-def result_link(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from ((path, "is a symbolic link: not followed") for path in context.group.links)
+@result_rule("result-link", "results are files, not symbolic links", OURS)
+def result_link(result: Result) -> Iterator[ResultBreach]:
+    yield from ((path, "is a symbolic link: not followed") for path in result.group.links)
 
 
-@group_rule(
+@result_rule(
     "scaling-file",
     "a package does not scale its own scores: only a review writes scaling.json",
     "mlperf_logging rcp_checker",
 )
-def scaling_file(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from ((path, "scales the score") for path in context.group.others if path.name == "scaling.json")
+def scaling_file(result: Result) -> Iterator[ResultBreach]:
+    yield from ((path, "scales the score") for path in result.group.others if path.name == "scaling.json")
 
 
-@group_rule("bypass-file", "a package switches no check off", PACKAGE)
-def bypass_file(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from ((path, "asks the official tool to skip checks") for path in context.group.others if path.name == BYPASS)
+@result_rule("bypass-file", "a package switches no check off", PACKAGE)
+def bypass_file(result: Result) -> Iterator[ResultBreach]:
+    yield from ((path, "asks the official tool to skip checks") for path in result.group.others if path.name == BYPASS)
 
 
-@group_rule("benchmark-folder", "the folder names the benchmark that the logs name", PACKAGE)
-def benchmark_folder(context: GroupContext) -> Iterator[GroupBreach]:
-    folder = context.group.benchmark
+@result_rule("benchmark-folder", "the folder names the benchmark that the logs name", PACKAGE)
+def benchmark_folder(result: Result) -> Iterator[ResultBreach]:
+    folder = result.group.benchmark
     if folder is None:
         return
-    names = context.ruleset.benchmark_names()
-    if (
-        folder not in names and context.ruleset.other_suite(folder) is None
-    ):  # rule benchmark-known says that of each log
-        yield None, f"unknown benchmark {brief(folder)}; {context.ruleset.name} knows {', '.join(names)}"
-    for run in (*context.runs, *context.pruned):
+    names = result.ruleset.benchmark_names()
+    if folder not in names and result.ruleset.other_suite(folder) is None:  # rule benchmark-known says that of each log
+        yield None, f"unknown benchmark {brief(folder)}; {result.ruleset.name} knows {', '.join(names)}"
+    for run in (*result.runs, *result.pruned):
         if run.benchmark is not None and run.benchmark != folder:
             yield run.path, f"a log of {brief(run.benchmark)} in the folder of {brief(folder)}"
 
 
-@group_rule("system-missing", "every result has its systems/<system>.json", PACKAGE)
-def system_missing(context: GroupContext) -> Iterator[GroupBreach]:
-    system = context.system
+@result_rule("system-missing", "every result has its systems/<system>.json", PACKAGE)
+def system_missing(result: Result) -> Iterator[ResultBreach]:
+    system = result.system
     if system is not None and system.problem == "there is no such file":
         yield system.path, "there is no such file"
 
 
-@group_rule("division-agrees", "system description and logs name the same division, closed or open", OURS)
-def division_agrees(context: GroupContext) -> Iterator[GroupBreach]:
-    if context.system is None or context.system.problem:
+@result_rule("division-agrees", "system description and logs name the same division, closed or open", OURS)
+def division_agrees(result: Result) -> Iterator[ResultBreach]:
+    if result.system is None or result.system.problem:
         return
-    stated = context.system.fields.get("division")
+    stated = result.system.fields.get("division")
     if stated not in ("closed", "open"):
-        yield context.system.path, f"division = {brief(stated)}: expected 'closed' or 'open'"
+        yield result.system.path, f"division = {brief(stated)}: expected 'closed' or 'open'"
         return
-    for run in context.runs:
+    for run in result.runs:
         if run.division is not None and run.division != stated:
             yield run.path, f"submission_division is {brief(run.division)}, the system description says {stated}"
             return
 
 
-@group_rule("submitter-agrees", "folder, system description and logs name the same submitter", OURS)
-def submitter_agrees(context: GroupContext) -> Iterator[GroupBreach]:
-    if context.system is None or context.system.problem:
+@result_rule("submitter-agrees", "folder, system description and logs name the same submitter", OURS)
+def submitter_agrees(result: Result) -> Iterator[ResultBreach]:
+    if result.system is None or result.system.problem:
         return
-    stated, folder = context.system.fields.get("submitter"), context.group.submitter or ""
-    agrees = _one_submitter if context.ruleset.foreign else str.__eq__
+    stated, folder = result.system.fields.get("submitter"), result.group.submitter or ""
+    agrees = _one_submitter if result.ruleset.foreign else str.__eq__
     names = [folder]
     if isinstance(stated, str) and agrees(stated, folder):
         names.append(stated)
     else:
-        yield context.system.path, f"submitter is {brief(stated)}, the folder {brief(folder)}"
-    for run in context.runs:
+        yield result.system.path, f"submitter is {brief(stated)}, the folder {brief(folder)}"
+    for run in result.runs:
         if run.org is not None and not any(agrees(run.org, name) for name in names):
             yield run.path, f"submission_org is {brief(run.org)}, the folder {brief(folder)}"
             return
@@ -168,82 +165,85 @@ def _submitters(name: str) -> list[list[str]]:
     return [re.findall(r"\w+", part.casefold()) for part in re.split(r"[/+&,]", name)]
 
 
-@group_rule(
+@result_rule(
     "scale-agrees",
     "the nodes and accelerators in the logs of a strong result are those of the system description",
     OURS,
 )
-def scale_agrees(context: GroupContext) -> Iterator[GroupBreach]:
-    if context.system is None or context.system.problem or context.weak:
+def scale_agrees(result: Result) -> Iterator[ResultBreach]:
+    if result.system is None or result.system.problem or result.weak:
         return
-    system = context.system
+    system = result.system
     nodes, accelerators = system.number("number_of_nodes"), system.number("accelerators_per_node")
-    for run in context.runs:
+    for run in result.runs:
         if run.nodes is None or run.accelerators_per_node is None:
             continue
         same = (run.nodes, run.accelerators_per_node) == (nodes, accelerators)
         # Other codes count an accelerator as a node, or half a node as one: only their product must agree.
-        equal = context.ruleset.foreign and run.compute_units == system.compute_units
+        equal = result.ruleset.foreign and run.compute_units == system.compute_units
         if not same and not (equal and bool(run.accelerators_per_node) == bool(accelerators)):
             claim = f"{run.nodes} nodes x {run.accelerators_per_node} accelerators"
             yield run.path, f"{claim}, the system description says {nodes} x {accelerators}"
             return
 
 
-@group_rule(
+@result_rule(
     "weak-scale",
     "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
     f"{HPC} 6.2",
 )
-def weak_scale(context: GroupContext) -> Iterator[GroupBreach]:
-    total = context.system.compute_units if context.system is not None else None
-    if not context.weak or total is None:
+def weak_scale(result: Result) -> Iterator[ResultBreach]:
+    total = result.system.compute_units if result.system is not None else None
+    if not result.weak or total is None:
         return
-    scale = max((run.compute_units or 0 for run in context.runs), default=0)
-    fitting = instance_scale(context.runs, total)
+    scale = max((run.compute_units or 0 for run in result.runs), default=0)
+    fitting = instance_scale(result.runs, total)
     hint = f"; {fitting} would fit" if fitting is not None and fitting != scale else ""
-    at_once, claimed = claimed_at_once((*context.runs, *context.pruned))
+    at_once, claimed = claimed_at_once((*result.runs, *result.pruned))
     if scale > total:
         yield None, f"one instance claims {scale} units, the system has {total}{hint}"
     elif claimed > total:
         yield None, f"{at_once} instances at a time claim {claimed} units, the system has {total}{hint}"
 
 
-@group_rule("weak-idle", "all instances together claim the whole system: T <= M S", f"{HPC} 6.2")
-def weak_idle(context: GroupContext) -> Iterator[GroupBreach]:
-    total = context.system.compute_units if context.system is not None else None
-    scale = max((run.compute_units or 0 for run in context.runs), default=0)
-    started = len(context.runs) + len(context.pruned)
-    if context.weak and total is not None and 0 < started * scale < total:
+@result_rule("weak-idle", "all instances together claim the whole system: T <= M S", f"{HPC} 6.2")
+def weak_idle(result: Result) -> Iterator[ResultBreach]:
+    total = result.system.compute_units if result.system is not None else None
+    scale = max((run.compute_units or 0 for run in result.runs), default=0)
+    started = len(result.runs) + len(result.pruned)
+    if result.weak and total is not None and 0 < started * scale < total:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"
 
 
-explain("system-valid", "a system description is a JSON object", PACKAGE)
-explain(
-    "system-field",
-    "a system description has all 33 fields, each a text or a count",
-    "mlperf_logging system_desc_checker",
+# What `judge_system`, `judge_package` and the checker itself find, by no function of their own.
+PACKAGE_RULES: tuple[Rule, ...] = (
+    Rule("system-valid", "a system description is a JSON object", PACKAGE),
+    Rule(
+        "system-field",
+        "a system description has all 33 fields, each a text or a count",
+        "mlperf_logging system_desc_checker",
+    ),
+    Rule(
+        "system-blank",
+        "the fields of a system description that need a meaningful response are filled in",
+        "mlcommons/policies submission_rules.adoc, system description",
+    ),
+    Rule(
+        "weak-without-strong",
+        "a throughput result stands beside a time-to-train result of the same benchmark",
+        f"{HPC} 6.2",
+    ),
+    Rule("pruned-compliant", "pruned instances are compliant in all but their convergence", "training_policies PR#499"),
+    Rule("implementation-missing", "a package holds the code under benchmarks/<benchmark>/implementations", PACKAGE),
+    Rule("manifest-missing", "a package of this suite has its manifest", OURS),
+    Rule("manifest-changed", "the files of a package are those of its manifest", OURS),
+    Rule("link-outside", "no symbolic link in a package leads out of it or to nothing", OURS),
+    Rule("link-unfollowed", "what is judged is no symbolic link to a folder", OURS),
+    Rule("waiver-unused", "every waiver covers a finding", OURS),
+    Rule("special-file", "a package holds files and folders, no FIFO, socket or device", OURS),
+    Rule("nothing-checked", "there is something to check", OURS),
+    Rule("folder-unread", "every folder below a path can be read: what cannot be read is not judged", OURS),
 )
-explain(
-    "system-blank",
-    "the fields of a system description that need a meaningful response are filled in",
-    "mlcommons/policies submission_rules.adoc, system description",
-)
-explain(
-    "weak-without-strong",
-    "a throughput result stands beside a time-to-train result of the same benchmark",
-    f"{HPC} 6.2",
-)
-explain("pruned-compliant", "pruned instances are compliant in all but their convergence", "training_policies PR#499")
-explain("implementation-missing", "a package holds the code under benchmarks/<benchmark>/implementations", PACKAGE)
-explain("manifest-missing", "a package of this suite has its manifest", OURS)
-explain("manifest-changed", "the files of a package are those of its manifest", OURS)
-explain("link-outside", "no symbolic link in a package leads out of it or to nothing", OURS)
-explain("link-unfollowed", "what is judged is no symbolic link to a folder", OURS)
-explain("waiver-unused", "every waiver covers a finding", OURS)
-explain("special-file", "a package holds files and folders, no FIFO, socket or device", OURS)
-explain("nothing-checked", "there is something to check", OURS)
-explain("folder-unread", "every folder below a path can be read: what cannot be read is not judged", OURS)
 
 
 def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
@@ -348,3 +348,20 @@ def _implementation_missing(package: Path, groups: Sequence[Group]) -> Iterator[
         code = package / "benchmarks" / Path(benchmark).name / "implementations"
         if not any(path.is_file() for path in list_files(code)):
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
+
+
+RULES: tuple[ResultRule, ...] = (
+    results_layout,
+    results_empty,
+    result_names,
+    result_link,
+    scaling_file,
+    bypass_file,
+    benchmark_folder,
+    system_missing,
+    division_agrees,
+    submitter_agrees,
+    scale_agrees,
+    weak_scale,
+    weak_idle,
+)

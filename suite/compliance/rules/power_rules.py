@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import suite.compliance.rules.provenance_rules  # noqa: F401  its rules stand before these
-from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule
-from suite.compliance.rules.table import OURS
+from suite.compliance.result import Result
+from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, result_rule
 from suite.files import brief
 from suite.log.energy.keys import EFFICIENCY, START, STOP
 from suite.log.record import RunRecord
@@ -34,12 +33,12 @@ _CLOCK_S = 1.0  # of a meter against the run: one reading
 _SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by chance, and how many of them differ
 
 
-@group_rule(
+@result_rule(
     "power-files", "a result with power readings has those of every run, from the same nodes and switches", POWER_RULES
 )
-def power_files(context: GroupContext) -> Iterator[GroupBreach]:
-    for folder in (path for path in context.group.others if path.name == POWER and path.is_dir()):
-        counts = {path.stem: _meters(folder / path.stem) for path in context.group.logs}
+def power_files(result: Result) -> Iterator[ResultBreach]:
+    for folder in (path for path in result.group.others if path.name == POWER and path.is_dir()):
+        counts = {path.stem: _meters(folder / path.stem) for path in result.group.logs}
         for name, (nodes, _, problem) in counts.items():
             if problem:
                 yield folder / name, problem
@@ -55,10 +54,10 @@ def power_files(context: GroupContext) -> Iterator[GroupBreach]:
                 )
 
 
-def _runs(context: GroupContext) -> Iterator[tuple[RunRecord, Meters, float, float]]:
+def _runs(result: Result) -> Iterator[tuple[RunRecord, Meters, float, float]]:
     """The runs that have power readings and a time, with run_start and run_stop in Unix seconds."""
-    for run in context.runs:
-        meters = context.meters.get(run.path)
+    for run in result.runs:
+        meters = result.meters.get(run.path)
         if meters is not None and run.run_start_s is not None and run.run_stop_s is not None:
             yield run, meters, run.run_start_s, run.run_stop_s
 
@@ -68,13 +67,13 @@ def _read(meters: Meters) -> list[PowerLog]:
     return [log for log in meters.logs if len(log.times_ms)]
 
 
-@group_rule(
+@result_rule(
     "power-readings",
     "every reading is a number of watts, more than 0 and at most what the node is rated for; a switch may be estimated",
     POWER_RULES,
 )
-def power_readings(context: GroupContext) -> Iterator[GroupBreach]:
-    for meters in filter(None, context.meters.values()):
+def power_readings(result: Result) -> Iterator[ResultBreach]:
+    for meters in filter(None, result.meters.values()):
         yield from meters.unread
         for log in meters.logs:
             if log.damaged:
@@ -91,27 +90,27 @@ def power_readings(context: GroupContext) -> Iterator[GroupBreach]:
                 yield log.path, f"line {log.lines[wrong[0]]}: {text}"
 
 
-@group_rule(
+@result_rule(
     "power-nodes", "there are readings of every node that took part, and of the network between them", POWER_RULES
 )
-def power_nodes(context: GroupContext) -> Iterator[GroupBreach]:
-    stated = context.system.number("number_of_nodes") if context.system is not None else None
-    for run, meters, _, _ in _runs(context):
+def power_nodes(result: Result) -> Iterator[ResultBreach]:
+    stated = result.system.number("number_of_nodes") if result.system is not None else None
+    for run, meters, _, _ in _runs(result):
         there = len(meters.of("node"))
-        took_part = run.nodes or (None if context.weak else stated)
+        took_part = run.nodes or (None if result.weak else stated)
         if took_part is not None and there < took_part:
             yield meters.folder, f"readings of {there} nodes; {took_part} took part"
         if there > 1 and not meters.of("sw"):
             yield meters.folder, f"{there} nodes and no sw_<i>.txt: the network is neither measured nor estimated"
 
 
-@group_rule(
+@result_rule(
     "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
 )
-def power_rate(context: GroupContext) -> Iterator[GroupBreach]:
+def power_rate(result: Result) -> Iterator[ResultBreach]:
     from suite.log.energy.score import GAP_S, offset_curve
 
-    for _, meters, start, stop in _runs(context):
+    for _, meters, start, stop in _runs(result):
         for log in _read(meters):
             line = offset_curve(log)
             low, high = max(start, line.begin_s), min(stop, line.end_s)
@@ -130,13 +129,13 @@ def power_rate(context: GroupContext) -> Iterator[GroupBreach]:
                 )
 
 
-@group_rule(
+@result_rule(
     "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
 )
-def power_window(context: GroupContext) -> Iterator[GroupBreach]:
+def power_window(result: Result) -> Iterator[ResultBreach]:
     from suite.log.energy.score import GAP_S, offset_curve
 
-    for _, meters, start, stop in _runs(context):
+    for _, meters, start, stop in _runs(result):
         for log in _read(meters):
             line = offset_curve(log)
             late, early = line.times_s[0] - start, stop - line.end_s
@@ -165,11 +164,11 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
         yield f"line {start.line}: {START} is after the first reading"
 
 
-@group_rule(
+@result_rule(
     "power-efficiency", "a supply gives no more than it takes: an efficiency is above 0, at most 1", POWER_RULES
 )
-def power_efficiency(context: GroupContext) -> Iterator[GroupBreach]:
-    for meters in filter(None, context.meters.values()):
+def power_efficiency(result: Result) -> Iterator[ResultBreach]:
+    for meters in filter(None, result.meters.values()):
         for log in meters.logs:
             wrong = (item for item in log.statements if item.key == EFFICIENCY and not _is_share(item.value))
             for item in list(wrong)[:1]:
@@ -184,9 +183,9 @@ def _is_share(value: object) -> bool:
     return share is not None and 0.0 < share <= 1.0
 
 
-@group_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
-def power_parts(context: GroupContext) -> Iterator[GroupBreach]:
-    for _, meters, start, stop in _runs(context):
+@result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
+def power_parts(result: Result) -> Iterator[ResultBreach]:
+    for _, meters, start, stop in _runs(result):
         whole = {log.index: log for log in meters.of("node")}
         for log in meters.of("part"):
             node = whole.get(log.index)
@@ -215,9 +214,9 @@ def _accuracy(log: PowerLog) -> float:
     return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
 
 
-@group_rule("power-monotone", "times of readings rise and a counter of joules never goes back", OURS)
-def power_monotone(context: GroupContext) -> Iterator[GroupBreach]:
-    for meters in filter(None, context.meters.values()):
+@result_rule("power-monotone", "times of readings rise and a counter of joules never goes back", OURS)
+def power_monotone(result: Result) -> Iterator[ResultBreach]:
+    for meters in filter(None, result.meters.values()):
         for log in _read(meters):
             back = next((n for n in range(1, len(log.times_ms)) if log.times_ms[n] <= log.times_ms[n - 1]), None)
             if back is not None:
@@ -229,10 +228,10 @@ def power_monotone(context: GroupContext) -> Iterator[GroupBreach]:
                 yield log.path, f"the counter goes from {counts[fell - 1]:g} J back to {counts[fell]:g} J"
 
 
-@group_rule("power-copied", "no meter repeats the readings of another run or of another node", OURS)
-def power_copied(context: GroupContext) -> Iterator[GroupBreach]:
+@result_rule("power-copied", "no meter repeats the readings of another run or of another node", OURS)
+def power_copied(result: Result) -> Iterator[ResultBreach]:
     seen: dict[int, Path] = {}
-    for _, meters, start, stop in _runs(context):
+    for _, meters, start, stop in _runs(result):
         own: dict[int, Path] = {}
         for log in _read(meters):
             if log.kind == "part":
@@ -263,13 +262,13 @@ def _shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
                 yield hash((kind, row))
 
 
-@group_rule("power-clock", "the clock of a meter is known against that of the run, to one second", OURS)
-def power_clock(context: GroupContext) -> Iterator[GroupBreach]:
-    for meters in filter(None, context.meters.values()):
+@result_rule("power-clock", "the clock of a meter is known against that of the run, to one second", OURS)
+def power_clock(result: Result) -> Iterator[ResultBreach]:
+    for meters in filter(None, result.meters.values()):
         for log in _read(meters):
             offset, bound = (log.stated.get(name) for name in ("clock_offset_s", "clock_bound_s"))
             if offset is None and bound is None:
-                if context.benchmark is not None and context.benchmark.card is not None:
+                if result.benchmark is not None and result.benchmark.card is not None:
                     yield log.path, "no clock_offset_s: nobody compared its clock with that of the run"
                 continue
             known = finite(bound)
@@ -278,9 +277,9 @@ def power_clock(context: GroupContext) -> Iterator[GroupBreach]:
                 yield log.path, f"{text}: expected seconds, known to {_CLOCK_S:g} s"
 
 
-@group_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)
-def power_scope(context: GroupContext) -> Iterator[GroupBreach]:
-    logs = [log for meters in filter(None, context.meters.values()) for log in meters.of("node")]
+@result_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)
+def power_scope(result: Result) -> Iterator[ResultBreach]:
+    logs = [log for meters in filter(None, result.meters.values()) for log in meters.of("node")]
     part = next((log for log in logs if log.scope not in ("node", "rack")), None)
     if part is not None:
         yield part.path, f"measures {part.scope}; the rules ask for the whole node"
@@ -288,7 +287,7 @@ def power_scope(context: GroupContext) -> Iterator[GroupBreach]:
     yield from _differing(logs, lambda log: log.current or "not stated", "AC or DC")
 
 
-def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterable[GroupBreach]:
+def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterable[ResultBreach]:
     other = next((log for log in logs if of(log) != of(logs[0])), None)
     if other is not None:
         yield other.path, f"{what}: {of(other)}; {logs[0].path.parent.name}/{logs[0].path.name} has {of(logs[0])}"
@@ -309,3 +308,18 @@ def _meters(folder: Path) -> tuple[int, int, str | None]:
         if sorted(numbers) != sorted(str(index) for index in range(len(numbers))):
             return 0, 0, f"{stem}_<i>.txt are {brief(', '.join(sorted(numbers)))}; expected 0 to {len(numbers) - 1}"
     return len(found["node"]), len(found["sw"]), None
+
+
+RULES: tuple[ResultRule, ...] = (
+    power_files,
+    power_readings,
+    power_nodes,
+    power_rate,
+    power_window,
+    power_efficiency,
+    power_parts,
+    power_monotone,
+    power_copied,
+    power_clock,
+    power_scope,
+)

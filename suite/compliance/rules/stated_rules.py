@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from suite.compliance.rules.table import OURS, LogBreach, LogContext, log_rule
+from suite.compliance.rules.base import OURS, LogBreach, LogContext, LogRule, log_rule
 from suite.files import brief
 from suite.log import mllog
 from suite.log.values import finite
@@ -19,7 +19,7 @@ _IN_CONFIG = (
 
 @log_rule("config-stated", "run_config holds what other events are compared with", OURS)
 def config_stated(context: LogContext) -> Iterator[LogBreach]:
-    event = context.first(mllog.RUN_CONFIG)
+    event = context.log.first(mllog.RUN_CONFIG)
     if event is None:
         return
     config = event.value if isinstance(event.value, dict) else {}
@@ -50,7 +50,7 @@ def eval_stated(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("trial-stated", "a run states which trial of its series it is", OURS)
 def trial_stated(context: LogContext) -> Iterator[LogBreach]:
-    event = context.first(mllog.RUN_MODE)
+    event = context.log.first(mllog.RUN_MODE)
     if event is not None and context.record.trial is None:
         yield event.line, f"run_mode has trial = {brief(event.metadata.get('trial'))}: expected a number"
 
@@ -78,7 +78,7 @@ def _is_placement(value: object) -> bool:
     OURS,
 )
 def plan_stated(context: LogContext) -> Iterator[LogBreach]:
-    config, event = context.first(mllog.RUN_CONFIG), context.first(mllog.PARALLEL_PLAN)
+    config, event = context.log.first(mllog.RUN_CONFIG), context.log.first(mllog.PARALLEL_PLAN)
     named = config.value.get("plan") if config is not None and isinstance(config.value, dict) else None
     if event is None:
         if config is not None and named is not None:
@@ -114,3 +114,11 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
             event.line,
             f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for each",
         )
+
+
+RULES: tuple[LogRule, ...] = (
+    config_stated,
+    eval_stated,
+    trial_stated,
+    plan_stated,
+)

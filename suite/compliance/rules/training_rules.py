@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from suite.compliance.rules.table import LogBreach, LogContext, log_rule
+from suite.compliance.rules.base import LogBreach, LogContext, LogRule, log_rule
 from suite.files import brief
 from suite.log import mllog
 from suite.log.values import finite, whole
@@ -24,3 +24,6 @@ def eval_schedule(context: LogContext) -> Iterator[LogBreach]:
     if breach is not None:
         event, due = events[breach[0]], breach[1]
         yield event.line, f"evaluated after {brief(event.metadata.get('samples_count'))} samples; {due} are due"
+
+
+RULES: tuple[LogRule, ...] = (eval_schedule,)

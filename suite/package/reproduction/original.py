@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from suite.compliance.check import check
+from suite.compliance.result import Result
 from suite.compliance.ruleset import Benchmark, card_benchmark
-from suite.compliance.scoring import ScoredGroup, score_results
 from suite.descriptor import Descriptor, descriptors
 from suite.errors import InputError
 from suite.log.provenance import find_kept_folder, read_provenance
@@ -26,7 +27,7 @@ class Original:
     """One result of a package. ``folders``: what its run folders left, in order; none in a package of another suite."""
 
     package: Path
-    scored: ScoredGroup
+    scored: Result
     folders: tuple[Path, ...]
 
     @property
@@ -37,7 +38,7 @@ class Original:
     @property
     def records(self) -> tuple[RunRecord, ...]:
         """The runs that count, in order of their logs."""
-        return self.scored.records
+        return self.scored.runs
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
@@ -113,9 +114,9 @@ def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
 
 
 def _read(package: Path) -> Iterator[Original]:
-    for scored in score_results([package]):
+    for scored in check([package]).results:
         group = scored.group
-        if group.package is None or not scored.records:
+        if group.package is None or not scored.runs:
             continue
         infos = read_provenance(group).infos
         yield Original(group.package, scored, tuple(item.path.parent for item in infos))

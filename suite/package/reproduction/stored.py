@@ -72,7 +72,7 @@ def _compare_stated(original: Original) -> LevelVerdict:
     benchmark = original.benchmark
     if benchmark is None:
         return verdict_of(0, Verdict.CANNOT, f"the benchmark is not known here; {original.cannot_run()}")
-    found = state_result(original.scored.result, benchmark)
+    found = state_result(original.scored.score, benchmark)
     different = list_differences(original.stated, found)
     compared: dict[str, Any] = _found(original) | {"runs": len(original.records)}
     if not different:
@@ -96,7 +96,7 @@ def _find_official(original: Original) -> dict[str, Any] | None:
 
 
 def _compare_official(original: Original, official: dict[str, Any]) -> LevelVerdict:
-    result = original.scored.result
+    result = original.scored.score
     name = "models_per_min" if isinstance(result, Throughput) else "score_s"
     was, now = official.get(name), _found(original)[name]
     compared = {**_found(original), "official": was, "source": official.get("source")}
@@ -114,14 +114,14 @@ def _compare_official(original: Original, official: dict[str, Any]) -> LevelVerd
 
 
 def _found(original: Original) -> dict[str, Any]:
-    result = original.scored.result
+    result = original.scored.score
     if isinstance(result, Throughput):
         return {"models_per_min": result.models_per_minute, "reason": result.reason}
     return {"score_s": result.mean_s, "reason": result.reason}
 
 
 def _score_text(original: Original) -> str:
-    result = original.scored.result
+    result = original.scored.score
     if isinstance(result, Throughput):
         return f"{result.models_per_minute:.6g} models/min" if result.models_per_minute else str(result.reason)
     return f"score {result.mean_s:.6g} s" if result.mean_s is not None else f"no score ({result.reason})"

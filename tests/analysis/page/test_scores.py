@@ -17,7 +17,7 @@ from analysis.page.tiles import tiles
 from analysis.study import Study, study
 from suite.card import Card
 from suite.compliance.check import Verdict
-from suite.compliance.rules.table import Finding
+from suite.compliance.rules.base import Finding
 
 Build = Callable[..., Any]
 

@@ -119,7 +119,7 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("suite.commands.score.score_results", fail)
+    monkeypatch.setattr("suite.commands.score.check", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = mlhpc("score", tmp_path)
     assert done.returncode == code

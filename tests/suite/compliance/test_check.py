@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -15,15 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import suite.compliance
 from suite.compliance import convergence
+from suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
 from suite.compliance.check import Verdict, _check_group, check, check_log
 from suite.compliance.exchange.formats import FORMATS
+from suite.compliance.forensics.copy_rules import SeenRuns
 from suite.compliance.manifest import digest
 from suite.compliance.output import print_table
-from suite.compliance.rules.group_rules import GROUP_RULES
-from suite.compliance.rules.table import EXPLANATIONS, LOG_RULES, Finding
+from suite.compliance.rules.base import Finding, Rule
 from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
-from suite.compliance.together import Together
 from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import summarise
@@ -34,6 +36,8 @@ from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
 from tests.fixtures.systems import system_fields
+
+COMPLIANCE = Path(suite.compliance.__file__).parent
 
 
 def errors(verdict: Verdict) -> list[str]:
@@ -57,10 +61,19 @@ def test_mutations_of_mlperf_logs(tmp_path: Path, case: Case) -> None:
     assert case.rule in found if case.rule else not found, found
 
 
-def test_every_rule_has_a_severity_and_every_severity_a_rule() -> None:
-    assert set(LOG_RULES) | set(GROUP_RULES) <= set(EXPLANATIONS)
-    for name in ruleset_names():
-        assert set(ruleset(name).data.severity) == set(EXPLANATIONS), name
+def test_every_rule_of_a_module_is_applied_once() -> None:
+    """A rule that is missing from the tuple RULES of its module would never be applied."""
+    listed = [rule.name for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)]
+    assert len(listed) == len(set(listed))
+    for path in COMPLIANCE.rglob("*_rules.py"):
+        module = importlib.import_module(".".join(path.relative_to(COMPLIANCE.parents[1]).with_suffix("").parts))
+        rules = [value for value in vars(module).values() if isinstance(value, Rule)]
+        assert all(rule in RULES.values() for rule in rules), path
+
+
+def test_a_new_rule_is_an_error_in_our_ruleset_and_not_looked_for_in_earlier_rounds() -> None:
+    assert ruleset("mlhpc-1.0").severity("a-new-rule") == "error"
+    assert ruleset("3.0.0").severity("a-new-rule") is None
 
 
 TRAINING_ROUNDS = ("training-5.0.0", "training-5.1.0", "training-6.0.0", "training-6.1.0")
@@ -354,12 +367,12 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
     rules = Ruleset(replace(data, known=known))
     group = next(group for group in find(folder).groups if group.scenario == "weak")
-    _, findings = _check_group(group, rules, Together(), {})
+    _, findings = _check_group(group, rules, SeenRuns(), {})
     (finding,) = (item for item in findings if item.rule == "weak-scale")
     assert finding.severity == "warning"
     assert "it was accepted" in finding.message
     write(folder / "results/big/weak/cosmoflow/result_0.txt", hpc_run(seed=99, start_ms=1_695_900_000_001))
-    _, again = _check_group(group, rules, Together(), {})
+    _, again = _check_group(group, rules, SeenRuns(), {})
     assert [item.severity for item in again if item.rule == "weak-scale"] == ["error"]
 
 
@@ -369,7 +382,7 @@ def test_known_breaches_name_rules_and_have_reasons() -> None:
     for print_, item in known.items():
         assert len(print_) == 64
         assert item.rules
-        assert all(rule in EXPLANATIONS and len(reason) > 20 for rule, reason in item.rules.items())
+        assert all(rule in RULES and len(reason) > 20 for rule, reason in item.rules.items())
 
 
 # Reference points

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import Verdict, check
-from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
 from tests.fixtures.systems import system_fields
 
@@ -119,7 +118,7 @@ def test_the_folder_above_a_package_gives_its_round(tmp_path: Path, name: str) -
         verdict = check([path])
         assert verdict.rulesets == ("1.0.0",), path
         assert not rules(verdict, "info") & {"ruleset-assumed"}, path
-    (scored,) = score_results([folder])
+    (scored,) = check([folder]).results
     assert scored.valid
 
 

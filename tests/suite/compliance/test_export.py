@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from analysis.fleet.superbench import parse_results
+from suite.compliance.check import check
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
 from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
 from suite.compliance.exchange.result_forms import RESULT_FORMS
-from suite.compliance.scoring import score_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write
 from tests.fixtures.package_mutations import example
@@ -36,24 +36,24 @@ def runs(tmp_path: Path) -> Path:
 
 def test_one_expression_reads_every_figure(runs: Path) -> None:
     found = lines_of(mlhpc("export", "fom", runs).stdout)
-    (scored,) = score_results([runs])
+    (scored,) = check([runs]).results
     assert [(key, value, unit) for _, key, value, unit in found] == [each[:3] for each in figures(scored)]
     assert {unit for *_, unit in found} <= UNITS
     values = {key: value for _, key, value, _ in found}
     assert (values["valid"], values["runs"], values["runs_converged"]) == (1.0, 5.0, 5.0)
-    assert values["score"] * 60 == pytest.approx(scored.result.mean_s)  # type: ignore[union-attr]
+    assert values["score"] * 60 == pytest.approx(scored.score.mean_s)  # type: ignore[union-attr]
     assert values["time_to_train_min"] <= values["time_to_train_mean"] <= values["time_to_train_max"]
     assert len({result for result, *_ in found}) == 1
 
 
 def test_a_result_has_the_same_name_wherever_and_whenever_it_was_made(runs: Path, tmp_path: Path) -> None:
     other = run_folder(tmp_path / "b", ranks=4)
-    assert result_names(score_results([runs])) == result_names(score_results([run_folder(tmp_path / "c")]))
-    first, second = result_names(score_results([runs, other]))
+    assert result_names(check([runs]).results) == result_names(check([run_folder(tmp_path / "c")]).results)
+    first, second = result_names(check([runs, other]).results)
     assert first != second
-    assert result_names([*score_results([runs]), *score_results([runs])]) == [first, f"{first}~2"]
+    assert result_names([*check([runs]).results, *check([runs]).results]) == [first, f"{first}~2"]
     package = example(tmp_path / "p")
-    assert all(not re.search(r"\s", name) for name in result_names(score_results([package])))
+    assert all(not re.search(r"\s", name) for name in result_names(check([package]).results))
 
 
 @pytest.mark.parametrize("what", ["too few", "not converged", "tampered"])
@@ -100,7 +100,7 @@ def test_names_in_logs_cannot_forge_a_line(tmp_path: Path) -> None:
 
 def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
     folder = our_runs(tmp_path / "weak", mode="weak")
-    (scored,) = score_results([folder])
+    (scored,) = check([folder]).results
     found = {figure.key: figure for figure in figures(scored)}
     assert scored.scenario == "weak"
     assert "score" not in found
@@ -144,7 +144,7 @@ def test_superbench_results_are_read_by_our_reader(runs: Path, tmp_path: Path) -
     path = _written(tmp_path, "superbench", runs)
     rows = parse_results(path, path.read_bytes())
     ((_, row),) = rows.items()
-    (scored,) = score_results([runs])
+    (scored,) = check([runs]).results
     assert len(row) == len(figures(scored))
     assert all(name.startswith("mlhpc-cosmoflow-smoke-strong-1x2/") for name in row)
 
@@ -174,5 +174,5 @@ def test_values_that_are_no_numbers_have_no_line(tmp_path: Path) -> None:
     folder = our_runs(tmp_path / "a")
     lines = insert(Line("staging_stop", None, 1e300), "run_stop")(our_run(seed=9))
     write(folder / "result_2.txt", lines)
-    assert "inf" not in render_lines(score_results([folder]))
-    assert "nan" not in render_lines(score_results([folder]))
+    assert "inf" not in render_lines(check([folder]).results)
+    assert "nan" not in render_lines(check([folder]).results)

@@ -12,7 +12,6 @@ from analysis.tables.reading import Reader
 from suite.compliance.check import check, check_log
 from suite.compliance.rules.package_rules import SYSTEM_FIELDS, blank_fields
 from suite.compliance.ruleset import ruleset
-from suite.compliance.scoring import score_results
 from suite.log.results_tree import find_logs
 from tests.fixtures.logs import (
     Line,
@@ -175,7 +174,7 @@ def test_a_log_with_both_metrics_is_judged_and_scored_by_its_own(
         lambda n: also(other, value)(hpc_run(benchmark, seed=n + 1, start_ms=1_695_000_000_000 + n * 10**6)),
     )
     assert not [item for item in check([folder], "3.0.0").findings if item.severity == "error"]
-    (scored,) = score_results([folder], "3.0.0")
+    (scored,) = check([folder], "3.0.0").results
     assert scored.valid
     missed = write(tmp_path / "result_0.txt", chain(also(other, value), drop_reached(benchmark))(hpc_run(benchmark)))
     assert found(missed, "3.0.0", "target-missed")

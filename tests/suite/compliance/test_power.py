@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import suite.compliance.check  # noqa: F401  enters all rules
-from suite.compliance.rules.group_rules import GROUP_RULES, GroupContext
+from suite.compliance.result import Result
+from suite.compliance.rules import power_rules
 from suite.compliance.ruleset import ruleset
 from suite.log.energy.score import energy_of_run, energy_to_solution, read_meters
 from suite.log.record import RunRecord
@@ -18,7 +18,6 @@ from tests.fixtures.power import START_S, line, noisy, power_log
 
 RUN_S = 100.0
 NODE = "result_0/node_0.txt"
-RULES = [name for name in GROUP_RULES if name.startswith("power-")]
 STATED = {"measurement_type": "AC", "scope": "node", "accuracy": 0.01, "clock_offset_s": 0.0, "clock_bound_s": 0.01}
 
 
@@ -53,8 +52,8 @@ def broken(root: Path, records: tuple[RunRecord, ...]) -> set[str]:
     rules = ruleset("mlhpc-1.0")
     others = (root / "power",)
     group = Group(root, tuple(each.path for each in records if each.path), others=others)
-    context = GroupContext(group, records, rules, None, None)
-    return {name for name in RULES if list(GROUP_RULES[name](context))}
+    result = Result(group, records, rules, None, None)
+    return {rule.name for rule in power_rules.RULES if list(rule.check(result))}
 
 
 def rewrite(path: str, change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -13,7 +13,6 @@ from suite.compliance import convergence
 from suite.compliance.check import check, check_log
 from suite.compliance.derived import Schedule
 from suite.compliance.ruleset import ruleset, ruleset_names
-from suite.compliance.scoring import score_results
 from tests.fixtures.logs import Line, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
 from tests.fixtures.systems import system_fields
@@ -118,8 +117,8 @@ def test_a_result_of_training_passes_and_has_a_score(tmp_path: Path, benchmark: 
     verdict = check([folder])
     assert verdict.compliant, verdict.findings
     assert verdict.rulesets == ("training-5.0.0",)
-    (scored,) = score_results([folder])
-    score = scored.result
+    (scored,) = check([folder]).results
+    score = scored.score
     assert score.valid
     assert score.required_runs == runs
     assert sum(run.dropped is None for run in score.runs) == runs - 2

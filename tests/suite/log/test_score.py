@@ -17,7 +17,6 @@ from suite.card import Target
 from suite.compliance.check import check
 from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.ruleset import ruleset
-from suite.compliance.scoring import score_results
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
@@ -248,9 +247,9 @@ def test_a_run_that_died_before_it_began_does_not_hide_what_the_others_are(tmp_p
     runs = our_runs(tmp_path / "runs")
     whole = (runs / "result_0.txt").read_bytes().splitlines(keepends=True)
     (runs / "result_0.txt").write_bytes(b"".join(whole[:2]))
-    (scored,) = score_results([runs])
-    assert (result_documents([scored])[0]["benchmark"], scored.valid, scored.result.converged) == ("cosmoflow", True, 4)
-    assert [run.failure for run in scored.result.runs if not run.converged] == ["no run_start"]
+    (scored,) = check([runs]).results
+    assert (result_documents([scored])[0]["benchmark"], scored.valid, scored.score.converged) == ("cosmoflow", True, 4)
+    assert [run.failure for run in scored.score.runs if not run.converged] == ["no run_start"]
     found = check([runs])
     assert found.rulesets == ("mlhpc-1.0",)
     assert found.compliant

@@ -6,32 +6,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import suite.compliance.rules.power_rules  # noqa: F401  its rules stand before these
-from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of, repeats
-from suite.compliance.rules.likeness import DURATIONS, Curves, Runs, series_of
-from suite.compliance.rules.table import OURS, explain
+from suite.compliance.forensics.likeness import DURATIONS, Curves, Runs, series_of
+from suite.compliance.result import Result
+from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, Rule, name_of, repeats, result_rule
 from suite.files import brief
 from suite.log.record import RunRecord
 from suite.log.results_tree import PRUNED, Group
 
 
-@group_rule("run-copied", "no run is a copy of another, not even with new time stamps, kept or pruned", OURS)
-def run_copied(context: GroupContext) -> Iterator[GroupBreach]:
-    yield from repeats(
-        (*context.runs, *context.pruned), _course, lambda run: "has the same durations and evaluations as"
-    )
+@result_rule("run-copied", "no run is a copy of another, not even with new time stamps, kept or pruned", OURS)
+def run_copied(result: Result) -> Iterator[ResultBreach]:
+    yield from repeats((*result.runs, *result.pruned), _course, lambda run: "has the same durations and evaluations as")
 
 
-@group_rule(
+@result_rule(
     "run-repeated",
     "no two runs are more alike than one pair of honest runs in 100,000: a run that is another with other seed, last digits "
     "or time stamps, its beginning or its end",
     OURS,
 )
-def run_repeated(context: GroupContext) -> Iterator[GroupBreach]:
+def run_repeated(result: Result) -> Iterator[ResultBreach]:
     seen: Runs[RunRecord] = Runs()
     exact: set[object] = set()
-    for run in (*context.runs, *context.pruned):
+    for run in (*result.runs, *result.pruned):
         course = _course(run)
         if course is not None and course in exact:
             continue  # rule run-copied reports it
@@ -44,8 +41,10 @@ def run_repeated(context: GroupContext) -> Iterator[GroupBreach]:
         seen.add(run, curves)
 
 
-explain("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS)
-explain("carried-over", "a result is not also in an earlier package", OURS)
+REUSE_RULES: tuple[Rule, ...] = (  # of `SeenRuns`
+    Rule("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS),
+    Rule("carried-over", "a result is not also in an earlier package", OURS),
+)
 
 
 class SeenRuns:
@@ -112,3 +111,9 @@ def _course(run: RunRecord) -> object:
     if not run.evals or run.time_to_train_s is None:
         return None
     return tuple((item.value, round(item.time_s, 3)) for item in run.evals), round(run.time_to_train_s, 3)
+
+
+RULES: tuple[ResultRule, ...] = (
+    run_copied,
+    run_repeated,
+)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from suite.compliance.rules.table import (
+from suite.compliance.rules.base import (
     HPC,
     OURS,
     LogBreach,
     LogContext,
+    LogRule,
     epoch_num,
     finished_epochs,
     log_rule,
@@ -48,7 +49,7 @@ _SHORTEST_S = 1.0  # below, that is too much to say whether a rate is true
 
 @log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
 def stop_early(context: LogContext) -> Iterator[LogBreach]:
-    stop = context.first(mllog.RUN_STOP)
+    stop = context.log.first(mllog.RUN_STOP)
     if context.benchmark is not None and context.benchmark.offline_evals:
         return  # the run trains on, and stops at the checkpoint that another process later finds to have reached the target
     latest = max(context.run.every(*_OF_THE_RUN), key=lambda event: event.time_ms, default=None)
@@ -59,7 +60,7 @@ def stop_early(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule("before-run", "nothing is trained and nothing evaluated before run_start", f"{HPC} 5.1")
 def before_run(context: LogContext) -> Iterator[LogBreach]:
-    start = context.first(mllog.RUN_START)
+    start = context.log.first(mllog.RUN_START)
     position = context.position.get(mllog.RUN_START)
     if start is None or position is None:
         return
@@ -197,3 +198,13 @@ def _samples(context: LogContext) -> list[float]:
     if benchmark.throughput_per_rank is not None and context.record.ranks:
         known.append(float(benchmark.throughput_per_rank * context.record.ranks))
     return known
+
+
+RULES: tuple[LogRule, ...] = (
+    stop_early,
+    before_run,
+    epoch_begun,
+    epoch_steps,
+    epoch_time,
+    throughput_true,
+)

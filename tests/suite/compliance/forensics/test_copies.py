@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.rules.likeness import FALSE_ALARMS, Curves, Runs, series_of
+from suite.compliance.forensics.likeness import FALSE_ALARMS, Curves, Runs, series_of
 from suite.log.reader import Log
 from suite.log.record import MetricValue, summarise
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write

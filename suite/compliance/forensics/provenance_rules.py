@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from suite.compliance.rules.group_rules import GroupBreach, GroupContext, group_rule, name_of
-from suite.compliance.rules.table import OURS
+from suite.compliance.result import Result, trained_samples
+from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, name_of, result_rule
 from suite.files import brief
 from suite.log.provenance import find_kept_folder, problem_of_config
 from suite.log.record import RunRecord
@@ -29,13 +29,13 @@ _CORE_HZ, _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = (
 )  # two 512-bit FMA units, and matrix units at 16 bits
 
 
-@group_rule(
+@result_rule(
     "provenance-missing", "a result of this suite has the run.json and the facts of its nodes in the package", OURS
 )
-def provenance_missing(context: GroupContext) -> Iterator[GroupBreach]:
-    if context.group.package is None or not context.runs:
+def provenance_missing(result: Result) -> Iterator[ResultBreach]:
+    if result.group.package is None or not result.runs:
         return
-    found = context.provenance
+    found = result.provenance
     if not found.infos:
         yield None, "no provenance/run_<n>/run.json of this result under benchmarks/<benchmark>/implementations"
     elif not found.facts:
@@ -45,64 +45,62 @@ def provenance_missing(context: GroupContext) -> Iterator[GroupBreach]:
             yield document.path, document.problem
 
 
-@group_rule(
+@result_rule(
     "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
 )
-def provenance_agrees(context: GroupContext) -> Iterator[GroupBreach]:
-    workload = context.benchmark.workload if context.benchmark else None
-    for document in context.provenance.infos:
+def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
+    workload = result.benchmark.workload if result.benchmark else None
+    for document in result.provenance.infos:
         if document.problem:
             continue
-        first = context.runs[0] if context.runs else RunRecord()
+        first = result.runs[0] if result.runs else RunRecord()
         stated = (
             ("workload", workload),
             ("size", first.size),
-            ("mode", "weak" if context.weak else "strong"),
+            ("mode", "weak" if result.weak else "strong"),
             ("suite_version", first.suite_version),
         )
         for name, logged in stated:
             if logged is not None and document.fields.get(name) != logged:
                 yield document.path, f"{name} is {brief(document.fields.get(name))}, the logs say {brief(logged)}"
         created = _time(document.fields.get("created"))
-        earliest = min((run for run in context.runs if run.run_start_s is not None), key=_start, default=None)
+        earliest = min((run for run in result.runs if run.run_start_s is not None), key=_start, default=None)
         if created is None:
             yield (
                 document.path,
                 f"created = {brief(document.fields.get('created'))}: expected a time such as 2026-11-20T14:00:00Z",
             )
-        elif (
-            earliest is not None and len(context.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S
-        ):
+        elif earliest is not None and len(result.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S:
             early = (created - _start(earliest)) / 60.0
             yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
 
 
-@group_rule("config-kept", "the package has the file of settings whose sha256 each log states (config_file)", OURS)
-def config_kept(context: GroupContext) -> Iterator[GroupBreach]:
-    folders = [document.path.parent for document in context.provenance.infos]
-    for run in (*context.runs, *context.pruned):
+@result_rule("config-kept", "the package has the file of settings whose sha256 each log states (config_file)", OURS)
+def config_kept(result: Result) -> Iterator[ResultBreach]:
+    folders = [document.path.parent for document in result.provenance.infos]
+    for run in (*result.runs, *result.pruned):
         folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
         problem = problem_of_config(folder, run) if folder is not None else None
         if folder is not None and run.config_file is not None and problem is not None:
             yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
 
 
-@group_rule(
+@result_rule(
     "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
 )
-def facts_agree(context: GroupContext) -> Iterator[GroupBreach]:
-    found = context.provenance
+def facts_agree(result: Result) -> Iterator[ResultBreach]:
+    found = result.provenance
     facts = found.sound_facts()
     if not facts:
         return
-    claimed = context.system.fields if context.system is not None and not context.system.problem else {}
-    where = context.system.path if context.system is not None else None
-    most = max((run.nodes or 0 for run in context.runs), default=0)
+    claimed = result.system.fields if result.system is not None and not result.system.problem else {}
+    where = result.system.path if result.system is not None else None
+    most = max((run.nodes or 0 for run in result.runs), default=0)
     if most > len(facts):
         yield None, f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}"
     surveyed = not any(_accelerators_unknown(document) for document in facts)
     fewest = min(len(_accelerators(document)) for document in facts) if surveyed else 10**9
-    over = next((run for run in context.runs if (run.accelerators_per_node or 0) > fewest), None)
+    over = next((run for run in result.runs if (run.accelerators_per_node or 0) > fewest), None)
     if over is not None:
         yield over.path, f"accelerators_per_node = {over.accelerators_per_node}, the facts of a node name {fewest}"
     models = [str(item.get("model")) for document in facts for item in _accelerators(document)]
@@ -119,34 +117,34 @@ def facts_agree(context: GroupContext) -> Iterator[GroupBreach]:
         yield None, "the facts are those of a simulated machine"
 
 
-@group_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
-def code_changed(context: GroupContext) -> Iterator[GroupBreach]:
-    for document in context.provenance.infos:
+@result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
+def code_changed(result: Result) -> Iterator[ResultBreach]:
+    for document in result.provenance.infos:
         git = _mapping(document.fields.get("git"))
         if git and git.get("dirty") is not False:
             yield document.path, f"the code was commit {brief(git.get('commit'))} with local changes"
 
 
-@group_rule(
+@result_rule(
     "series-complete",
     "all runs that run.json asked for are in the package, those that do not count in its provenance",
     OURS,
 )
-def series_complete(context: GroupContext) -> Iterator[GroupBreach]:
-    found = context.provenance
+def series_complete(result: Result) -> Iterator[ResultBreach]:
+    found = result.provenance
     asked = sum(int(finite(document.fields.get("runs")) or 0) for document in found.infos if not document.problem)
-    there = len(context.runs) + len(context.pruned) + found.logs
+    there = len(result.runs) + len(result.pruned) + found.logs
     if asked > there:
         yield None, f"run.json asks for {asked} runs, the package has {there}"
 
 
-@group_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
-def speed_possible(context: GroupContext) -> Iterator[GroupBreach]:
-    card = context.benchmark.card if context.benchmark else None
+@result_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
+def speed_possible(result: Result) -> Iterator[ResultBreach]:
+    card = result.benchmark.card if result.benchmark else None
     if card is None:
         return
-    facts = context.provenance.sound_facts()
-    for run in context.runs:
+    facts = result.provenance.sound_facts()
+    for run in result.runs:
         samples = trained_samples(run, card.eval_every_steps)
         if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
             continue
@@ -166,14 +164,6 @@ def _most_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
         return _MOST_OF_A_NODE
     full = (run.config or {}).get("precision", "float32") in ("float32", "float64")
     return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
-
-
-def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
-    """Samples trained on in all epochs that ended."""
-    ended = sum(epoch.complete for epoch in run.epochs)
-    if eval_every_steps is not None:
-        return float(ended * eval_every_steps * (run.global_batch_size or 0))
-    return float(ended * (run.train_samples or 0))
 
 
 def _accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
@@ -216,3 +206,14 @@ def _time(text: object) -> float | None:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
+
+
+RULES: tuple[ResultRule, ...] = (
+    provenance_missing,
+    provenance_agrees,
+    config_kept,
+    facts_agree,
+    code_changed,
+    series_complete,
+    speed_possible,
+)

@@ -1,17 +1,18 @@
-"""What all rules share: findings, the explanations of rules, and the table of the rules for one log.
+"""What all rules share: the classes of rules, what they are given, and what they find.
 
 A rule is a function that yields what is wrong. How bad that is, and every value a rule compares with, is data in the
-ruleset (rulesets/*.yaml). The rules themselves are in log_rules, mlhpc_rules, group_rules and package_rules.
+ruleset (rulesets/*.yaml). Each module of rules ends with the tuple of its rules; suite.compliance.all_rules puts these together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from suite.card import SizeCard
+from suite.compliance.result import Result
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
 from suite.files import brief
 from suite.log import mllog
@@ -105,10 +106,6 @@ class LogContext:
         event = self.log.first(key)
         return event.value if event is not None else None
 
-    def first(self, key: str) -> Event | None:
-        """The first event of a key."""
-        return self.log.first(key)
-
     def every(self, *keys: str) -> Iterator[Event]:
         """All events of some keys, key by key."""
         for key in keys:
@@ -121,51 +118,47 @@ class LogContext:
 
 
 LogBreach = tuple[int | None, str]  # line number in the log, message
-LogCheck = Callable[[LogContext], Iterable[LogBreach]]
+ResultBreach = tuple[Path | None, str]  # file, or None for the result's folder; message
 
 
 @dataclass(frozen=True)
-class RuleInfo:
-    """What `mlhpc check --explain` prints of a rule."""
+class Rule:
+    """The name of a rule, what it asks, and where it comes from, as `mlhpc check --explain` prints them."""
 
-    rule: str
-    explanation: str
-    reference: str
-
-
-EXPLANATIONS: dict[str, RuleInfo] = {}
-LOG_RULES: dict[str, LogCheck] = {}
+    name: str
+    asks: str
+    source: str
 
 
-def explain(rule: str, explanation: str, reference: str) -> str:
-    """Add a rule to the table of explanations and return its id."""
-    assert rule not in EXPLANATIONS, rule
-    EXPLANATIONS[rule] = RuleInfo(rule, explanation, reference)
-    return rule
+@dataclass(frozen=True)
+class LogRule(Rule):
+    """A rule that every log is judged by."""
+
+    check: Callable[[LogContext], Iterable[LogBreach]]
+
+
+@dataclass(frozen=True)
+class ResultRule(Rule):
+    """A rule that the runs of a result are judged by, together."""
+
+    check: Callable[[Result], Iterable[ResultBreach]]
+
+
+def log_rule(name: str, asks: str, source: str) -> Callable[[Callable[[LogContext], Iterable[LogBreach]]], LogRule]:
+    """Make the decorated function a rule for logs. The tuple RULES of its module must name it."""
+    return lambda check: LogRule(name, asks, source, check)
+
+
+def result_rule(
+    name: str, asks: str, source: str
+) -> Callable[[Callable[[Result], Iterable[ResultBreach]]], ResultRule]:
+    """Make the decorated function a rule for results. The tuple RULES of its module must name it."""
+    return lambda check: ResultRule(name, asks, source, check)
 
 
 def link(rule: str) -> str:
     """Where the page explains a rule."""
     return f"{PAGE}#{rule}"
-
-
-def log_rule(rule: str, explanation: str, reference: str) -> Callable[[LogCheck], LogCheck]:
-    """Add the decorated function to the rules that every log is judged by."""
-
-    def enter(check: LogCheck) -> LogCheck:
-        LOG_RULES[explain(rule, explanation, reference)] = check
-        return check
-
-    return enter
-
-
-def apply_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
-    """Apply every rule to one log; ``file`` names the log in the findings."""
-    for rule, check in LOG_RULES.items():
-        severity = context.ruleset.severity(rule)
-        if severity is not None:
-            for line, message in check(context):
-                yield Finding(rule, severity, file, line, message)
 
 
 def weighed(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
@@ -196,5 +189,25 @@ def steps_between_evals(context: LogContext) -> float | None:
     """Steps from one evaluation to the next where epoch_num counts samples; None elsewhere, and if nothing says it."""
     if context.benchmark is None or not context.benchmark.epoch_counts_samples:
         return None
-    logged = context.first("val_every_iters")
+    logged = context.log.first("val_every_iters")
     return context.card.eval_every_steps if context.card else finite(logged.value) if logged else None
+
+
+def repeats(
+    runs: Sequence[RunRecord], key: Callable[[RunRecord], object], text: Callable[[RunRecord], str]
+) -> Iterator[ResultBreach]:
+    """Every run whose key an earlier run has already; a key of None is no key."""
+    first: dict[object, RunRecord] = {}
+    for run in runs:
+        identity = key(run)
+        if identity is None:
+            continue
+        if identity in first:
+            yield run.path, f"{text(run)} {name_of(first[identity])}"
+        else:
+            first[identity] = run
+
+
+def name_of(run: RunRecord) -> str:
+    """The name of a run's log, for messages."""
+    return run.path.name if run.path else "a run"

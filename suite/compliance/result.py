@@ -1,0 +1,151 @@
+"""The runs of one result, what they are judged by, and their score. Rules read it; `check` returns it with its errors.
+
+There is no score without a verdict. The arithmetic of scores is in suite.log.score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite.compliance.ruleset import Benchmark, Ruleset
+from suite.log.provenance import Provenance, read_provenance
+from suite.log.record import RunRecord
+from suite.log.results_tree import Group, SystemFile, read_system
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, failure, throughput, time_to_train
+from suite.log.values import finite
+
+if TYPE_CHECKING:  # few results have power readings
+    from suite.log.energy.score import EnergyToSolution, Meters
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one.
+
+    ``errors`` counts the errors in its logs, in its runs together, and in its package. ``power`` are the rules for power
+    readings that it breaks, warnings too: such a result may have a time as its score, but no energy.
+    """
+
+    group: Group
+    runs: tuple[RunRecord, ...]
+    ruleset: Ruleset
+    benchmark: Benchmark | None
+    system: SystemFile | None
+    pruned: tuple[RunRecord, ...] = ()
+    errors: int = 0
+    power: tuple[str, ...] = ()
+
+    @property
+    def weak(self) -> bool:
+        """True for the instances of a throughput result: the folder decides, or else the logs."""
+        if self.group.scenario is not None:
+            return self.group.scenario == "weak"
+        return bool(self.runs) and all(run.mode == "weak" for run in self.runs)
+
+    @property
+    def closed(self) -> bool:
+        """True unless the system description, or else the first log, says open."""
+        stated = self.system.fields.get("division") if self.system else None
+        division = stated if stated in ("open", "closed") else self.runs[0].division if self.runs else None
+        return division != "open"
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """What the package keeps of the run folders."""
+        return read_provenance(self.group)
+
+    @cached_property
+    def meters(self) -> Mapping[Path | None, Meters | None]:
+        """The power logs of each run, by the path of its log."""
+        from suite.log.energy.score import read_meters
+
+        return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
+
+    def judged(self) -> list[JudgedRun]:
+        """The runs, each with the reason why it failed or None."""
+        assert self.benchmark is not None
+        return [JudgedRun(run, failure(run, self.benchmark)) for run in self.runs]
+
+    @cached_property
+    def score(self) -> TimeToTrain | Throughput:
+        """Time to train, or the throughput of a weak result; with a reason if there is no score."""
+        if self.benchmark is None:
+            runs = tuple(JudgedRun(run, "benchmark not known") for run in self.runs)
+            return TimeToTrain(runs, 0, f"not a score: {_unknown_benchmark(self.runs)}")
+        expected = (self.benchmark.name, self.benchmark.size)
+        for run in self.runs:
+            # A run that broke off before run_start may not have stated its benchmark and size.
+            if run.run_start_s is not None and (run.benchmark, run.size) != expected:
+                why = f"not a score: benchmarks or sizes are mixed ({run.path}: {run.benchmark} {run.size})"
+                return TimeToTrain(tuple(JudgedRun(run, None) for run in self.runs), self.benchmark.required_runs, why)
+        if self.weak:
+            return throughput(self.runs, self.benchmark, self.system.compute_units if self.system else None)
+        return time_to_train(self.runs, self.benchmark)
+
+    @cached_property
+    def energy(self) -> EnergyToSolution | None:
+        """The energy of a time-to-train result: of its power logs, else of the counters in its logs. None if it has neither."""
+        if not isinstance(self.score, TimeToTrain):
+            return None
+        from suite.log.energy.score import find_energy
+
+        card = self.benchmark.card if self.benchmark else None
+        every = card.eval_every_steps if card else None
+        scored = [run.record for run in self.score.scored]
+        samples = sum(trained_samples(record, every) for record in scored) / len(scored) if scored else None
+        found = find_energy(self.score, samples or None)
+        if found is None or not self.power or found.reason is not None:
+            return found
+        return replace(found, reason=f"not a score: breaks {', '.join(self.power)} (mlhpc check)")
+
+    @property
+    def valid(self) -> bool:
+        """True if this is the score of a compliant result."""
+        return self.score.valid and not self.errors
+
+    @property
+    def verdict(self) -> str | None:
+        """The line that says that the result is not compliant; None if it is."""
+        many = "1 error" if self.errors == 1 else f"{self.errors} errors"
+        return f"NOT compliant: {many}, see mlhpc check" if self.errors else None
+
+    @property
+    def scenario(self) -> str:
+        """``weak`` for throughput, ``strong`` for time to train."""
+        return "weak" if isinstance(self.score, Throughput) else "strong"
+
+    @property
+    def division(self) -> str | None:
+        """The division in the system description, else that in the logs."""
+        stated = self.system.fields.get("division") if self.system else None
+        return stated if isinstance(stated, str) else first_named(self.runs).division
+
+    @property
+    def scale_factor(self) -> float | None:
+        """The factor in the scaling.json of the package. None if the package has none."""
+        path = self.group.folder / "scaling.json"
+        return finite(read_system(path).fields.get("scaling_factor")) if path in self.group.others else None
+
+
+def first_named(runs: Sequence[RunRecord]) -> RunRecord:
+    """The first run that names a benchmark, else the first: a run that died before run_start names none."""
+    return next((run for run in runs if run.benchmark is not None), runs[0])
+
+
+def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
+    """Samples trained on in all epochs that ended."""
+    ended = sum(epoch.complete for epoch in run.epochs)
+    if eval_every_steps is not None:
+        return float(ended * eval_every_steps * (run.global_batch_size or 0))
+    return float(ended * (run.train_samples or 0))
+
+
+def _unknown_benchmark(runs: Sequence[RunRecord]) -> str:
+    first = first_named(runs)
+    if not first.benchmark:
+        return "no log names a benchmark"
+    return f"benchmark {first.benchmark!r}{f' of size {first.size!r}' if first.size else ''} is not known"

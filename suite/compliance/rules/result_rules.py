@@ -1,0 +1,247 @@
+"""The rules for the runs of one result together."""
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from suite.compliance import convergence
+from suite.compliance.result import Result
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, ResultRule, name_of, repeats, result_rule
+from suite.files import brief
+from suite.log.record import RunRecord, first_reaching
+from suite.log.results_tree import PRUNED
+
+
+@result_rule(
+    "run-count", "a time-to-train result has exactly the required runs, a throughput result at least as many", PACKAGE
+)
+def run_count(result: Result) -> Iterator[ResultBreach]:
+    if result.benchmark is None or not result.runs:
+        return
+    need, runs = result.benchmark.required_runs, len(result.runs)
+    if runs < need:
+        yield None, f"{runs} runs; {result.benchmark.name} needs {need}"
+    elif runs > need and not result.weak:
+        yield None, f"{runs} runs; a time-to-train result of {result.benchmark.name} has exactly {need}"
+
+
+@result_rule("runs-failed", "at most one run of a result fails", f"{HPC} 6; {PACKAGE}")
+def runs_failed(result: Result) -> Iterator[ResultBreach]:
+    failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
+    if len(failed) > 1:
+        names = ", ".join(f"{name_of(run.record)} ({run.failure})" for run in failed[:5])
+        yield None, f"{len(failed)} runs did not converge, one may: {names}"
+
+
+@result_rule("run-failed", "a run that fails counts as the slowest", f"{HPC} 6")
+def run_failed(result: Result) -> Iterator[ResultBreach]:
+    failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
+    if len(failed) == 1:
+        then = f"it belongs into {PRUNED}" if result.weak else "the one run that may, counts as the slowest"
+        yield failed[0].record.path, f"did not converge ({failed[0].failure}): {then}"
+
+
+@result_rule("seed-distinct", "no two runs have the same seed", "mlperf_logging seed_checker")
+def seed_distinct(result: Result) -> Iterator[ResultBreach]:
+    yield from repeats(result.runs, lambda run: run.seed, lambda run: f"seed {brief(run.seed)} is also that of")
+
+
+@result_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", HPC)
+def hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
+    if result.benchmark is None or not result.runs:
+        return
+    keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
+    for key in sorted(keys):
+        values = [(run, run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters]
+        other = next(((run, value) for run, value in values if value != values[0][1]), None)
+        if other is not None:
+            yield other[0].path, f"{key} = {brief(other[1])}, in {name_of(values[0][0])} it is {brief(values[0][1])}"
+
+
+@result_rule("data-drift", "all runs read the same data set", OURS)
+def data_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _drift(result.runs, "data_manifest", lambda run: run.data_manifest)
+
+
+@result_rule("config-drift", "all runs have the same model, optimizer and precision in their configuration", OURS)
+def config_drift(result: Result) -> Iterator[ResultBreach]:
+    for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
+        known = [(run, run.config[name]) for run in result.runs if run.config is not None and name in run.config]
+        other = next(((run, value) for run, value in known if value != known[0][1]), None)
+        if other is not None:
+            named, differing = name_of(known[0][0]), _unlike(other[1], known[0][1])
+            yield other[0].path, f"run_config has another {name} than {named}{differing}"
+
+
+@result_rule("trial-gap", "the trials of a result are consecutive: none in between was left out", OURS)
+def trial_gap(result: Result) -> Iterator[ResultBreach]:
+    trials = sorted({run.trial for run in result.runs if run.trial is not None})
+    if not result.weak and len(trials) == len(result.runs) and trials and trials[-1] - trials[0] >= len(trials):
+        yield None, f"the runs are trials {', '.join(map(str, trials))}: others were run and are not here"
+
+
+@result_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
+def strong_pruned(result: Result) -> Iterator[ResultBreach]:
+    if not result.weak:
+        yield from ((path, "a pruned run of a time-to-train result") for path in result.group.pruned)
+
+
+@result_rule("scale-drift", "all runs used the same number of nodes and accelerators", HPC)
+def scale_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _drift(
+        result.runs,
+        "nodes x accelerators per node, ranks",
+        lambda run: (run.nodes, run.accelerators_per_node, run.ranks),
+    )
+
+
+@result_rule("org-drift", "all runs name the same organisation", OURS)
+def org_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _drift(result.runs, "submission_org", lambda run: run.org)
+
+
+@result_rule("version-drift", "all runs were made by the same version of the suite", OURS)
+def version_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _drift(result.runs, "suite_version", lambda run: run.suite_version)
+
+
+@result_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
+def size_mixed(result: Result) -> Iterator[ResultBreach]:
+    yield from _drift((*result.runs, *result.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
+
+
+@result_rule(
+    "rcp-speed", "a closed submission converges no faster than the reference, by a t test", "mlperf_logging rcp_checker"
+)
+def rcp_speed(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _convergence(result)
+    if mean is not None and bound is not None and mean < bound.minimum:
+        message = (
+            f"converges in {_amount(mean, result)} (mean without best and worst); the reference at batch "
+            f"{bound.global_batch_size} ({bound.kind}) needs {_amount(bound.mean, result)}, "
+            f"at least {_amount(bound.minimum, result)} are credible"
+        )
+        yield None, message
+
+
+@result_rule(
+    "rcp-slower",
+    "a submission faster than the reference's mean would be slowed by MLPerf",
+    "mlperf_logging rcp_checker",
+)
+def rcp_slower(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _convergence(result)
+    if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
+        ours, theirs = _amount(mean, result), _amount(bound.mean, result)
+        yield None, f"converges in {ours}, the reference in {theirs}: factor {bound.mean / mean:.4f}"
+
+
+@result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")
+def rcp_given(result: Result) -> Iterator[ResultBreach]:
+    given, benchmark = result.ruleset.given, result.benchmark
+    if given is None or benchmark is None or not result.closed:
+        return
+    own = replace(result.ruleset, given=None).benchmark(benchmark.name, benchmark.size)
+    added = given.added(own) if own is not None else {}
+    if added:
+        batches = ", ".join(map(str, sorted(added)))
+        yield None, f"reference points for batch size {batches} are those of {given.source}, not of the ruleset"
+
+
+@result_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
+def rcp_missing(result: Result) -> Iterator[ResultBreach]:
+    if _has_references(result) and result.benchmark and not convergence.pruned(result.benchmark.reference_points):
+        yield None, f"no reference point for batch size {batch_size(result.runs)}"
+
+
+@result_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
+def rcp_above(result: Result) -> Iterator[ResultBreach]:
+    points = convergence.pruned(result.benchmark.reference_points) if result.benchmark else []
+    batch = batch_size(result.runs)
+    if _has_references(result) and points and batch is not None and batch > points[-1].batch:
+        known = ", ".join(map(str, sorted(result.benchmark.reference_points))) if result.benchmark else ""
+        yield None, f"batch size {batch} is above all reference points, which are of {known}"
+
+
+def _has_references(result: Result) -> bool:
+    """True where the rules compare with a reference: the closed division."""
+    return result.benchmark is not None and result.closed and bool(result.runs)
+
+
+def batch_size(runs: Sequence[RunRecord]) -> int | None:
+    """The batch size of the first run that logs one. Rule hyperparameter-drift finds another."""
+    return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
+
+
+def _amount(amount: float, result: Result) -> str:
+    """How long a convergence took as text, in the unit of the benchmark's epoch_num: epochs or samples."""
+    samples = result.benchmark is not None and result.benchmark.epoch_counts_samples
+    return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
+
+
+def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None]:
+    """The mean of epochs to target without best and worst, and the limit it is compared with; None if there is none."""
+    benchmark = result.benchmark
+    if benchmark is None or not result.closed or len(result.runs) < benchmark.required_runs:
+        return None, None
+    batch = batch_size(result.runs)
+    firsts = [first_reaching(run, benchmark) for run in result.runs]
+    epochs = sorted(item.epoch if item is not None and item.epoch is not None else float("inf") for item in firsts)
+    mean = convergence.trimmed_mean(epochs)
+    if mean == float("inf"):
+        return None, None
+    if batch is None:
+        return mean, None
+    confidence = result.ruleset.data.rcp_confidence
+    own = not result.ruleset.foreign  # MLPerf's rounds are judged as they were
+    apart = benchmark.card.between_evals(batch) if own and benchmark.card else 0.0
+    bound = convergence.limit(
+        benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=own, between_evals=apart
+    )
+    return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)
+
+
+def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[ResultBreach]:
+    """The first run whose value differs from that of the run that says most. What a run does not say is no difference."""
+    said = [(run, _parts(value(run))) for run in runs]
+    first, most = max(said, key=lambda item: sum(part is not None for part in item[1]), default=(None, ()))
+    for run, parts in said:
+        if first is not None and any(None not in (x, y) and x != y for x, y in zip(parts, most, strict=True)):
+            yield run.path, f"{name}: {brief(value(run))}, in {name_of(first)} {brief(value(first))}"
+            return
+
+
+def _parts(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _unlike(value: object, other: object) -> str:
+    """The names whose values differ between two mappings, as the end of a message."""
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return ""
+    names = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
+    return ": " + ", ".join(brief(name) for name in names[:5])
+
+
+RULES: tuple[ResultRule, ...] = (
+    run_count,
+    runs_failed,
+    run_failed,
+    seed_distinct,
+    hyperparameter_drift,
+    data_drift,
+    config_drift,
+    trial_gap,
+    strong_pruned,
+    scale_drift,
+    org_drift,
+    version_drift,
+    size_mixed,
+    rcp_speed,
+    rcp_slower,
+    rcp_given,
+    rcp_missing,
+    rcp_above,
+)
