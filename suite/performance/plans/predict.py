@@ -14,13 +14,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
-from suite.performance.plans.remembered import RememberingFakeMode
-from suite.performance.plans.repeated import Notes, NotSeenError
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
@@ -99,8 +98,19 @@ class Cost:
         return {name: float(value) for name, value in found.items()}
 
 
+class Notes:
+    """Counts the collectives that a step would call, by axis, kind, bytes and ranks."""
+
+    def __init__(self) -> None:
+        self.found: Counter[tuple[str, str, int, int]] = Counter()
+
+    def __call__(self, axis: str, kind: str, given: int, ranks: int) -> None:
+        """Count one call."""
+        self.found[axis, kind, given, ranks] += 1
+
+
 def _take(notes: Notes, times: int) -> list[Exchange]:
-    """What was noted, so many times, by axis, kind and ranks; it is forgotten."""
+    """Return what was noted, multiplied by ``times``, by axis, kind and ranks; reset the notes."""
     found: dict[tuple[str, str, int], list[int]] = {}
     for (axis, kind, given, ranks), calls in notes.found.items():
         entry = found.setdefault((axis, kind, ranks), [0, 0])
@@ -117,7 +127,7 @@ class Common:
     """What predictions of one configuration have in common, whatever its plan and mesh are."""
 
     def __init__(self) -> None:
-        self.mode = RememberingFakeMode()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
         self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None
@@ -216,21 +226,12 @@ def _rehearse(
     notes: Notes,
     kept: Sequence[nn.Parameter],
 ) -> Passes | None:
-    """A step's passes, in which few of many equal blocks run, if they stand for each other.
-
-    Where pieces are gathered ahead, all run, after those of another step, which are forgotten.
-    """
+    """Run a step's passes. Where pieces are gathered ahead, the first step learns the order of layers and is not counted."""
     assert parallel.plan is not None
     if parallel.is_sharded and "pieces" in parallel.plan.beside:
         learn_order(model, workload, batch, config)
         notes.found.clear()
-    else:
-        try:
-            return run_passes(model, workload, batch, config, notes, kept_gradients=kept)
-        except NotSeenError:
-            model.zero_grad()
-            notes.found.clear()
-    return run_passes(model, workload, batch, config, notes, kept_gradients=kept, repeat=False)
+    return run_passes(model, workload, batch, config, kept_gradients=kept)
 
 
 def _of_gradients(

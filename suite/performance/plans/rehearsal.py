@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import (
 )
 
 from suite.config import RunConfig
-from suite.performance.plans.repeated import Notes, Repeated, repeated_parameters
 from suite.training.counts.flops import formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import Clipping, give_norms
@@ -57,15 +56,12 @@ def run_passes(
     workload: Workload,
     batch: Mapping[str, Tensor],
     config: RunConfig,
-    notes: Notes,
     *,
     kept_gradients: Sequence[nn.Parameter],
-    repeat: bool = True,
 ) -> Passes | None:
-    """Run the loss and its backward pass. None if they need values. ``notes``: what is sent.
+    """Run the loss and its backward pass. None if they need values.
 
     ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step, or DDP's.
-    ``repeat``: of many equal blocks a few run, and stand for the others.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
@@ -75,7 +71,7 @@ def run_passes(
     hooks = _label_gathered(model, live)
     model.train()
     try:
-        with live, Repeated(model, live, notes).active() if repeat else nullcontext():
+        with live:
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
                 loss = workload.loss(model, batch)
             kept = live.now - live.labelled[GATHERED]
@@ -90,7 +86,7 @@ def run_passes(
 
 def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
     """Run both passes once, as the first step of a run does, so that the next ones gather ahead."""
-    run_passes(model, workload, batch, config, Notes(), kept_gradients=(), repeat=False)
+    run_passes(model, workload, batch, config, kept_gradients=())
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -130,17 +126,11 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
             if optimization.clip_norm is not None:
                 with _without_gradients(workload.sharded_parameters(model)):  # their norm is `predict`'s
                     Clipping(model, (), optimization.clip_norm)()
-            counts = {} if hasattr(optimizer, "norms") else repeated_parameters(model)
-            for equal in (each for each, count in counts.items() if not count):
-                equal.grad = None  # equal ones stand for it, one after another
             optimizer.step()
     except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
         return None
     state = sum(
-        value.nbytes * counts.get(parameter, 1)
-        for parameter, kept in optimizer.state.items()
-        for value in kept.values()
-        if isinstance(value, Tensor)
+        value.nbytes for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
     )
     average = 0
     if optimization.ema_decay is not None:

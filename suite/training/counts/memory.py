@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
         super().__init__(formulas)
         self.now = self.peak = 0
         self.label = ""
-        self._quiet = False
         self.labelled: Counter[str] = Counter()
         self._living: dict[int, Any] = {}  # by id of the storage, which is not used again while the reference is here
         for tensor in known:
@@ -51,31 +49,6 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
                     self._watch(storage, storage.nbytes())
         return found
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Within the body no peak is noted."""
-        before, self._quiet = self._quiet, True
-        try:
-            yield
-        finally:
-            self._quiet = before
-
-    def rise(self, size: int) -> None:
-        """Note that so many bytes more lived for a moment."""
-        if not self._quiet:
-            self.peak = max(self.peak, self.now + size)
-
-    @contextmanager
-    def alone(self) -> Iterator[Callable[[], int]]:
-        """Within the body the peak begins anew; what is yielded returns it after the body, when it is that of all again."""
-        before, self.peak = self.peak, self.now
-        most = before
-        try:
-            yield lambda: most
-        finally:
-            most = self.peak
-            self.peak = max(before, most)
-
     def _watch(self, storage: Any, size: int) -> None:
         key, label = id(storage), self.label
 
@@ -87,7 +60,6 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
 
         self._living[key] = weakref.ref(storage, free)
         self.now += size
-        if not self._quiet:
-            self.peak = max(self.peak, self.now)
+        self.peak = max(self.peak, self.now)
         if label:
             self.labelled[label] += size

@@ -119,11 +119,6 @@ def recomputed_of(model: nn.Module) -> Recomputed | None:
     return getattr(model, RECOMPUTED, None)
 
 
-def is_recomputed(forward: Any) -> bool:
-    """True for the forward pass of a block that a plan lets compute again."""
-    return isinstance(forward, partial) and forward.func is _recomputed
-
-
 def is_computed_again() -> bool:
     """True in a forward pass that the backward pass repeats."""
     return bool(torch._C._current_graph_task_id() != -1)
