@@ -86,8 +86,20 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
         log.start(mllog.INIT)
         log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
-        known = (plan, world, device, source, manifest, verified, log, signals, startup, keeps_freed_memory)
-        trial = _Trial(*known, progress, parallel)
+        trial = _Trial(
+            plan=plan,
+            world=world,
+            device=device,
+            source=source,
+            manifest=manifest,
+            verified=verified,
+            log=log,
+            signals=signals,
+            startup=startup,
+            keeps_freed_memory=keeps_freed_memory,
+            progress=progress,
+            parallel=parallel,
+        )
         if dog is not None:
             dog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
@@ -97,8 +109,10 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         log.close()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Trial:
+    """A trial between init_start and run_stop. Its parts share the log, the ranks, and from `_connect` on the checkpoint."""
+
     plan: TrialPlan
     world: World
     device: torch.device

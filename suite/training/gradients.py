@@ -1,0 +1,69 @@
+"""Exchanges gradients between data-parallel ranks: the communication hooks of DDP, with the marks that time them.
+
+The hooks are the all-reduce itself on GPUs and where MPI carries collectives. With gloo DDP's own all-reduce does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
+from torch.nn.parallel import DistributedDataParallel
+
+from suite.training.instrument import Ledger, ReducerTimes
+from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
+
+
+def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
+    """Let the exchange of gradients be measured; return what to call after each backward pass that exchanges them.
+
+    It marks where computing ended and waiting for the exchange began, and where that ended. Without data parallelism, or in a
+    run that is not measured, it marks nothing but computing, and DDP exchanges as it does by default.
+    """
+    if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
+        return partial(timer.mark, FORWARD_BACKWARD)
+    if next(wrapped.parameters()).device.type != "cpu":
+        wrapped.register_comm_hook(timer, _timed_all_reduce)
+        return partial(timer.mark, EXPOSED_COMMUNICATION)
+    if dist.get_backend() == "gloo":  # DDP's own all-reduce, whose times are read once per step
+        return ReducerTimes(wrapped, timer, ledger).mark
+    wrapped.register_comm_hook(timer, _waited_all_reduce)
+    return partial(timer.mark, FORWARD_BACKWARD)
+
+
+def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook for GPUs, where DDP's own times would wait for the device: mean of a gradient bucket.
+
+    When the last bucket is ready, only communication is left to wait for.
+    """
+    if bucket.is_last():
+        timer.mark(FORWARD_BACKWARD)
+    begin = timer.stamp()
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    future = dist.all_reduce(buffer, async_op=True).get_future()
+
+    def done(finished: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        timer.transfer(begin, timer.stamp())
+        return finished.value()[0]
+
+    return future.then(done)  # type: ignore[no-any-return]
+
+
+def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook for collectives that are done when they return: mean of a gradient bucket."""
+    begin = timer.mark(FORWARD_BACKWARD)
+    buffer = bucket.buffer().mul_(1 / dist.get_world_size())
+    dist.all_reduce(buffer)
+    timer.transfer(begin, timer.mark(EXPOSED_COMMUNICATION))
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+# DDP compares a hook's annotations with its types by identity; with postponed evaluation they would be text
+for _hook in (_timed_all_reduce, _waited_all_reduce):
+    _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
