@@ -19,7 +19,6 @@ import heapq
 import json
 import math
 import os
-import secrets
 import selectors
 import shutil
 import statistics
@@ -133,7 +132,7 @@ def hosts(count: int, rate: str, delay_s: float) -> Iterator[list[list[str]]]:
 
 def start(commands: Sequence[Sequence[str]], words: Sequence[str]) -> str:
     """Run this script once per host; what rank 0 printed. SystemExit with the error where one fails."""
-    seal, started = secrets.token_hex(32), []
+    started = []
     for rank, command in enumerate(commands):
         place = {
             "RANK": rank,
@@ -143,7 +142,7 @@ def start(commands: Sequence[Sequence[str]], words: Sequence[str]) -> str:
             "MASTER_PORT": 29611,
         }
         environment = os.environ | {name: str(value) for name, value in place.items()}
-        environment |= {"MASTER_ADDR": "10.79.0.1", "MLHPC_WORLD_SEAL": seal, "OMP_NUM_THREADS": "1"}
+        environment |= {"MASTER_ADDR": "10.79.0.1", "OMP_NUM_THREADS": "1"}
         environment["MLHPC_INTERFACE"] = command[3]
         own = [*command, sys.executable, __file__, *words, "--worker"]
         started.append(

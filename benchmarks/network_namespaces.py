@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -91,7 +90,7 @@ def measure(commands: Sequence[Sequence[str]], path: Path, repeats: int, up_to_m
         "--tokens", "256", "--width", "64", "--hidden", "64", "--experts", str(HOSTS * PER_HOST), "--top-k", "1",
         "--repeats", str(repeats), "--up-to-mib", str(up_to_mib), "-o", str(path),
     ]  # fmt: skip
-    ranks, seal = HOSTS * PER_HOST, secrets.token_hex(32)
+    ranks = HOSTS * PER_HOST
     started = []
     for rank in range(ranks):
         host, local = divmod(rank, PER_HOST)
@@ -105,7 +104,6 @@ def measure(commands: Sequence[Sequence[str]], path: Path, repeats: int, up_to_m
         environment = os.environ | {name: str(value) for name, value in place.items()}
         environment |= {
             "MASTER_ADDR": "10.78.0.1",
-            "MLHPC_WORLD_SEAL": seal,
             "MLHPC_INTERFACE": WIRE,
             "OMP_NUM_THREADS": "1",
         }

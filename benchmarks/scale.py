@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import os
-import pickle
 import resource
 import statistics
 import subprocess
@@ -51,20 +50,20 @@ def be_a_rank(data: str, run: str) -> None:
     original = worlds.MpiTransport
 
     class Counting(original):  # type: ignore[misc,valid-type]
-        def allgather(self, value: Any) -> list[Any]:
-            values = super().allgather(value)
-            _count(counts, value, values)
-            return values
+        def allgather(self, data: bytes) -> list[bytes]:
+            everyone = super().allgather(data)
+            _count(counts, data, everyone)
+            return everyone
 
-        def gather(self, value: Any) -> list[Any] | None:
-            values = super().gather(value)
-            _count(counts, value, values or [])
-            return values
+        def gather(self, data: bytes) -> list[bytes] | None:
+            everyone = super().gather(data)
+            _count(counts, data, everyone or [])
+            return everyone
 
-        def broadcast(self, value: Any, root: int) -> Any:
-            answer = super().broadcast(value, root)
+        def broadcast(self, data: bytes, root: int) -> bytes:
+            answer = super().broadcast(data, root)
             is_root = self.rank == root
-            _count(counts, answer if is_root else None, [] if is_root else [answer])
+            _count(counts, answer if is_root else b"", [] if is_root else [answer])
             return answer
 
         def sum(self, values: Any) -> Any:
@@ -107,10 +106,10 @@ def be_a_rank(data: str, run: str) -> None:
         )
 
 
-def _count(counts: dict[str, int], given: Any, received: Sequence[Any]) -> None:
+def _count(counts: dict[str, int], given: bytes, received: Sequence[bytes]) -> None:
     counts["collectives"] += 1
-    counts["given"] += len(pickle.dumps(given))
-    counts["received"] += sum(len(pickle.dumps(value)) for value in received)
+    counts["given"] += len(given)
+    counts["received"] += sum(map(len, received))
 
 
 def measure(ranks: int, data: Path, root: Path) -> dict[str, float]:

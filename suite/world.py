@@ -2,51 +2,41 @@
 
 `detect` reads the launcher's environment and imports nothing heavy; `World.create` connects the ranks. Control messages, sums of
 a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which `World.init_torch` starts.
+
+Nothing between ranks is signed: who can reach their ports can disturb a run, but cannot make it execute anything (suite.messages).
 """
 
 from __future__ import annotations
 
 import atexit
 import fcntl
-import hmac
 import ipaddress
 import os
 import re
-import secrets
 import socket
 import statistics
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError
 from suite.files import one_line
-from suite.transport import (
-    LISTEN_S,
-    Alone,
-    MpiTransport,
-    Seal,
-    TorchTransport,
-    Transport,
-    key_path,
-    launch_key,
-    long_values,
-    port_of,
-    tensor_bytes,
-)
+from suite.messages import decode, encode
+from suite.pmi_relay import long_values
+from suite.transport import Alone, MpiTransport, TorchTransport, Transport
 
 if TYPE_CHECKING:
     import torch
 
-TIMEOUT = timedelta(
-    minutes=30
-)  # of a collective; longer than a staging or evaluation that another rank may still be in
+# Of a collective. Another rank may still be in a staging or an evaluation, which must be shorter.
+TIMEOUT = timedelta(minutes=30)
+LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,7 @@ class World:
         """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
         launch = launch or detect() or _started_group()
         transport = Alone() if launch is None or launch.size == 1 else _connect(launch)
-        names = transport.allgather(node_name())
+        names = [str(decode(each, str)) for each in transport.allgather(encode(node_name()))]
         nodes = list(dict.fromkeys(names))
         node = nodes.index(names[transport.rank])
         on_node = [rank for rank, name in enumerate(names) if name == names[transport.rank]]
@@ -147,17 +137,18 @@ class World:
         """Wait for all ranks."""
         self.transport.barrier()
 
-    def broadcast(self, value: Any, root: int = 0) -> Any:
-        """The root's value on every rank."""
-        return self.transport.broadcast(value, root)
+    def broadcast(self, value: Any, kind: Any = Any) -> Any:
+        """Return rank 0's value on every rank, as a value of type ``kind`` (see `suite.messages.decode`)."""
+        return decode(self.transport.broadcast(encode(value) if self.is_first else b"", 0), kind)
 
-    def allgather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        return self.transport.allgather(value)
+    def allgather(self, value: Any, kind: Any = Any) -> list[Any]:
+        """Return every rank's value, in rank order, as values of type ``kind``."""
+        return [decode(each, kind) for each in self.transport.allgather(encode(value))]
 
-    def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value, in rank order, on rank 0; None on the others. At many ranks far less traffic than `allgather`."""
-        return self.transport.gather(value)
+    def gather(self, value: Any, kind: Any = Any) -> list[Any] | None:
+        """Return every rank's value, in rank order, on rank 0; None on the others. Far less traffic than `allgather`."""
+        gathered = self.transport.gather(encode(value))
+        return None if gathered is None else [decode(each, kind) for each in gathered]
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Sum named numbers over ranks, in float64. Every rank passes the same names in the same order."""
@@ -193,30 +184,30 @@ class World:
 
         if self.size == 1 or dist.is_initialized():
             return
-        address, port, prefix = self._meeting_place()
-        _init(device.type == "cuda", f"tcp://{address}:{port}", prefix, self.rank, self.size, backend)
+        address, port = self._meeting_place()
+        _init(device.type == "cuda", f"tcp://{address}:{port}", self.rank, self.size, backend)
 
-    def _meeting_place(self) -> tuple[str, int, str]:
-        """The address and port of rank 0 for torch.distributed, tried from every node, and a prefix that strangers do not know.
+    def _meeting_place(self) -> tuple[str, int]:
+        """Return the address and port of rank 0 for torch.distributed, tried from every node.
 
         InputError on every rank, with both ends, if a node cannot reach it.
         """
         hosts = self.allgather(_network())
         problem: Exception | None = None
-        place: tuple[str, int, str] = ("127.0.0.1", 0, secrets.token_hex(16))
+        place = ("127.0.0.1", 0)
         listener = socket.socket()
         try:
             if self.is_first:
-                place = (own_address((node_name(), socket.gethostname())), 0, place[2])
+                address = own_address((node_name(), socket.gethostname()))
                 if len(set(hosts)) > 1:
-                    refuse_loopback(place[0], node_name())
+                    refuse_loopback(address, node_name())
                 listener.bind(("", 0))
                 listener.listen(self.nodes + 16)
-                place = (place[0], int(listener.getsockname()[1]), place[2])
+                place = (address, int(listener.getsockname()[1]))
         except (InputError, OSError) as error:
             problem = error
         self.check_together(problem)
-        address, port, prefix = self.broadcast(place)
+        address, port = self.broadcast(place, tuple[str, int])
         if len(set(hosts)) > 1:
             problem = None
             try:
@@ -227,7 +218,7 @@ class World:
                 problem = error
             self.check_together(problem)
         listener.close()
-        return address, port, prefix
+        return address, port
 
 
 def _connect(launch: Launch) -> Transport:
@@ -237,7 +228,12 @@ def _connect(launch: Launch) -> Transport:
 
         if MPI.COMM_WORLD.Get_size() == launch.size:
             return MpiTransport(MPI.COMM_WORLD)
-    return _rendezvous(launch) if _started_group() is None else _join(launch)
+    if _started_group() is None:
+        _rendezvous(launch)
+    import torch.distributed as dist
+
+    atexit.register(_leave)
+    return TorchTransport(dist.new_group(backend="gloo"))
 
 
 def _started_group() -> Launch | None:
@@ -248,35 +244,18 @@ def _started_group() -> Launch | None:
     return Launch(CALLER, dist.get_rank(), dist.get_world_size())
 
 
-def _join(launch: Launch) -> TorchTransport:
-    """Talk among the ranks of a process group that the caller started, in a gloo group of our own beside it."""
-    env = os.environ
-    here = str(launch.size) if env.get("MASTER_ADDR") in ("localhost", "127.0.0.1") else None
-    one_node = env.get("LOCAL_WORLD_SIZE", here) == str(launch.size)
-    atexit.register(_leave)
-    return _agreed(_key_of_launch(launch.rank, one_node))
-
-
-@cache
-def _key_of_launch(rank: int, one_node: bool) -> bytes:
-    """The key of this launch, found once: a rank that looked again could find the one of an earlier run of this process."""
-    return launch_key(rank, one_node)
-
-
-def _rendezvous(launch: Launch) -> TorchTransport:
+def _rendezvous(launch: Launch) -> None:
     """Start torch.distributed without MPI, from torchrun's variables or Slurm's node list."""
     import torch
 
     env = os.environ
     if launch.launcher == "torchrun":
         one_node = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
-        key = launch_key(launch.rank, one_node)
         first, address, port = env["MASTER_ADDR"], env["MASTER_ADDR"], int(env["MASTER_PORT"])
     elif "SLURM_JOB_ID" in env:
         one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
-        key = launch_key(launch.rank, one_node)
         first = first_node(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
-        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of(key)
+        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of_step(env)
     else:
         raise InputError(
             f"{launch.launcher} started {launch.size} ranks, but mpi4py sees a world of one: "
@@ -286,8 +265,14 @@ def _rendezvous(launch: Launch) -> TorchTransport:
         if launch.rank:
             try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
-    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", key.hex(), launch.rank, launch.size)
-    return _agreed(key)
+    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", launch.rank, launch.size)
+
+
+def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
+    """Compute the port of a Slurm step, below those that systems give to clients. Steps of a node should not share one."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    step = " ".join(environ.get(name, "") for name in names)
+    return 20000 + zlib.crc32(step.encode()) % 12000
 
 
 def _address_of(first: str, rank: int) -> str:
@@ -303,24 +288,6 @@ def _address_of(first: str, rank: int) -> str:
     return address
 
 
-def _agreed(key: bytes) -> TorchTransport:
-    """A transport with a group of its own, whose messages nobody can have recorded: its key depends on a number of every rank.
-
-    All ranks of the process group call. Afterwards the file with the key of the launch is gone.
-    """
-    import torch
-    import torch.distributed as dist
-
-    mine = torch.frombuffer(bytearray(secrets.token_bytes(32)), dtype=torch.uint8)
-    numbers = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    group = dist.new_group(backend="gloo")
-    dist.all_gather(numbers, mine, group)
-    if dist.get_rank() == 0:
-        key_path().unlink(missing_ok=True)
-    session = hmac.digest(key, b"".join(map(tensor_bytes, numbers)), "sha256")
-    return TorchTransport(Seal(session), group)
-
-
 def _network() -> str:
     """What is equal for ranks that share a network stack, so that loopback reaches all of them."""
     try:
@@ -329,15 +296,11 @@ def _network() -> str:
         return socket.gethostname()
 
 
-def _init(cuda: bool, address: str, prefix: str, rank: int, size: int, backend: str = "gloo") -> None:
-    """Start torch.distributed. The names in the store have a prefix: whoever connects cannot write over them."""
+def _init(cuda: bool, address: str, rank: int, size: int, backend: str = "gloo") -> None:
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
 
     backend = f"cpu:{backend},cuda:nccl" if cuda else backend
-    store, rank, size = next(rendezvous(address, rank, size, timeout=TIMEOUT))
-    dist.init_process_group(backend, store=PrefixStore(prefix, store), rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
     atexit.register(_leave)
 
 

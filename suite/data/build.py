@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import h5py
 from numpy.typing import NDArray
@@ -124,7 +124,7 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progre
 def _build(
     root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world: World, progress: Progress | None
 ) -> None:
-    recorded = world.broadcast(_read_records(root) if world.is_first else None)
+    recorded = world.broadcast(_read_records(root) if world.is_first else None, dict[str, list[ShardEntry]])
     shards = _write_all(root, plan, recorded, world, progress)
     problem = None
     if world.is_first:
@@ -225,7 +225,9 @@ def _write_all(
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    all_shards = [shard for rank_shards in world.gather(shards) or [] for shard in rank_shards]
+    kind = get_type_hints(plan.summarise).get("return", Any)  # what the workload calls a summary
+    gathered = world.gather(shards, list[_Shard[kind]]) or []
+    all_shards = [shard for rank_shards in gathered for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
 
 

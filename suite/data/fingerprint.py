@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from suite.data.manifest import MANIFEST_NAME, compute_checksums, read_manifest
+from suite.data.manifest import MANIFEST_NAME, Manifest, compute_checksums, read_manifest
 from suite.data.verification import Verification, verify_shards
 from suite.errors import InputError
+from suite.messages import convert
 from suite.world import World
 
 
@@ -33,9 +34,10 @@ def fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: Non
             error = InputError(str(caught))
     world.check_together(error)
     found = world.broadcast(found)
-    if not isinstance(found, list):
-        return found.sha256, verify_shards(root, found.shards, world, tick)
-    return _read_all(root if root.is_dir() else root.parent, found, world, tick)
+    if isinstance(found, list):
+        return _read_all(root if root.is_dir() else root.parent, found, world, tick)
+    manifest: Manifest = convert(found, Manifest)
+    return manifest.sha256, verify_shards(root, manifest.shards, world, tick)
 
 
 def list_files(root: Path) -> list[str]:

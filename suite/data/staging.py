@@ -28,6 +28,7 @@ from suite.data.node_folder import check_space, create_part, make_folders
 from suite.data.verification import check_crc32c
 from suite.errors import InputError
 from suite.files import force_to_disk
+from suite.messages import decode, encode
 from suite.world import World
 
 BLOCK_BYTES = 1 << 20  # small enough to stay in the cache between read and write
@@ -168,7 +169,7 @@ def _read_manifest(source: Path, world: World) -> Manifest:
         except ValueError as problem:
             error = problem
     world.check_together(error)
-    return world.broadcast(manifest)  # type: ignore[no-any-return]
+    return world.broadcast(manifest, Manifest)  # type: ignore[no-any-return]
 
 
 def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) -> tuple[list[list[int]], int]:
@@ -232,7 +233,7 @@ def _copy(
     shards = manifest.shards
     lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
     streams = [blocks(shards, numbers, block_bytes) for numbers in lane]
-    root_of = {node: rank for rank, node in enumerate(world.peers.allgather(world.node))}
+    root_of = {decode(node): rank for rank, node in enumerate(world.peers.allgather(encode(world.node)))}
     reader = _Reader(source, manifest, blocks(shards, lane[world.node], block_bytes), block_bytes)
     writer = _Writer(source, target, manifest, world.node_names[world.node])
     received = _pool(block_bytes)

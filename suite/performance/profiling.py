@@ -25,7 +25,8 @@ from suite.machine.choice.collectives import start_collectives
 from suite.performance.stragglers import Straggling, straggling
 from suite.training.counts.flops import Count, count
 from suite.training.devices import Feed, cores_are_taken, prefetch
-from suite.training.instrument import Ledger, exchange_marks
+from suite.training.gradients import measured_exchange
+from suite.training.instrument import Ledger
 from suite.training.loop import autocast
 from suite.training.parallel.data import wrap
 from suite.training.state import TrainingState
@@ -121,7 +122,7 @@ def run(
     timer = PhaseTimer(device_clock(device))
     wrapped = wrap(model, state.sharded, world, device)
     model.train()
-    marks = exchange_marks(wrapped, timer, Ledger())
+    marks = measured_exchange(wrapped, timer, Ledger())
     session = _Session(workload, config, world, device, wrapped, state, timer, marks)
     session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
     for _ in range(2):

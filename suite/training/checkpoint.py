@@ -109,9 +109,7 @@ class Checkpoint:
     def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
         """Copy the training to host memory; every rank calls. One collective: the sizes of what ranks have of their own."""
         shared, own, pieces = state.split()
-        buffer = io.BytesIO()
-        torch.save(own | {"random": _random_state(), "pieces": pieces}, buffer)
-        mine = buffer.getvalue()
+        mine = _saved(own | {"random": _random_state(), "pieces": pieces})
         table = np.zeros((4, world.size))
         table[:, world.rank] = (world.node, len(mine), google_crc32c.value(mine), 0)
         if world.is_first:
@@ -163,7 +161,7 @@ class Checkpoint:
         position = Position(content["block"], content["step"])
         rederived: tuple[str, ...] = ()
         if not self._is_alike(content, world):
-            own = world.broadcast(own)
+            own = _load(self.path, io.BytesIO(world.broadcast(_saved(own) if world.is_first else None)))
             rederived = ("random state", *(("buffers: mean over ranks",) if own["model"] else ()))
         assert own is not None
         state.restore(content["shared"], own, gathered)
@@ -286,6 +284,12 @@ def _merge(owns: list[dict[str, Any]]) -> dict[str, Any]:
             for name, value in first[part].items()
         }
     return parts
+
+
+def _saved(own: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(own, buffer)
+    return buffer.getvalue()
 
 
 def _derived_seed(seed: int, rank: int, position: Position) -> int:

@@ -6,30 +6,26 @@ Where a step's time goes is suite.training.timing's. Everything is gathered once
 from __future__ import annotations
 
 import os
-import pickle
 import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
-from torch import nn
-from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.data.shards import bytes_read
-from suite.machine.power.counters import EnergyMeter, EnergyUse, gpu_counter, node_counters, sum_readings
+from suite.machine.power.counters import EnergyMeter, EnergyReading, EnergyUse, gpu_counter, node_counters, sum_readings
 from suite.machine.probes.root import machine_root
-from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, NoTimer, PhaseTimer
-from suite.transport import Transport
+from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
+from suite.transport import ObservedTransport, Transport
 from suite.world import World
 
 PROC_IO = Path("/proc/self/io")
@@ -109,67 +105,16 @@ def counted_collectives(ledger: Ledger) -> Iterator[None]:
             setattr(dist, name, original)
 
 
-class CountedTransport:
-    """A transport whose traffic is entered into a ledger as control; objects count as their pickles."""
+def counted_transport(transport: Transport, ledger: Ledger) -> ObservedTransport:
+    """Return a transport whose traffic is entered into a ledger as control; that of its parts is not."""
 
-    def __init__(self, transport: Transport, ledger: Ledger) -> None:
-        self._inner, self._ledger = transport, ledger
-        self.rank, self.size = transport.rank, transport.size
+    def count(name: str, payload: int) -> AbstractContextManager[None]:
+        return nullcontext() if name == "split" else ledger.control(payload)
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        with self._ledger.control(0):
-            self._inner.barrier()
-
-    def allgather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        with self._ledger.control(len(pickle.dumps(value))):
-            return self._inner.allgather(value)
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value, on rank 0."""
-        with self._ledger.control(len(pickle.dumps(value))):
-            return self._inner.gather(value)
-
-    def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value."""
-        with self._ledger.control(len(pickle.dumps(value)) if root == self.rank else 0):
-            return self._inner.broadcast(value, root)
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Element-wise sum."""
-        with self._ledger.control(values.nbytes):
-            return self._inner.sum(values)
-
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """Fill every rank's buffer with the root's bytes."""
-        with self._ledger.control(buffer.nbytes if root == self.rank else 0):
-            self._inner.broadcast_buffer(buffer, root)
-
-    def split(self, color: int) -> Transport:
-        """The ranks that gave the same color; what they say among themselves is not counted."""
-        return self._inner.split(color)
-
-    def abort(self, code: int) -> None:
-        """End every rank at once."""
-        self._inner.abort(code)
+    return ObservedTransport(transport, count)
 
 
-def exchange_marks(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
-    """What to call after each backward pass that exchanges gradients: it marks where computing ended and waiting for
-    the exchange began, and where that ended. Nothing but computing without data parallelism."""
-    if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
-        return partial(timer.mark, FORWARD_BACKWARD)
-    if next(wrapped.parameters()).device.type != "cpu":
-        wrapped.register_comm_hook(timer, _timed_all_reduce)
-        return partial(timer.mark, EXPOSED_COMMUNICATION)
-    if dist.get_backend() == "gloo":
-        return _ReducerTimes(wrapped, timer, ledger).mark
-    wrapped.register_comm_hook(timer, _waited_all_reduce)
-    return partial(timer.mark, FORWARD_BACKWARD)
-
-
-class _ReducerTimes:
+class ReducerTimes:
     """DDP's own times and counts, read once per step: no Python runs in the backward pass. Its times are the host's."""
 
     def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
@@ -202,40 +147,6 @@ def _both_clocks() -> tuple[float, int]:
             break
     _, now, wall_ns = min(readings)
     return now, wall_ns
-
-
-def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook for GPUs, where DDP's own times would wait for the device: mean of a gradient bucket.
-
-    When the last bucket is ready, only communication is left to wait for.
-    """
-    if bucket.is_last():
-        timer.mark(FORWARD_BACKWARD)
-    begin = timer.stamp()
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(buffer, async_op=True).get_future()
-
-    def done(finished: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        timer.transfer(begin, timer.stamp())
-        return finished.value()[0]
-
-    return future.then(done)  # type: ignore[no-any-return]
-
-
-def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook for collectives that are done when they return: mean of a gradient bucket."""
-    begin = timer.mark(FORWARD_BACKWARD)
-    buffer = bucket.buffer().mul_(1 / dist.get_world_size())
-    dist.all_reduce(buffer)
-    timer.transfer(begin, timer.mark(EXPOSED_COMMUNICATION))
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(buffer)
-    return future
-
-
-# DDP compares a hook's annotations with its types by identity; with postponed evaluation they would be text
-for _hook in (_timed_all_reduce, _waited_all_reduce):
-    _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 class Meters:
@@ -278,7 +189,7 @@ class EnergyReader:
         node = node_counters(machine_root(os.environ))
         counters, self.absent = list(node.counters), dict(node.absent)
         uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        readers = world.allgather((world.node, uuid))
+        readers = world.allgather((world.node, uuid), tuple[int, str | None])
         if world.local_rank != 0:
             counters = []
         if uuid is None:
@@ -300,7 +211,7 @@ class EnergyReader:
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         mine = self.meter.take()
-        return sum_readings(self._world.gather(mine) or [mine], seconds, self.absent)
+        return sum_readings(self._world.gather(mine, EnergyReading) or [mine], seconds, self.absent)
 
 
 class Instruments:
@@ -310,7 +221,7 @@ class Instruments:
         self, world: World, device: torch.device, clock: Clock, on_call: Callable[[str], None] = lambda kind: None
     ) -> None:
         self.ledger = Ledger(on_call)
-        self.world = replace(world, transport=CountedTransport(world.transport, self.ledger))
+        self.world = replace(world, transport=counted_transport(world.transport, self.ledger))
         self.timer = PhaseTimer(clock)
         self.meters = Meters(device, self.ledger)
         self.energy = EnergyReader(world, device)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
-
-from suite.transport import Transport
+from suite.transport import ObservedTransport, Transport
 
 AFTER = "after "  # begins the label of what has returned
 TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps
@@ -75,67 +73,23 @@ class Progress:
         return where if number is None else f"{where} {number}"
 
 
-class MarkedTransport:
-    """A transport whose calls are marks. ``counted``: all ranks of the run make them in the same order."""
+def marked_transport(
+    transport: Transport, progress: Progress, channel: str = TRAINING, *, counted: bool = True
+) -> ObservedTransport:
+    """Return a transport whose calls are marks. ``counted``: all ranks of the run make them in the same order."""
 
-    def __init__(
-        self, transport: Transport, progress: Progress, channel: str = TRAINING, *, counted: bool = True
-    ) -> None:
-        self._inner, self._progress, self._channel, self._counted = transport, progress, channel, counted
-        self.rank, self.size = transport.rank, transport.size
-
-    def _mark(self, what: str) -> None:
-        if self._counted:
-            self._progress.call(what, self._channel)
+    @contextmanager
+    def mark(name: str, payload: int) -> Iterator[None]:
+        if counted:
+            progress.call(name, channel)
         else:
-            self._progress.tick()
+            progress.tick()
+        yield
+        if name != "split":
+            progress.returned()
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        self._mark("barrier")
-        self._inner.barrier()
-        self._progress.returned()
+    def mark_part(part: Transport) -> ObservedTransport:
+        # Only staging splits, and it may go on beside the training: its marks are counted apart.
+        return marked_transport(part, progress, STAGING, counted=part.size == transport.size)
 
-    def allgather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        self._mark("gather")
-        values = self._inner.allgather(value)
-        self._progress.returned()
-        return values
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value, in rank order, on rank 0."""
-        self._mark("gather")
-        values = self._inner.gather(value)
-        self._progress.returned()
-        return values
-
-    def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value."""
-        self._mark("broadcast")
-        value = self._inner.broadcast(value, root)
-        self._progress.returned()
-        return value
-
-    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Element-wise sum."""
-        self._mark("sum")
-        values = self._inner.sum(values)
-        self._progress.returned()
-        return values
-
-    def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
-        """Fill every rank's buffer with the root's bytes."""
-        self._mark("broadcast")
-        self._inner.broadcast_buffer(buffer, root)
-        self._progress.returned()
-
-    def split(self, color: int) -> Transport:
-        """The ranks that gave the same color. Only staging, which may go on beside the training, splits."""
-        self._mark("split")
-        part = self._inner.split(color)
-        return MarkedTransport(part, self._progress, STAGING, counted=part.size == self.size)
-
-    def abort(self, code: int) -> None:
-        """End every rank at once."""
-        self._inner.abort(code)
+    return ObservedTransport(transport, mark, mark_part)

@@ -169,7 +169,7 @@ class OtherWork:
         """Write the event of the run: one entry per node. All ranks call it."""
         own_s, end = read_own_s(self._root) - self._own_s, self._read_node()
         allowed = read_allowance(self._root)
-        rows = self._world.gather(_Told(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end))
+        rows = self._world.gather(_Told(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end), _Told)
         if rows is None or self._node is None or end is None:  # rank 0 reads a node and gathers
             return
         seconds = end.at_s - self._node.at_s

@@ -31,7 +31,7 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
         except (ValueError, OSError) as caught:
             error = caught
     world.check_together(error)
-    return root, world.broadcast(manifest)
+    return root, world.broadcast(manifest, Manifest)
 
 
 def verify_source(

@@ -86,21 +86,21 @@ class Saver:
             return None
         self._writing = None
         begin = time.perf_counter()
-        error = writing.error
+        problem = None if writing.error is None else one_line(writing.error)
         if not agreed[FAILED]:
             size = 0
             if self._world.is_first:
                 try:
                     size = writing.snapshot.commit()
                 except OSError as caught:
-                    error = caught
-            error = self._world.broadcast(error)
-            if error is None:
+                    problem = one_line(caught)
+            problem = self._world.broadcast(problem)
+            if problem is None:
                 self._log_saved(writing, size, time.perf_counter() - begin)
                 self._took_s = time.perf_counter() - writing.began
                 self._clean(writing.snapshot.token)
                 return True
-        texts = self._world.allgather(None if error is None else one_line(error))
+        texts = self._world.allgather(problem)
         writing.snapshot.discard()
         text = next(text for text in texts if text is not None)
         self._log.event(mllog.CHECKPOINT_FAILED, text, metadata=writing.where)

@@ -8,35 +8,32 @@ A process that has ended is found sooner: a rank that waits for a moment asks th
 nobody has its port any more. That counts only if the next rank has answered before: a firewall may say so too.
 
 Why datagrams: a socket costs a rank one descriptor and next to nothing is sent while the run goes on; the store and the
-communicators of torch.distributed and MPI may be what hangs. Every datagram carries a code made with a key that
-only the ranks have.
+communicators of torch.distributed and MPI may be what hangs. A datagram is one JSON record of numbers and short texts.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import hmac
-import json
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from suite.config import Watching
 from suite.files import print_line
-from suite.training.progress import MarkedTransport, Progress
+from suite.training.progress import Progress, marked_transport
 from suite.world import World, node_name, own_address
 
 FAILED = 1
-CODE_BYTES = 16
 ANSWER_S = 3.0  # for the other ranks to say what they do
 ASK_EVERY_S = 0.5
 ASK_AT_ONCE = 256  # more answers at a time would overflow a socket's buffer
@@ -49,6 +46,7 @@ FIRST_TRIES = 3  # to hear from the next rank at all
 LEFT_TO_FIRST = 6  # times that rank 0 is told, before the rank that tells it ends the run itself
 
 Address = tuple[str, int]
+Kind = Literal["ask", "state", "taken", "ended", "closed", "end"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,18 @@ class State:
     counts: dict[str, int]
     label: str
     silent_s: float
+
+
+class Datagram(msgspec.Struct, omit_defaults=True):
+    """What ranks tell each other. ``run`` is a number that rank 0 draws, ``text`` is why the run ends, ``state`` answers "ask".
+
+    There is no signature: the number keeps out datagrams of other runs and of port scanners, not somebody who can read it.
+    """
+
+    run: int
+    kind: Kind
+    text: str = ""
+    state: State | None = None
 
 
 def explain_hang(states: Sequence[State], missing: Iterable[int], silence_s: float) -> str | None:
@@ -95,7 +105,7 @@ def _ranks(names: Iterable[str]) -> str:
 
 
 class Watchdog:
-    """Watches one rank. All ranks construct it at the same time: they exchange addresses and a key.
+    """Watches one rank. All ranks construct it at the same time: they exchange addresses and the run's number.
 
     ``stacks``: the file for this rank's stacks; ``say`` prints the line. ``before_end`` is called with the line before the
     run ends, on the rank that found the hang.
@@ -110,7 +120,7 @@ class Watchdog:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         here = "127.0.0.1" if world.nodes == 1 else own_address((node_name(), socket.gethostname()))
         self._socket.bind((here if world.nodes == 1 else "", 0))
-        self._key: bytes = world.broadcast(secrets.token_bytes(32) if world.is_first else None)
+        self._run_number: int = world.broadcast(secrets.randbits(63) if world.is_first else None, int)
         self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))
         self._reported = -1
         self._dumped = -1
@@ -126,7 +136,7 @@ class Watchdog:
         """Stop watching. The rank before this one then asks no more whether it is there."""
         self._closed = True
         if self._world.size > 1:
-            self._send(self._addresses[(self._world.rank - 1) % self._world.size], {"kind": "closed"})
+            self._send(self._addresses[(self._world.rank - 1) % self._world.size], "closed")
 
     @contextmanager
     def first(self) -> Iterator[None]:
@@ -166,12 +176,12 @@ class Watchdog:
 
     def _is_refused(self, rank: int) -> bool:
         """Whether the node of a rank says that nobody has the rank's port. Meanwhile others are answered: all may ask at once."""
-        text, until = b'{"kind": "ask"}', time.monotonic() + ANSWER_S
+        until = time.monotonic() + ANSWER_S
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
                 asking.setblocking(False)
                 asking.connect(self._addresses[rank])
-                asking.send(self._code(text) + text)
+                asking.send(msgspec.json.encode(Datagram(self._run_number, "ask")))
                 while time.monotonic() < until:
                     self._receive(0.1)
                     with suppress(BlockingIOError):
@@ -192,33 +202,36 @@ class Watchdog:
             self._finish(text, range(self._world.size))
         else:
             self._told += 1
-            self._send(self._addresses[0], {"kind": "ended", "text": text})
+            self._send(self._addresses[0], "ended", text)
             if not self._ends:
                 self._reported = self._marks()
 
-    def _receive(self, wait_s: float) -> dict[str, Any] | None:
+    def _receive(self, wait_s: float) -> State | None:
         """Wait a moment for a datagram, answer a question, obey an end. Returns a state that another rank sent."""
         self._socket.settimeout(wait_s)
         try:
             data, address = self._socket.recvfrom(4096)
         except OSError:  # nothing came, or the last answer reached nobody
             return None
-        code, text = data[:CODE_BYTES], data[CODE_BYTES:]
-        if not hmac.compare_digest(code, self._code(text)):
+        try:
+            message = msgspec.json.decode(data, type=Datagram)
+        except msgspec.DecodeError:
             return None
-        message: dict[str, Any] = json.loads(text)
-        if message["kind"] == "ask":
-            self._send(address, {"kind": "state"} | vars(self._state()))
-        elif message["kind"] == "taken":
-            self._taken_until = time.monotonic() + self._silence_s
-        elif message["kind"] == "ended":  # this rank may still compute, and write to the log
-            self._ended = message["text"]
-        elif message["kind"] == "closed":
-            self._heard = False
-        elif message["kind"] == "end":
-            self._write_stacks()
-            os._exit(FAILED)
-        return message if message["kind"] == "state" else None
+        if message.run != self._run_number:
+            return None
+        match message.kind:
+            case "ask":
+                self._send(address, "state", state=self._state())
+            case "taken":
+                self._taken_until = time.monotonic() + self._silence_s
+            case "ended":  # this rank may still compute, and write to the log
+                self._ended = message.text
+            case "closed":
+                self._heard = False
+            case "end":
+                self._write_stacks()
+                os._exit(FAILED)
+        return message.state
 
     def _investigate(self) -> None:
         below = self._ask(range(max(0, self._world.rank - STAND_INS), self._world.rank))
@@ -253,10 +266,10 @@ class Watchdog:
     def _marks(self) -> int:
         return sum(self._progress.counts.values())
 
-    def _tell(self, ranks: Iterable[int], kind: str) -> None:
+    def _tell(self, ranks: Iterable[int], kind: Literal["taken", "end"]) -> None:
         for rank in ranks:
             if rank != self._world.rank:
-                self._send(self._addresses[rank], {"kind": kind})
+                self._send(self._addresses[rank], kind)
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, State]:
         """Ask ranks what they do, some at a time. Returns the states of those that answer."""
@@ -271,10 +284,9 @@ class Watchdog:
                     asked = time.monotonic()
                     for rank in some:
                         if rank not in answers:
-                            self._send(self._addresses[rank], {"kind": "ask"})
-                message = self._receive(ASK_EVERY_S)
-                if message is not None:
-                    state = State(**{name: message[name] for name in State.__dataclass_fields__})
+                            self._send(self._addresses[rank], "ask")
+                state = self._receive(ASK_EVERY_S)
+                if state is not None:
                     answers[state.rank] = state
         return {rank: answers[rank] for rank in wanted if rank in answers}
 
@@ -282,15 +294,11 @@ class Watchdog:
         progress = self._progress
         return State(self._world.rank, node_name(), dict(progress.counts), progress.label, progress.silent_s)
 
-    def _send(self, address: Address, message: Mapping[str, Any]) -> None:
-        text = json.dumps(message).encode()
+    def _send(self, address: Address, kind: Kind, text: str = "", state: State | None = None) -> None:
         try:
-            self._socket.sendto(self._code(text) + text, address)
+            self._socket.sendto(msgspec.json.encode(Datagram(self._run_number, kind, text, state)), address)
         except OSError:  # nobody is there: it counts as no answer
             return
-
-    def _code(self, text: bytes) -> bytes:
-        return hmac.digest(self._key, text, "sha256")[:CODE_BYTES]
 
     def _write_stacks(self) -> None:
         """Write the Python stacks of all threads, once per silence."""
@@ -315,8 +323,8 @@ def watch(
     if settings.silence_s is None:
         return world, None
     dog = Watchdog(world, progress, settings, stacks, say)
-    marked = MarkedTransport(world.transport, progress)
-    return replace(world, transport=marked, peers=MarkedTransport(world.peers, progress, counted=False)), dog
+    marked = marked_transport(world.transport, progress)
+    return replace(world, transport=marked, peers=marked_transport(world.peers, progress, counted=False)), dog
 
 
 def _exchange(world: World, own: Address) -> list[Address]:

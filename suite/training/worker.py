@@ -124,7 +124,7 @@ def _way_on(plan: TrialPlan, world: World) -> WayOn:
         except OSError as caught:
             error = InputError(one_line(caught))
     world.check_together(error)
-    decided: WayOn = world.broadcast(way)
+    decided: WayOn = world.broadcast(way, WayOn)
     if decided.text and world.is_first:
         print_line(f"trial {plan.trial}: {decided.text}")
     return decided

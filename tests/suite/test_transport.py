@@ -1,48 +1,60 @@
-"""Ranks that meet over TCP: what strangers send is never unpickled, and addresses that cannot work are one line."""
+"""Messages between ranks have a type, ranks wait asleep, and addresses that cannot work are one line."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import math
 import os
 import pickle
 import socket
-import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from suite import transport
-from suite.transport import MpiTransport, Seal, launch_key, port_of
-from suite.world import own_address, refuse_loopback, try_connection
-from tests.fixtures.hosts import KEY, host_environment, write_hosts
-
-
-class Bomb:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
+from suite.messages import decode, encode
+from suite.transport import MpiTransport
+from suite.world import own_address, port_of_step, refuse_loopback, try_connection
+from tests.fixtures.hosts import host_environment, write_hosts
 
 
-def test_a_signed_message_is_opened_by_the_ranks_of_its_launch() -> None:
-    one, other = Seal(b"k"), Seal(b"k")
-    for value in (None, 1, "text", {"a": [1.5, (2,)]}, b"x" * 100_000):
-        one.next()
-        other.next()
-        assert other.open(one.close(value, 3), 3) == value
-    assert other.derive("1").open(one.derive("1").close("x", 0), 0) == "x"
+@dataclass(frozen=True)
+class Record:
+    """What a rank may send."""
+
+    number: int
+    where: Path
+    numbers: tuple[float, ...]
+    names: frozenset[str]
+    sums: NDArray[np.float64]
+
+
+def test_a_message_arrives_as_the_type_that_is_expected() -> None:
+    sent = Record(1, Path("a/b"), (1.5, math.inf), frozenset(("x",)), np.ones((2, 3)))
+    found = decode(encode(sent), Record)
+    assert (found.number, found.where, found.numbers, found.names) == (1, sent.where, sent.numbers, sent.names)
+    assert found.sums.dtype == np.float64
+    assert np.array_equal(found.sums, sent.sums)
+    assert decode(encode({"a": (1, np.float64(2.5), None), "b": b"x"})) == {"a": [1, 2.5, None], "b": b"x"}
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps({"number": 1}), encode({"number": "one"}), encode([1])])
+def test_a_message_of_another_type_is_refused(data: bytes) -> None:
+    with pytest.raises(ConnectionError, match="a message between ranks is not a Record"):
+        decode(data, Record)
+
+
+def test_what_has_no_form_as_a_message_is_not_sent() -> None:
+    with pytest.raises(NotImplementedError, match="object cannot be sent to other ranks"):
+        encode(object())
 
 
 class Meeting:
@@ -82,83 +94,17 @@ def test_ranks_under_mpi_wait_for_each_other_asleep(name: str, exchange: str) ->
     comm = Meeting()
     world = MpiTransport(comm)
     comm.calls.clear()
-    arguments = {"barrier": (), "broadcast": (1, 0), "sum": (np.ones(1),)}.get(name, (1,))
+    arguments = {"barrier": (), "broadcast": (b"1", 0), "sum": (np.ones(1),)}.get(name, (b"1",))
     begin = time.thread_time()
     getattr(world, name)(*arguments)
     assert comm.calls == ["Ibarrier", exchange]
     assert time.thread_time() - begin < 0.25  # of the half second
 
 
-def forgeries(path: Path) -> Iterator[bytes]:
-    """Messages in place of the third of rank 1."""
-    data = pickle.dumps(Bomb(path))
-    seal = Seal(b"k")
-    for _ in range(2):
-        seal.next()
-    second = seal.close(Bomb(path), 1)
-    seal.next()
-    good = seal.close(Bomb(path), 1)
-    yield b""
-    yield b"junk"
-    yield data
-    yield bytes(32) + data
-    yield hashlib.sha256(data).digest() + data
-    yield hmac.digest(b"other", data, "sha256") + data
-    yield hmac.digest(b"k", data, "sha256") + data  # the key, without number and sender
-    yield second  # a replay
-    yield seal.close(Bomb(path), 0)  # of another sender
-    yield seal.derive("0").close(Bomb(path), 1)  # of another group
-    yield good[:-1]
-    yield good + b"."
-    yield good[:32] + pickle.dumps(Bomb(path.with_name("other")))
-    yield bytes([good[0] ^ 1]) + good[1:]
-
-
-def test_a_forged_message_is_refused_and_nothing_is_unpickled(tmp_path: Path) -> None:
-    path = tmp_path / "unpickled"
-    cases = list(forgeries(path))
-    assert len(cases) >= 10
-    for forged in cases:
-        seal = Seal(b"k")
-        for _ in range(3):
-            seal.next()
-        with pytest.raises(ConnectionError, match="message 3 of rank 1 was not signed by this launch"):
-            seal.open(forged, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_key_comes_from_the_environment_and_differs_between_steps() -> None:
-    one = {"MLHPC_WORLD_SEAL": KEY, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    keys = {launch_key(rank, False, one | {"SLURM_STEP_ID": step}) for rank in (0, 5) for step in ("0", "1")}
-    assert len(keys) == 2
-    assert len({port_of(key) for key in keys}) == 2
-    assert all(20000 <= port_of(os.urandom(32)) < 32000 for _ in range(100))
-
-
-@pytest.mark.parametrize("text", ["", "short", "zz" * 32, "ab" * 15, KEY + "\n"])
-def test_a_poor_key_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="MLHPC_WORLD_SEAL: expected at least 32 hexadecimal digits"):
-        launch_key(0, True, {"MLHPC_WORLD_SEAL": text})
-
-
-def test_several_nodes_need_a_key_that_is_handed_over() -> None:
-    with pytest.raises(ValueError, match=r"export MLHPC_WORLD_SEAL=\$\(openssl rand -hex 32\)"):
-        launch_key(1, False, {})
-
-
-def test_on_one_node_the_key_lies_in_a_file_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport.tempfile, "gettempdir", lambda: str(tmp_path))
-    key = launch_key(0, True, {})
-    (path,) = tmp_path.iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert launch_key(1, True, {}) == key
-    path.chmod(0o644)
-    with pytest.raises(OSError, match="not a file that only this user can read"):
-        launch_key(1, True, {})
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
-        launch_key(1, True, {})
+def test_steps_of_a_job_meet_at_ports_of_their_own() -> None:
+    steps = [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)} for step in range(5)]
+    assert len({port_of_step(step) for step in steps}) == 5
+    assert all(20000 <= port_of_step({"SLURM_JOB_ID": str(job)}) < 32000 for job in range(100))
 
 
 RANK = """
@@ -167,7 +113,7 @@ from pathlib import Path
 from suite.world import World
 world = World.create()
 for number in range(int(sys.argv[1])):
-    everyone = [(rank, number) for rank in range(world.size)]
+    everyone = [[rank, number] for rank in range(world.size)]
     assert world.allgather((world.rank, number)) == everyone
     assert world.gather((world.rank, number)) == (everyone if world.is_first else None)
     assert world.broadcast({"number": number} if world.is_first else None) == {"number": number}
@@ -193,17 +139,11 @@ def ranks(environments: list[Mapping[str, str]], *prefixes: list[str], rounds: i
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-def test_no_key_is_left_behind_once_the_ranks_are_connected(tmp_path: Path) -> None:
-    environment = {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1", "TMPDIR": str(tmp_path)}
-    assert [code for code, _ in ranks([environment] * 2, rounds=1)] == [0, 0]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stranger_who_comes_first_and_sends_junk_and_pickles_does_not_disturb_the_ranks(tmp_path: Path) -> None:
-    environment = {"MLHPC_WORLD_SEAL": KEY, "SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1"}
-    port = port_of(launch_key(0, True, environment | {"SLURM_JOB_ID": "4711"}))
+def test_a_stranger_who_comes_first_and_sends_junk_does_not_disturb_the_ranks() -> None:
+    environment = {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1"}
+    port = port_of_step({"SLURM_JOB_ID": "4711"})
     ended, connected = threading.Event(), []
-    messages = [b"junk" * 50, *forgeries(tmp_path / "unpickled")]
+    messages = [b"", b"junk", b"junk" * 50, pickle.dumps("junk")]
 
     def stranger() -> None:
         number = 0
@@ -225,7 +165,6 @@ def test_a_stranger_who_comes_first_and_sends_junk_and_pickles_does_not_disturb_
         thread.join()
     assert [code for code, _ in done] == [0, 0], done
     assert len(connected) >= 10
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_address_is_the_users_choice_or_the_first_name_that_other_nodes_reach(

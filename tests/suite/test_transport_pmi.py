@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.transport import PMI_LINE, Wire, long_values, relay
+from suite.pmi_relay import PMI_LINE, Wire, long_values, relay
 
 
 class Slurm:

@@ -62,7 +62,7 @@ def convert(
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
-    survey: _Source = world.broadcast(sources)
+    survey: _Source = world.broadcast(sources, _Source)
     if survey.cube not in SIZE_OF_CUBE:
         raise InputError(
             f"{source}: cubes of {survey.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"

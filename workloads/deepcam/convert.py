@@ -52,7 +52,7 @@ def convert(
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
-    survey: _Source = world.broadcast(surveyed)
+    survey: _Source = world.broadcast(surveyed, _Source)
     name = size or SIZE_OF_SHAPE.get(survey.shape)
     if name is None:
         known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)

@@ -138,7 +138,7 @@ class Chooser:
         if not self.measure or question.unmeasured:
             return None
         entry = self.store.find(self._key(question)) if self.world.is_first else None
-        return self.world.broadcast(None if entry is None else _from_cache(question, entry))  # type: ignore[no-any-return]
+        return self.world.broadcast(None if entry is None else _from_cache(question, entry), Choice | None)  # type: ignore[no-any-return]
 
     def _busy(self, question: Question) -> str:
         """Why the wall clock would tell of other work, which is no property of the machine; empty if CPU time or a GPU's counts."""
@@ -172,7 +172,7 @@ class Chooser:
             if seconds and not note:
                 kept = {"chosen": value, "seconds": seconds, "problems": problems, "beside": beside}
                 self.store.keep(self._key(question), kept)
-        return self.world.broadcast(choice)  # type: ignore[no-any-return]
+        return self.world.broadcast(choice, Choice)  # type: ignore[no-any-return]
 
     def _key(self, question: Question) -> str:
         """What must be equal for a measurement to hold again."""

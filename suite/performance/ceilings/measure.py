@@ -20,7 +20,7 @@ from suite.machine.probes.root import is_simulated, machine_root
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
 from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured, to_json
-from suite.performance.ceilings.plan import free_bytes, plan_sweep
+from suite.performance.ceilings.plan import SweepPlan, free_bytes, plan_sweep
 from suite.performance.ceilings.samples import FULL, QUICK, Effort
 from suite.world import World
 
@@ -93,7 +93,8 @@ def _measure_memory(
     ranks = max(world.allgather(world.local_size))
     threads = torch.get_num_threads()
     plan = world.broadcast(
-        plan_sweep(caches, frozenset().union(*on_node), threads, ranks, free, effort.points_per_octave)
+        plan_sweep(caches, frozenset().union(*on_node), threads, ranks, free, effort.points_per_octave),
+        SweepPlan | str,
     )
     if isinstance(plan, str):
         return Findings(not_measured=[NotMeasured("memory", plan)])

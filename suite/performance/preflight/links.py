@@ -66,7 +66,8 @@ def measure(
                 values.setdefault(metric, []).append(value)
         count += 1
         longest = max(longest, budget.clock() - begin)
-        gathered = world.gather([_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()])
+        mine = [_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()]
+        gathered = world.gather(mine, list[Sample])
         if gathered is not None:  # after every round: what there is stays if the time is over
             write_whole(output, render(sample for node in gathered for sample in node))
 

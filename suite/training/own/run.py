@@ -32,7 +32,8 @@ from suite.log import mllog  # noqa: E402
 from suite.log.mllog import EventLog  # noqa: E402
 from suite.log.run_folder import default_folder  # noqa: E402
 from suite.machine.page_cache import drop_page_caches  # noqa: E402
-from suite.training.instrument import Ledger, exchange_marks  # noqa: E402
+from suite.training.gradients import measured_exchange  # noqa: E402
+from suite.training.instrument import Ledger  # noqa: E402
 from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_folder, read_config  # noqa: E402
 from suite.training.own.steps import OwnSteps  # noqa: E402
 from suite.training.plan import TrialPlan  # noqa: E402
@@ -144,7 +145,7 @@ class Run:
             self._world = World.create()
         card = self._benchmark.card().size(config.size)
         now = datetime.now(UTC)
-        root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now))
+        root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now), Path)
         folder, trial = make_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
         if "watchdog" in config.model_fields_set:
@@ -383,7 +384,7 @@ def _time_phases(
     if optimizer is None:
         return
     ledger = records.instruments.ledger if records.instruments else Ledger()
-    computed = exchange_marks(model or nn.Identity(), records.timer, ledger)
+    computed = measured_exchange(model or nn.Identity(), records.timer, ledger)
     depth = 0  # torch calls the hooks for a class's step and again for that of the class it extends
 
     def begin(*_: object) -> None:

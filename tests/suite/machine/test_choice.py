@@ -241,11 +241,11 @@ class ThreadWorld:
     def allgather(self, value: Any) -> list[Any]:
         return self._meeting.exchange(self.rank, value)
 
-    def gather(self, value: Any) -> list[Any] | None:
+    def gather(self, value: Any, kind: Any = Any) -> list[Any] | None:
         found = self.allgather(value)
         return found if self.is_first else None
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, kind: Any = Any) -> Any:
         return self.allgather(value)[0]
 
     def barrier(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -23,7 +24,7 @@ from suite.config import Watching
 from suite.launch.local import run_local
 from suite.log.reader import read_events
 from suite.training import watchdog
-from suite.training.progress import MarkedTransport, Progress
+from suite.training.progress import Progress, marked_transport
 from suite.training.watchdog import State, Watchdog, explain_hang
 from suite.transport import Alone
 from suite.world import World
@@ -204,26 +205,32 @@ def test_ranks_that_wait_for_one_that_works_do_not_hang(states: Sequence[State],
     assert explain_hang(states, missing, 600) is None
 
 
-def test_a_datagram_without_the_key_is_neither_answered_nor_obeyed(tmp_path: Path) -> None:
+def question(dog: Watchdog, **changes: object) -> bytes:
+    """A question that the watchdog answers, with some fields changed."""
+    return json.dumps({"run": dog._run_number, "kind": "ask"} | changes).encode()
+
+
+def test_a_datagram_of_another_run_or_another_form_is_neither_answered_nor_obeyed(tmp_path: Path) -> None:
     world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
     dog = Watchdog(world, Progress(), Watching(silence_s=60), tmp_path / "stack_0_rank0.txt", print)
     address = dog._addresses[0]
+    strangers = [
+        question(dog, run=dog._run_number ^ 1),
+        question(dog, run=dog._run_number ^ 1, kind="end"),
+        question(dog, run=str(dog._run_number), kind="end"),
+        question(dog, kind="stop"),
+        b'{"kind": "end"}',
+        b"",
+        b"x" * 16,
+        b"\xff" * 4000,
+    ]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.settimeout(0.3)
-        for text in (
-            b'{"kind": "ask"}',
-            b'{"kind": "end"}',
-            b"",
-            b"x" * 16,
-            b"\xff" * 4000,
-            bytes(16) + b'{"kind": "end"}',
-        ):
+        for text in strangers:
             other.sendto(text, address)
-            other.sendto(bytes(16) + text, address)
         with pytest.raises(TimeoutError):
             other.recvfrom(100)
-        text = b'{"kind": "ask"}'
-        other.sendto(dog._code(text) + text, address)
+        other.sendto(question(dog), address)
         other.settimeout(5)
         assert b'"silent_s"' in other.recvfrom(4096)[0]
     dog.close()
@@ -316,7 +323,7 @@ def test_a_rank_that_has_closed_its_watchdog_is_not_missed(pair: Pair) -> None:
 def test_a_rank_that_still_computes_is_told_and_ends_the_run_when_it_waits(pair: Pair) -> None:
     _wait_for(lambda: pair.dogs[0]._heard)
     pair.waiting.enter("evaluation of epoch 1")
-    pair.dogs[1]._send(pair.dogs[0]._addresses[0], {"kind": "ended", "text": "rank 2 has ended"})
+    pair.dogs[1]._send(pair.dogs[0]._addresses[0], "ended", "rank 2 has ended")
     for _ in range(20):
         pair.waiting.tick()
         assert not pair.say_within(0.1)
@@ -350,10 +357,10 @@ def test_a_rank_that_answers_is_waited_for(pair: Pair) -> None:
 def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
     world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
     said: list[str] = []
-    stacks, text = tmp_path / "stack_0_rank0.txt", b'{"kind": "taken"}'
+    stacks = tmp_path / "stack_0_rank0.txt"
     dog = Watchdog(world, Progress(), Watching(silence_s=1, action="report"), stacks, said.append)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.sendto(dog._code(text) + text, dog._addresses[0])
+        other.sendto(question(dog, kind="taken"), dog._addresses[0])
     _wait_for(lambda: dog._taken_until > 0)
     dog._taken_until += 60
     _wait_for(stacks.exists)
@@ -402,7 +409,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 def test_a_call_on_another_thread_is_no_mark_of_the_training_and_a_split_world_counts_for_staging() -> None:
     progress = Progress()
-    transport = MarkedTransport(Alone(), progress)
+    transport = marked_transport(Alone(), progress)
     transport.sum(np.zeros(1))
     assert progress.counts == {"training": 1, "staging": 0}
     thread = threading.Thread(target=progress.collective, args=("all_reduce",))

@@ -20,7 +20,7 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.training.parallel.data import Clipping, wrap
 from suite.training.trial import count_parameters
-from suite.transport import Alone, Seal, TorchTransport
+from suite.transport import Alone, TorchTransport
 from suite.workload import Spread, load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
@@ -115,7 +115,7 @@ def run_rank(rank: int, store: Path) -> None:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(store), RANKS), rank=rank, world_size=RANKS)
-    transport = TorchTransport(Seal(b"test"), dist.group.WORLD)
+    transport = TorchTransport(dist.group.WORLD)
     world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), transport, Alone())
     cases = [("moe_lm", form) for form in FORMS] + [("swinv2_moe", ())]
     for name, form in cases:

@@ -24,7 +24,7 @@ from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.state import Position, TrainingState
 from suite.training.trial import count_parameters
-from suite.transport import Alone, Seal, TorchTransport
+from suite.transport import Alone, TorchTransport
 from suite.workload import Workload, load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
@@ -168,7 +168,7 @@ def run_rank(rank: int, folder: Path, *, thorough: bool) -> None:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), RANKS), rank=rank, world_size=RANKS)
-    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone())
+    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(dist.group.WORLD), Alone())
     for name, form in LONG if thorough else QUICK:
         compare(name, form, world, folder, thorough=thorough)
         if rank == 0:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.training.loop import wrap
-from suite.transport import Alone, Seal, TorchTransport
+from suite.transport import Alone, TorchTransport
 from suite.workload import load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
@@ -109,7 +109,7 @@ def run_rank(name: str, rank: int, ranks: int, store: Path) -> None:
     torch.set_num_threads(1)
     losses, metric, _ = train(name, World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone()), ())
     dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
-    world = World("test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(Seal(b"test"), dist.group.WORLD), Alone())
+    world = World("test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(dist.group.WORLD), Alone())
     for form in FORMS:
         found, found_metric, stats = train(name, world, form)
         torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-4, atol=1e-4)

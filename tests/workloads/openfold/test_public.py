@@ -119,11 +119,11 @@ def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: P
         def __init__(self, rank: int) -> None:
             self.rank, self.is_first = rank, rank == 0
 
-        def gather(self, mine: object) -> object:
+        def gather(self, mine: object, kind: object) -> object:
             parts.append(mine)
             return [parts[0], mine] if self.is_first else None
 
-        def broadcast(self, value: object) -> object:
+        def broadcast(self, value: object, kind: object) -> object:
             return value
 
     survey(paths, {}, Half(1))  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def survey(paths: Sequence[Path], clusters: Mapping[str, int] | None, world: Wor
             mine.append((number, _records(paths[number], clusters), ""))
         except InputError as error:
             mine.append((number, [], str(error)))
-    parts = world.gather(mine)
+    parts = world.gather(mine, list[tuple[int, list[ChainRecord], str]])
     found = sorted(part for rank_parts in parts for part in rank_parts) if parts is not None else []
     result = None
     if world.is_first:
@@ -93,7 +93,7 @@ def survey(paths: Sequence[Path], clusters: Mapping[str, int] | None, world: Wor
         result = Survey(
             records if clusters is not None else _clustered(records), len(problems), next(iter(problems), "")
         )
-    whole: Survey = world.broadcast(result)
+    whole: Survey = world.broadcast(result, Survey)
     return whole
 
 

@@ -1,0 +1,107 @@
+"""Carries the messages by which MPICH starts under Slurm's pmi2, where Slurm's plug-in cannot: a relay between the two.
+
+Slurm's plug-in offers values of 1,024 bytes and reads a line of at most 1,024, command and key included. MPICH 5.0 with UCX
+publishes 4,096 bytes of its memory of which the address is the first part; what lies behind it decides whether a line is too
+long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay puts a long value in two parts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
+MORE = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
+RELAY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from suite.pmi_relay import Wire, relay
+relay(Wire(int(sys.argv[2])), Wire(int(sys.argv[3])))
+"""
+
+
+@contextmanager
+def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Let a relay carry MPI's messages while the body starts MPI: on several nodes under srun's pmi2. Elsewhere do nothing."""
+    descriptor = environ.get("PMI_FD", "")
+    if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
+        yield
+        return
+    server = os.dup(number := int(descriptor))
+    client, relay_end = socket.socketpair()
+    program = [sys.executable, "-I", "-S", "-c", RELAY]
+    program += map(str, (Path(__file__).parents[1], relay_end.fileno(), server))
+    with subprocess.Popen(program, pass_fds=(relay_end.fileno(), server)) as process:
+        relay_end.close()
+        os.dup2(client.fileno(), number)
+        client.close()
+        try:
+            yield
+        finally:
+            os.dup2(server, number)
+            os.close(server)
+            process.terminate()
+
+
+class Wire:
+    """Lines from and to a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting = b""
+
+    def read(self) -> bytes:
+        """The next line with its end; empty when the other side is gone."""
+        while b"\n" not in self._waiting:
+            data = os.read(self._descriptor, 65536)
+            if not data:
+                return b""
+            self._waiting += data
+        line, end, self._waiting = self._waiting.partition(b"\n")
+        return line + end
+
+    def write(self, line: bytes) -> None:
+        """Write all of a line."""
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+    def ask(self, line: bytes) -> bytes:
+        """Write a line and read the answer."""
+        self.write(line)
+        return self.read()
+
+
+def relay(rank: Wire, server: Wire) -> None:
+    """Answer the rank's requests through the server until one of them is gone."""
+    with suppress(OSError):
+        _relay(rank, server)
+
+
+def _relay(rank: Wire, server: Wire) -> None:
+    while request := rank.read():
+        if request.startswith(b"mcmd="):  # has several lines; none in a start
+            server.write(request)
+            continue
+        answer = _put(server, request) if request.startswith(b"cmd=put ") else server.ask(request)
+        if request.startswith(b"cmd=get ") and answer.endswith(MORE + b"\n"):
+            rest = server.ask(request.rstrip() + MORE + b"\n")
+            answer = answer[: -len(MORE) - 1] + rest.partition(b"value=")[2]
+        if not answer:
+            return
+        rank.write(answer)
+
+
+def _put(server: Wire, request: bytes) -> bytes:
+    if len(request) <= PMI_LINE:
+        return server.ask(request)
+    head, _, value = request.partition(b" value=")
+    half = len(value) // 2
+    answer = server.ask(head + b" value=" + value[:half] + MORE + b"\n")
+    if b" rc=0" not in answer:
+        return answer
+    return server.ask(head + MORE + b" value=" + value[half:])
