@@ -21,7 +21,7 @@ from suite.data.lock import locked
 from suite.errors import InputError
 from suite.files import print_line
 from suite.launch.local import suite_command
-from suite.launch.processes import end_with_parent
+from suite.processes import end_with_parent
 
 GRACE_S = 60.0  # for what a run does before run_start; and `mlhpc run` gives its ranks 30 s to end
 USAGE = 2  # exit code: nothing was run

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, one_line, print_line
+from suite.processes import start_of
 from suite.world import World, node_name
 
 REFRESH_S = 20.0
@@ -49,7 +50,7 @@ class Owner(BaseModel):
             token=secrets.token_hex(8),
             host=node_name(environ),
             pid=os.getpid(),
-            started=_start_of(os.getpid()),
+            started=start_of(os.getpid()),
             boot=_boot(),
             namespace=_namespace(),
             job=environ.get("SLURM_JOB_ID"),
@@ -64,7 +65,7 @@ class Owner(BaseModel):
         `SILENT_S`, or if the seeker is the same job, which was started again.
         """
         if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
-            return _start_of(self.pid) != self.started
+            return start_of(self.pid) != self.started
         if self.job is not None and self.job == seeker.job and self.restart < seeker.restart:
             return True
         return silent_s > SILENT_S
@@ -196,15 +197,6 @@ def _refresh(path: Path, owner: Owner, done: threading.Event) -> None:
             os.utime(path)
         except OSError as error:
             print_line(f"mlhpc: warning: {one_line(error)}: the lock is not refreshed", error=True)
-
-
-def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot. None if there is no such process, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])  # proc(5): field 3 is the state, field 22 the start
 
 
 def _boot() -> str:

@@ -1,4 +1,4 @@
-"""The sign of life of a local launcher beside its trial: who runs it, and when that was last seen."""
+"""What an attempt at a trial leaves beside it: a heartbeat while its local launcher lives, and the exit code of its worker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.files import read_json, write_whole
-from suite.launch.exit_code import read_code
-from suite.log.limits import limits
+from suite.files import read_bytes, read_json, write_whole
+from suite.log.limits import EXIT_CODE_BYTES, limits
 from suite.log.run_folder import RunFolder
+from suite.processes import start_of
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
+WORKER_CODES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def heartbeat(path: Path) -> Iterator[None]:
                 os.utime(path)
 
     with suppress(OSError):
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())})
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())})
         write_whole(path, text + "\n")
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -66,13 +67,14 @@ def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> S
     except (OSError, ValueError, KeyError, TypeError):
         return Sign(code=read_code(folder.exit_code(trial)))
     if host == socket.gethostname():
-        return Sign(alive=started is not None and _started(pid) == started)
+        return Sign(alive=started is not None and start_of(pid) == started)
     return Sign(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 
 
-def _started(pid: int) -> int | None:
-    """When the kernel started a process, in its own ticks, so that a process id used again is told apart. None if it has gone."""
+def read_code(path: Path | None) -> int | None:
+    """Read an exit code of a worker from a file. None if there is no such file, or it holds something else."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+        text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
         return None
+    return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None

@@ -23,9 +23,9 @@ from types import FrameType
 
 from suite import LAUNCH
 from suite.errors import InputError
-from suite.launch.exit_code import WORKER_CODES, read_code
-from suite.launch.processes import end_with_parent, has_children, kill_marked, list_marked, signal_marked
+from suite.launch.heartbeat import WORKER_CODES, read_code
 from suite.machine.probes.allowance import usable
+from suite.processes import end_with_parent, find_marked, has_children, kill_marked, signal_marked
 
 STOPPED = 3  # ended by a signal, with a checkpoint left
 START_S = 3.0  # so long mpiexec may take to start its proxy
@@ -256,7 +256,7 @@ class _Attendance:
             starting = time.monotonic() - self._started < START_S
             if self._ranks == 1 or starting or has_children(self._process.pid):
                 return True
-        ranks = len(list(list_marked(self._token, ranks_only=True)))
+        ranks = len(find_marked(self._token, ranks_only=True))
         if 0 < ranks < self._ranks:
             self._missing_since = self._missing_since or time.monotonic()
             if time.monotonic() - self._missing_since > self._grace_s:

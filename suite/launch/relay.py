@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from suite.files import one_line
-from suite.launch.processes import kill_marked
+from suite.processes import kill_marked
 
 PIECE = 65536
 

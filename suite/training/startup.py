@@ -15,14 +15,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 from suite import LAUNCH
 from suite.config import Watching
 from suite.files import print_line
-from suite.machine.probes.parent import load_parent_signal
+from suite.processes import load_parent_signal, start_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
 NEVER = 2**31 - 1  # of mallopt
@@ -33,9 +32,9 @@ SAME_S = 2.0
 
 def process_age_s() -> float:
     """Seconds since the kernel started this process (Linux; resolution one clock tick, usually 10 ms)."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): start time after boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    started = start_of(os.getpid())
+    assert started is not None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -221,7 +221,7 @@ def test_two_hosts_whose_names_are_loopback_are_told_so_in_seconds(two_hosts: tu
         write_hosts(command, "127.0.1.1 nodea nodeb\n")
     started = time.monotonic()
     done = ranks([host_environment("nodea"), host_environment("nodeb")], *two_hosts)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120  # on a busy machine; a rank that waits would wait for 300
     for code, output in done:
         assert code == 1
         assert "its name is 127.0.1.1 there (/etc/hosts)" in output

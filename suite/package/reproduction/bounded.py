@@ -12,8 +12,8 @@ from pathlib import Path
 
 from suite.files import byte_text, duration_text
 from suite.launch.local import suite_command
-from suite.launch.processes import end_with_parent
 from suite.log.record import RunRecord
+from suite.processes import end_with_parent
 
 TIMES = 10.0  # as long as the package's longest run a run may take here
 SHORTEST_S, LONGEST_S = 600.0, 7200.0  # of that; another limit has to be stated

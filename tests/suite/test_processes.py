@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from suite.machine.probes import parent
+from suite import processes
 
 ASKED = """
 import ctypes
-from suite.machine.probes.parent import load_parent_signal
+from suite.processes import load_parent_signal
 ask, kept = load_parent_signal(), ctypes.c_int()
 for number in (15, 0):
     ask(number)
@@ -28,4 +28,4 @@ def test_the_signal_is_kept_until_none_is_asked_for() -> None:
 
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert parent.load_parent_signal() is None
+    assert processes.load_parent_signal() is None

@@ -1,0 +1,106 @@
+"""Processes: finds those of a launch and ends them, tells a process from a later one with its number, and ends with a parent.
+
+mpiexec starts each rank in a session of its own, out of reach of signals to a process group, and a rank outlives mpiexec's
+proxy. So the ranks of a launch are found by a token in their environment, not by their parents.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite import LAUNCH
+
+if TYPE_CHECKING:
+    import psutil
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:
+    """Find the living processes whose environment has the token, or of those the ranks that mpiexec's proxies started."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        environ = process.info["environ"] or {}  # None: it is another user's, a zombie, or ended meanwhile
+        if environ.get(LAUNCH) == token and (not ranks_only or "PMI_RANK" in environ):
+            found.append(process)
+    return found
+
+
+def signal_marked(token: str, number: int) -> bool:
+    """Send a signal to every process that has this launch's token. False if there is none."""
+    import psutil
+
+    processes = find_marked(token)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return bool(processes)
+
+
+def kill_marked(token: str, *, tries: int = 20) -> None:
+    """Send SIGKILL to every process that has this launch's token, until none is left."""
+    for _ in range(tries):
+        if not signal_marked(token, signal.SIGKILL):
+            return
+        time.sleep(0.05)  # not psutil's wait: it would take the exit code of a child from subprocess
+
+
+def has_children(pid: int) -> bool:
+    """Return True if a process has a living child; zombies are not living."""
+    import psutil
+
+    try:
+        return any(child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process started, in clock ticks after boot. None if there is none, or it has ended.
+
+    psutil's create_time follows the wall clock: after a clock was set, a living process would look like another one.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])  # proc(5): field 3 is the state, field 22 the start
+
+
+def load_parent_signal() -> Callable[[int], None] | None:
+    """Load the function that asks Linux for a signal when this process's parent ends; 0 asks for none. None on other systems.
+
+    The C library is loaded here: between fork and exec a child must not load anything, but may call the function.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+
+    def ask(number: int) -> None:
+        libc.prctl(PR_SET_PDEATHSIG, number)
+
+    return ask
+
+
+def end_with_parent(parent: int) -> Callable[[], None] | None:
+    """Return a function that the child calls to get SIGTERM from Linux when its parent dies. None on other systems."""
+    signalled = load_parent_signal()
+    if signalled is None:
+        return None
+
+    def ask() -> None:
+        signalled(signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the request
+            os._exit(1)
+
+    return ask
