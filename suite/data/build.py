@@ -226,7 +226,7 @@ def _write_all(
         problem = error
     world.check_together(problem)
     kind = get_type_hints(plan.summarise).get("return", Any)  # what the workload calls a summary
-    gathered = world.gather(shards, list[_Shard[kind]]) or []
+    gathered = world.gather(shards, list[_Shard[kind]]) or []  # type: ignore[valid-type]
     all_shards = [shard for rank_shards in gathered for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
 
