@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.loaded import Results as Results
-    from suite import Bound as Bound
     from suite.compliance.check import Verdict as Verdict
     from suite.config import Hyperparameters as Hyperparameters
     from suite.config import RunConfig as RunConfig
@@ -46,7 +45,6 @@ _ELSEWHERE = {  # name: the module that has it
     # a workload of one's own
     "Descriptor": "suite.descriptor",
     "Hyperparameters": "suite.config",
-    "Bound": "suite",
     "Workload": "suite.workload",
     "Dataset": "suite.workload",
     "Optimization": "suite.workload",

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from msgspec import structs
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -143,7 +145,7 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
     """The layer under a skewed load, padded and with the choice."""
     _, tokens, width, hidden, experts, top_k, activation, _, dtype = chosen_for
     config = MoEConfig(experts=experts, top_k=top_k, hidden=hidden, activation=activation, balance="none")
-    padded = config.model_copy(update={"dispatch": "capacity", "capacity_factor": 0.0})
+    padded = structs.replace(config, dispatch="capacity", capacity_factor=0.0)
     chooser = Chooser(World.create(None), device, measure=True, store=Store(None))
     chosen = choose_backend(chooser, ExpertShape.of(config, width, tokens * top_k, DTYPES[dtype]))
     calls = {

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from interleaved import compare, timed
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.world import World
@@ -54,7 +55,7 @@ def main() -> None:
 
 def build(config: RunConfig, channels_last: bool, compiled: bool, bfloat16: bool) -> Callable[[], None]:
     """One training step on fixed random counts, warmed up."""
-    workload = CosmoFlow(config.model_copy(update={"channels_last": channels_last}))
+    workload = CosmoFlow(structs.replace(config, channels_last=channels_last))
     torch.manual_seed(0)
     model = workload.build_model(World.create(None))
     optimizer = workload.build_optimizer(model, 1).optimizer
@@ -83,8 +84,8 @@ def loading(config: RunConfig, step_s: float) -> None:
         root = Path(folder) / "d"
         generator.generate(root, "sample", seed=0, world=World.create(None))
         relaxed = {"input_norm": "log1p", "input_mean": None, "input_std": None}
-        own = config.hyperparameters.model_copy(update=relaxed)
-        data = CosmoFlow(config.model_copy(update={"hyperparameters": own})).dataset("train", root)
+        own = structs.replace(config.hyperparameters, **relaxed)
+        data = CosmoFlow(structs.replace(config, hyperparameters=own)).dataset("train", root)
         order = np.random.default_rng(0).permutation(128)[: config.global_batch_size]
         seconds = min(timed(lambda: data.load(order, seed=0, epoch=1), 20) for _ in range(5))
     print(f"loading and augmenting one batch: {1e3 * seconds:.2f} CPU-ms, {seconds / step_s:.3f} of a step")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 if (
-    importlib.util.find_spec("pydantic") is None
+    importlib.util.find_spec("msgspec") is None
 ):  # a machine that has only torch and Triton: names that are only annotations
 
     class Names(types.ModuleType):

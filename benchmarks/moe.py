@@ -23,6 +23,8 @@ import sys
 import time
 from pathlib import Path
 
+from msgspec import structs
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.references import find_clone
@@ -140,7 +142,7 @@ def planted(backend: str, bias: bool):
 
     keep_freed_memory()
     shape, _, x = parts("uniform", backend, "dropless", None)
-    config = shape.moe.model_copy(update={"bias": bias})
+    config = structs.replace(shape.moe, bias=bias)
     shape = dataclasses.replace(shape, moe=config, load="router")
     ours, _ = make_layer(shape, None, 0, torch.device("cpu"))
     chosen_TK = given_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
@@ -39,7 +40,7 @@ class Training:
         config = load_config(chosen, size, overrides)
         shared = Parallel.of(config, chosen, world.rank, world.size)
         assert shared.plan is not None
-        self.shared = replace(shared, plan=shared.plan.model_copy(update={"beside": beside}))
+        self.shared = replace(shared, plan=structs.replace(shared.plan, beside=beside))
         self.workload: Workload = load_workload(chosen)(config)
         torch.manual_seed(1)
         model = self.workload.build_model(world)

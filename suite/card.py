@@ -6,25 +6,24 @@ rules from the card and never from the log: a run must not state its own rules.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from suite import FORBID, Bound, fitted
+from msgspec import Meta, Struct
+
+from suite.documents import YamlSource, convert, read_json_document
 from suite.errors import InputError, unknown
-from suite.files import YamlSource, compiled
+from suite.files import compiled
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
 RCP_VERSION: Final = 1
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Struct, frozen=True):
     """The value that a run must reach, and the runs that a time-to-train score needs.
 
     ``metric`` is the MLLOG key of the values, ``metric_name`` its name for people. With ``direction`` min, smaller values are
@@ -71,14 +70,11 @@ def _side(value: float, threshold: float) -> int:
     return (value > threshold) - (value < threshold)
 
 
-@dataclass(frozen=True)
-class Constraint:
+class Constraint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
 
     ``when`` maps other keys to values: the constraint holds only in logs where all of those have these values.
     """
-
-    __pydantic_config__ = FORBID
 
     when: dict[str, Any] | None = None
     count: Literal["exactly_one", "at_least_one", "optional"] = "exactly_one"
@@ -90,14 +86,11 @@ class Constraint:
     one_of: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True)
-class OfficialRules:
+class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constants of MLPerf HPC that MLCommons' own tools apply to a result of this size.
 
     ``identical``: this size is the MLPerf configuration itself.
     """
-
-    __pydantic_config__ = FORBID
 
     benchmark: str
     threshold: float
@@ -105,8 +98,7 @@ class OfficialRules:
     required_runs: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeCard:
+class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
 
     FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of those of
@@ -118,24 +110,22 @@ class SizeCard:
     processor. ``official`` None: MLPerf HPC has no such benchmark.
     """
 
-    __pydantic_config__ = FORBID
-
     description: str
     metric: Literal["eval_error", "eval_accuracy"]
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
-    required_runs: Annotated[int, Bound(ge=3)]
-    eval_every_steps: Annotated[int | None, Bound(ge=1)] = None
+    required_runs: Annotated[int, Meta(ge=3)]
+    eval_every_steps: Annotated[int, Meta(ge=1)] | None = None
     train_samples: int
     eval_samples: int
     model_parameters: int
     forward_flops_per_sample: float
     training_flops_per_sample: float
     sample_bytes: int
-    data_sha256: Annotated[str | None, Bound(pattern="^[0-9a-f]{64}$")] = None
+    data_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     official: OfficialRules | None = None
-    constraints: dict[str, Constraint] = field(default_factory=dict)
+    constraints: dict[str, Constraint] = {}
 
     @property
     def data_bytes(self) -> int:
@@ -147,11 +137,8 @@ class SizeCard:
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All sizes of one workload."""
-
-    __pydantic_config__ = FORBID
 
     version: Literal[1]
     workload: str
@@ -180,15 +167,12 @@ class Card:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferencePoint:
+class ReferencePoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Epochs to target at one batch size, over seeds and data sets.
 
     ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that converged,
     ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
     """
-
-    __pydantic_config__ = FORBID
 
     global_batch_size: int
     epochs: tuple[float, ...]
@@ -213,11 +197,8 @@ class ReferencePoint:
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 
-@dataclass(frozen=True)
-class ReferencePoints:
+class ReferencePoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``rcp/<size>.json``."""
-
-    __pydantic_config__ = FORBID
 
     version: Literal[1]
     workload: str
@@ -232,8 +213,8 @@ def read_card(path: Path, *, shipped: bool = False) -> Card:
     """
     if shipped and (data := compiled(path)) is not None:
         with suppress(ValueError):  # what is wrong with it, the file itself tells
-            return fitted(Card, data)
-    return YamlSource.read(path).fitted(Card)
+            return convert(data, Card)
+    return YamlSource.read(path).convert(Card)
 
 
 def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
@@ -241,7 +222,4 @@ def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
     path = folder / "rcp" / f"{size}.json"
     if not path.exists():
         return None
-    try:
-        return fitted(ReferencePoints, json.loads(path.read_text()))
-    except ValueError as error:
-        raise InputError(f"{path}: not a reference point file of version {RCP_VERSION}: {error}") from None
+    return read_json_document(path, ReferencePoints, "a reference point file", RCP_VERSION)

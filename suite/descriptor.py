@@ -20,10 +20,9 @@ from suite.errors import InputError, unknown
 from suite.plugins import CARDS, WORKLOADS, Plugin, find_plugins, leave_out, package_of, reason
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from suite.config import Hyperparameters
 
 CARD_NAME = "card.yaml"
-ANY_HYPERPARAMETERS = "suite.config:AnyHyperparameters"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Descriptor:
 
     name: str
     folder: Path
-    hyperparameters: type[BaseModel] | str = ANY_HYPERPARAMETERS
+    hyperparameters: type[Hyperparameters] | str | None = None
     implementation: str | None = None
     generator: str | None = None
     card_name: str = CARD_NAME
@@ -54,7 +53,9 @@ class Descriptor:
         return _read_once(self.card_path, _stamp(self.card_path), shipped=self.implementation is not None)
 
     def load_hyperparameters(self) -> Any:
-        """The class of the hyperparameters, imported if only its name is given."""
+        """The class of the hyperparameters, imported if only its name is given. Without one: a dict with any keys."""
+        if self.hyperparameters is None:
+            return dict[str, Any]
         return resolve(self.hyperparameters) if isinstance(self.hyperparameters, str) else self.hyperparameters
 
     def code(self) -> str:

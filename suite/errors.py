@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
 
 DEFECT = 70  # exit code, EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
@@ -53,66 +50,6 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
     near = did_you_mean(name, names)
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
     return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
-
-
-def unknown_key(model: type, key: str) -> str:
-    """The end of a message about an unknown key: the nearest one, in a section of the model too, and the keys it has.
-
-    The model is a dataclass or one of pydantic.
-    """
-    known = sorted(_keys(model))
-    inside = [path for path in _key_paths(model) if path.rpartition(".")[2] == key]
-    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
-    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
-
-
-def section_of(model: type, key: Sequence[str]) -> type | None:
-    """The model of the section at a key path, through mappings and lists; None where there is none."""
-    kind: Any = model
-    for part in key:
-        inner = [each for each in get_args(kind) if each is not NoneType]
-        kind = _keys(kind).get(part) if _section(kind) else inner[-1] if inner else None
-        while get_origin(kind) in (Union, UnionType):
-            kind = next(each for each in get_args(kind) if each is not NoneType)
-    return _section(kind)
-
-
-def _key_paths(model: type) -> Iterator[str]:
-    """The dotted names of the keys in the sections of a model."""
-    for name, kind in _keys(model).items():
-        if (section := _section(kind)) is not None:
-            yield from (f"{name}.{key}" for key in _keys(section))
-            yield from (f"{name}.{path}" for path in _key_paths(section))
-
-
-def _keys(model: Any) -> Mapping[str, Any]:
-    """The keys of a model, each with its type."""
-    if is_dataclass(model):
-        hints = get_type_hints(model)
-        return {item.name: hints[item.name] for item in fields(model)}
-    return {name: field.annotation for name, field in model.model_fields.items()}
-
-
-def _section(kind: Any) -> type | None:
-    """A type that has keys of its own, or None."""
-    return kind if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields")) else None
-
-
-def stated_key(key: Sequence[object], data: object) -> tuple[str, ...]:
-    """A key path of pydantic as a file states it: pydantic also names which of several kinds of value it tried.
-
-    Of what is not in ``data`` only a last part is kept, and only if it could be: a key that is missing.
-    """
-    path = []
-    for number, part in enumerate(key):
-        if (isinstance(data, Mapping) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
-            data = data[part]  # type: ignore[call-overload]
-        elif not (isinstance(data, Mapping) and number == len(key) - 1):
-            continue
-        path.append(str(part))
-    return tuple(path)
 
 
 def keep_traceback(to: str = "") -> str:

@@ -10,21 +10,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 from zlib import crc32
 
-from suite import fitted
-from suite.errors import InputError, section_of, stated_key, unknown_key
+from suite.errors import InputError
 
-if TYPE_CHECKING:  # most commands read no document
-    import yaml
-    from pydantic import BaseModel, ValidationError
-
-Model = TypeVar("Model", bound="BaseModel")
-Data = TypeVar("Data")
 PART_SUFFIX = ".part"
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
@@ -186,172 +178,6 @@ def brief(value: object, *, longest: int = 60) -> str:
     except (ValueError, RecursionError):
         return type(value).__name__
     return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-_LARGEST_DOCUMENT = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
-
-
-def read_json_document(path: Path, model: type[Model], kind: str, version: int) -> Model:
-    """Read a JSON document. InputError names the file, what was expected (``kind``, for example "facts") and what it holds."""
-    from pydantic import ValidationError
-
-    try:
-        data = read_json(path, _LARGEST_DOCUMENT)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("version") != version:
-        actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: expected {kind} of version {version}, found {actual}")
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        value = "" if first["type"] == "missing" else f" = {brief(first['input'])}"
-        raise InputError(f"{path}: {where}{value}: {first['msg']}") from None
-
-
-@dataclass(frozen=True)
-class YamlSource:
-    """The data of a YAML mapping, and the line of every key path in it."""
-
-    path: Path
-    data: dict[str, Any]
-    lines: dict[tuple[str, ...], int]
-
-    @staticmethod
-    def read(path: Path) -> YamlSource:
-        """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
-        import yaml
-
-        try:
-            with path.open("rb") as file:
-                text = file.read(LARGEST_YAML + 1).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-            raise InputError(f"{path}: cannot be read: {reason}") from None
-        if len(text) > LARGEST_YAML:
-            raise InputError(f"{path}: has more than {byte_text(LARGEST_YAML)}")
-        try:
-            lines, data = _yaml(path, text)
-        except InputError:
-            raise
-        except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-        if not isinstance(data, dict):
-            raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
-        return YamlSource(path, data, lines)
-
-    def fitted(self, kind: type[Data]) -> Data:
-        """Make a dataclass of the data. InputError names file, line and value and what was expected, or all missing keys."""
-        try:
-            return fitted(kind, self.data)
-        except ValueError as error:
-            raise InputError(first_error(cast("ValidationError", error), self, kind)) from None
-
-    def where(self, *key: str) -> str:
-        """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
-        nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
-        return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
-
-
-def _yaml(path: Path, text: str) -> tuple[dict[tuple[str, ...], int], Any]:
-    """The lines of the keys of a YAML text, and its data. yaml.YAMLError of the slow loader, which says more, if it is none.
-
-    Values with a tag that they do not fit raise what Python raises: ValueError for a date without a month.
-    """
-    import yaml
-
-    fast = getattr(yaml, "CSafeLoader", None)
-    if fast is not None and len(text) <= _SHORT:
-        with suppress(yaml.YAMLError):
-            return _loaded(path, fast(text))
-    return _loaded(path, yaml.SafeLoader(text))
-
-
-def _loaded(path: Path, loader: yaml.SafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:
-    lines: dict[tuple[str, ...], int] = {}
-    try:
-        node = loader.get_single_node()
-        if node is not None:
-            _collect(node, (), lines, path, {})  # before the data are made, which puts merged keys into the node
-        return lines, loader.construct_document(node) if node is not None else None
-    finally:
-        loader.dispose()
-
-
-LARGEST_YAML = 2**22  # bytes
-_SHORT = 2**13  # characters: the fast loader calls itself for each level, and ends the process where 2**15 are nested
-
-
-_MOST_VALUES = 10**6  # of which each alias counts as all that it stands for: a message may show them
-
-
-def _collect(
-    node: yaml.Node,
-    prefix: tuple[str, ...] | None,
-    lines: dict[tuple[str, ...], int],
-    path: Path,
-    sizes: dict[int, int],
-) -> int:
-    """Add the line of each key below ``prefix``, where its node is met first; returns the number of values. None: in a list.
-
-    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they are in.
-    """
-    import yaml
-
-    if (known := sizes.get(id(node))) is not None:
-        if not known:
-            raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
-        return known
-    size, sizes[id(node)] = 1, 0
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = None if prefix is None else (*prefix, str(key.value))
-            if here is not None:
-                if here in lines and key.value != "<<":
-                    raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
-                lines[here] = key.start_mark.line + 1
-            size += _collect(value, here, lines, path, sizes)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            size += _collect(item, None, lines, path, sizes)
-    if size > _MOST_VALUES:
-        raise InputError(f"{path}:{node.start_mark.line + 1}: has more than {_MOST_VALUES} values, by aliases")
-    sizes[id(node)] = size
-    return size
-
-
-_WANTED = {
-    **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
-    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "expected keys with values"),
-}
-
-
-def first_error(error: ValidationError, source: YamlSource, model: type | None = None) -> str:
-    """Render the first mistake that pydantic found as one line: file, line, key, value, what was expected.
-
-    If a key is missing, all that are missing are named. With ``model``, what was to be made, an unknown key is answered by those
-    that there are.
-    """
-    item = error.errors()[0]
-    key = stated_key(item["loc"], source.data)
-    name = ".".join(key)
-    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        if model is not None and (section := section_of(model, key[:-1])) is not None:
-            return f"{source.where(*key)}: {unknown_key(section, key[-1])}"
-        return f"{source.where(*key)}: unknown key {name!r}"
-    if item["type"] == "missing" and isinstance(item["loc"][-1], str):
-        names = [".".join(stated_key(each["loc"], source.data)) for each in error.errors() if each["type"] == "missing"]
-        return f"{source.where(*key)}: missing key{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-    wanted = _WANTED.get(item["type"], item["msg"].removeprefix("Value error, "))
-    if item["type"] == "missing":  # in a list of so many values
-        wanted = f"expected more values, number {int(item['loc'][-1]) + 1} is missing"
-    return f"{source.where(*key)}: {name} = {brief(item.get('input'), longest=80)}: {wanted}"
 
 
 def compiled(path: Path) -> Any | None:

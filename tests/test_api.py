@@ -70,7 +70,7 @@ def test_importing_it_loads_nothing_heavy_and_no_checker() -> None:
         "pandas",
         "matplotlib",
         "click",
-        "pydantic",
+        "msgspec",
         "suite",
         "analysis",
     ]

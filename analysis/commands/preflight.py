@@ -18,8 +18,9 @@ from analysis.fleet import slowdowns, verdict
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
+from suite.documents import YamlSource
 from suite.errors import InputError
-from suite.files import YamlSource, print_line, printable, write_whole
+from suite.files import print_line, printable, write_whole
 from suite.machine.node_list import expand_nodes
 from suite.machine.node_samples import Sample, render
 from suite.plugins import find_plugins, leave_out, package_of, reason

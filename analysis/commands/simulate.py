@@ -26,6 +26,7 @@ from analysis.fleet.simulation import (
 )
 from analysis.page.digits import with_interval
 from suite.cli.options import JSON, format_option
+from suite.documents import plain
 from suite.errors import unknown
 from suite.files import print_line
 
@@ -204,7 +205,7 @@ def as_dict(case: Case) -> dict[str, Any]:
             "incidents": outcome.incidents.tolist(),
             "repaired": outcome.repaired.tolist(),
         }
-    parameters = setting.fleet.model_dump() | {"name": case.name}
+    parameters = plain(setting.fleet) | {"name": case.name}
     rates = {"healthy_h": case.node.healthy_h, "degraded_h": case.node.degraded_h}
     return {
         "fleet": parameters,

@@ -6,23 +6,24 @@ import itertools
 import math
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-import yaml
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from scipy import optimize
+
+from suite.documents import YamlSource
 
 FILE = Path(__file__).with_name("fleets.yaml")
 Mark = Literal["read", "quoted", "fitted", "derived", "assumed"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Sourced(_Model):
+class Sourced(_Model, frozen=True, kw_only=True):
     """A number, where it is from and how sure that is (the marks are explained in fleets.yaml)."""
 
     value: float
@@ -30,7 +31,7 @@ class Sourced(_Model):
     mark: Mark
 
 
-class Start(_Model):
+class Start(_Model, frozen=True, kw_only=True):
     """The share of degraded nodes at the start; None: as many as in the long run without checks."""
 
     value: float | None
@@ -38,7 +39,7 @@ class Start(_Model):
     mark: Mark
 
 
-class Measured(_Model):
+class Measured(_Model, frozen=True, kw_only=True):
     """What was measured of jobs of ``nodes`` nodes: mean ``hours`` to a failure."""
 
     nodes: int
@@ -46,7 +47,7 @@ class Measured(_Model):
     source: str
 
 
-class Fleet(_Model):
+class Fleet(_Model, frozen=True, kw_only=True):
     """A fleet. ``mtbi_h``: mean hours to the first incident of a node, which fall as (1 + incidents)^-``ages``.
 
     ``shape``: of the Weibull distribution of the time until a node degrades.
@@ -65,14 +66,14 @@ class Fleet(_Model):
         return self.ages.value == 0.0 and self.shape.value == 1.0
 
 
-class Assumed(_Model):
+class Assumed(_Model, frozen=True, kw_only=True):
     """Where a table without numbers of its own is from."""
 
     source: str
     mark: Mark
 
 
-class Found(_Model):
+class Found(_Model, frozen=True, kw_only=True):
     """Which share of nodes each check found, of the share ``defective`` that any found; they overlap."""
 
     source: str
@@ -80,7 +81,7 @@ class Found(_Model):
     defective: float
     shares: dict[str, float]
     minutes: Assumed
-    minutes_of: dict[str, float] = Field(min_length=1)
+    minutes_of: Annotated[dict[str, float], Meta(min_length=1)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class Found(_Model):
         return np.asarray(each * any_of)
 
 
-class Published(_Model):
+class Published(_Model, frozen=True, kw_only=True):
     """The file of fleets."""
 
     version: Literal[1]
@@ -113,7 +114,7 @@ class Published(_Model):
 @cache
 def published() -> Published:
     """Read what ships."""
-    return Published.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return YamlSource.read(FILE).convert(Published)
 
 
 @cache

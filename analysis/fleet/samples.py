@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
+from msgspec import DecodeError, json
 
 from analysis.fleet.superbench import as_samples, parse_results
 from suite.errors import InputError
-from suite.files import brief, read_bytes
+from suite.files import read_bytes
 from suite.log.limits import limits
 from suite.machine.node_samples import Better, Sample
 
@@ -41,19 +40,17 @@ def read_samples(path: Path) -> list[Sample]:
     if not lines:
         raise InputError(f"{path}: no sample: expected a JSON object in each line")
     try:
-        first = json.loads(lines[0][1])
-    except (ValueError, RecursionError):
+        first = json.decode(lines[0][1])
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         first = None
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
         return as_samples(parse_results(path, content))
     found = []
     for number, line in lines:
         try:
-            found.append(Sample.model_validate_json(line))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            field = ".".join(map(str, problem["loc"])) or "the line"
-            raise InputError(f"{path}:{number}: {field} = {brief(problem['input'])}: {problem['msg']}") from None
+            found.append(json.decode(line, type=Sample))
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}:{number}: {error}") from None
     return found
 
 

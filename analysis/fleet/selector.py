@@ -15,34 +15,30 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from suite.documents import YamlSource
 from suite.errors import InputError, unknown
-from suite.files import YamlSource, first_error
 from suite.statistics.intervals import share_interval
 
 Floats = NDArray[np.float64]
-Minutes = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+Minutes = Annotated[float, Meta(gt=0, le=100_000)]
 
 
-class Incidents(BaseModel):
+class Incidents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``count`` incidents, before each of which the checks ``found_by`` would have found the node; empty: none would have."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     found_by: frozenset[str]
-    count: Annotated[int, Field(ge=1, le=100_000_000)] = 1
+    count: Annotated[int, Meta(ge=1, le=100_000_000)] = 1
 
 
-class Checks(BaseModel):
+class Checks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``minutes`` of a node that each check takes, and what they would have found of past incidents."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     version: Literal[1] = 1
-    minutes: Annotated[dict[str, Minutes], Field(min_length=1)]
-    incidents: Annotated[tuple[Incidents, ...], Field(min_length=1)]
+    minutes: Annotated[dict[str, Minutes], Meta(min_length=1)]
+    incidents: Annotated[tuple[Incidents, ...], Meta(min_length=1)]
 
     @property
     def count(self) -> int:
@@ -89,10 +85,7 @@ class Plan:
 def read_checks(path: Path) -> Checks:
     """Read a YAML file of `Checks`. InputError names the line."""
     source = YamlSource.read(path)
-    try:
-        found = Checks.model_validate(source.data)
-    except ValidationError as error:
-        raise InputError(first_error(error, source)) from None
+    found = source.convert(Checks)
     for number, each in enumerate(found.incidents):
         for name in sorted(each.found_by - set(found.minutes)):
             where = source.where("incidents", str(number))

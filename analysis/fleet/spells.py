@@ -13,31 +13,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import Meta, Struct
 
+from suite.documents import plain
 from suite.errors import InputError
-from suite.files import brief, read_bytes
+from suite.files import read_bytes
 from suite.log.limits import limits
 
 OPEN, INCIDENT = "open", "incident"
 COLUMNS = ("node", "hours", "incidents", "ended")
 
 
-class Spell(BaseModel):
+class Spell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One spell of a node, or, where ``ended`` is open, the state that it is in now.
 
     ``incidents`` are those that the node had before; ``slower`` the part of the speed of the others that it lacked in its worst
     metric when the spell began (`mlhpc preflight judge`), negative if it was faster; None: not known.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     version: Literal[1] = 1
-    node: str = Field(min_length=1)
-    hours: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
-    incidents: Annotated[int, Field(ge=0, le=1_000_000)]
+    node: Annotated[str, Meta(min_length=1)]
+    hours: Annotated[float, Meta(ge=0, le=1e7)]
+    incidents: Annotated[int, Meta(ge=0, le=1_000_000)]
     ended: Literal["incident", "repaired", "removed", "passed", "open"]
-    slower: Annotated[float, Field(gt=-1000, lt=1, allow_inf_nan=False)] | None = None
+    slower: Annotated[float, Meta(gt=-1000, lt=1)] | None = None
 
 
 def read_spells(paths: Sequence[Path]) -> list[Spell]:
@@ -84,17 +84,15 @@ def _rows(path: Path) -> list[tuple[int, Any]]:
 def _spell(row: Any, where: str) -> Spell:
     try:
         if isinstance(row, bytes):
-            return Spell.model_validate_json(row)
+            return msgspec.json.decode(row, type=Spell)
         if None in row or None in row.values():
             raise InputError(f"{where}: not as many cells as columns")
         cells = {name: text.strip() for name, text in row.items() if text.strip()}
-        return Spell.model_validate_strings(cells)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(map(str, problem["loc"])) or "the line"
-        raise InputError(f"{where}: {field} = {brief(problem['input'])}: {problem['msg']}") from None
+        return msgspec.convert(cells, Spell, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def render(spells: Sequence[Spell]) -> str:
     """The text of a file of spells."""
-    return "".join(json.dumps(spell.model_dump(exclude_none=True)) + "\n" for spell in spells)
+    return "".join(json.dumps(plain(spell, without_none=True)) + "\n" for spell in spells)

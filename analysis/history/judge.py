@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from msgspec import structs
+
 from analysis.history.record import Record, Series, by_series, changed_facts
 from suite.statistics import Outcome
 from suite.statistics.changes import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
@@ -173,7 +175,7 @@ def as_data(verdicts: Sequence[Verdict], rate: float) -> dict[str, Any]:
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:
     trend = verdict.trend
     return {
-        **verdict.series.model_dump(),
+        **structs.asdict(verdict.series),
         "quantity": verdict.quantity,
         "verdict": verdict.word,
         "rate": verdict.rate,

@@ -9,13 +9,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from suite.compliance.result import Result, first_named
+from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import read_json_document, write_whole
+from suite.files import write_whole
 from suite.log.comparable import era
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
@@ -26,11 +27,11 @@ VERSION: Final = 1
 SUFFIX = ".json"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Series(_Frozen):
+class Series(_Frozen, frozen=True, kw_only=True):
     """What results must share to be one series: like is compared with like. None: the logs do not say."""
 
     benchmark: str | None
@@ -53,7 +54,7 @@ class Series(_Frozen):
         return f"{kind}, {self.system or 'unknown system'}, {many}, times as in {self.rules}"
 
 
-class Record(_Frozen):
+class Record(_Frozen, frozen=True, kw_only=True):
     """One result. Times are in seconds, one for each converged run; ``facts`` are texts by name, of the nodes or the system.
 
     ``epoch_s`` is the median time of a complete epoch of each run without its evaluation. ``date`` is that of the first
@@ -65,11 +66,11 @@ class Record(_Frozen):
     added: str
     source: str
     series: Series
-    score: str | None = Field(description="the score as text; None if the runs are none")
+    score: Annotated[str | None, Meta(description="the score as text; None if the runs are none")]
     compliant: bool
     time_s: tuple[float, ...]
     epoch_s: tuple[float, ...]
-    logs: dict[str, str] = Field(description="sha256 of each log by name")
+    logs: Annotated[dict[str, str], Meta(description="sha256 of each log by name")]
     facts: dict[str, str]
     facts_sha256: str
     suite_version: str | None
@@ -145,7 +146,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
                 f"{record.source}: {name} is in {folder / earlier.name} already, with other logs; a run counts once"
             )
     path = folder / record.name
-    write_whole(path, json.dumps(record.model_dump(mode="json"), indent=1) + "\n", overwrite=False)
+    write_whole(path, json.dumps(plain(record), indent=1) + "\n", overwrite=False)
     return path
 
 

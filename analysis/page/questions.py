@@ -6,19 +6,19 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
+from msgspec import Struct, structs
 
 import analysis.figures as figure_package
 from analysis.figures import packages
+from suite.documents import convert, parse_yaml
 from suite.plugins import leave_out, reason
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Question(_Frozen):
+class Question(_Frozen, frozen=True, kw_only=True):
     """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer.
 
     ``needs`` says in few words what would answer it, for a page where it has no answer.
@@ -33,7 +33,7 @@ class Question(_Frozen):
     needs: str | None = None
 
 
-class Goal(_Frozen):
+class Goal(_Frozen, frozen=True, kw_only=True):
     """A goal, whose goal it is, and the questions that lead to it."""
 
     goal: str
@@ -41,7 +41,7 @@ class Goal(_Frozen):
     questions: tuple[Question, ...]
 
 
-class _Document(_Frozen):
+class _Document(_Frozen, frozen=True, kw_only=True):
     version: Literal[1]
     goals: tuple[Goal, ...]
 
@@ -53,7 +53,7 @@ def goals() -> tuple[Goal, ...]:
     for name, package in packages().items():
         try:
             text = (files(package) / "questions.yaml").read_text("utf-8")
-            document = _Document.model_validate(yaml.safe_load(text))
+            document = convert(parse_yaml(text), _Document)
         except Exception as error:
             if package.__name__ == figure_package.__name__:
                 raise
@@ -62,7 +62,7 @@ def goals() -> tuple[Goal, ...]:
         for goal in document.goals:
             first = merged.setdefault(goal.goal, goal)
             if first is not goal:
-                merged[goal.goal] = first.model_copy(update={"questions": first.questions + goal.questions})
+                merged[goal.goal] = structs.replace(first, questions=first.questions + goal.questions)
     return tuple(merged.values())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from msgspec import Struct
 
 from analysis.page.issues import Issue
 from analysis.roofline.inputs import kind_of, validated
@@ -14,11 +14,11 @@ from analysis.roofline.inputs import kind_of, validated
 LONGEST = 300  # characters of a reason
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class _Lenient(Struct, frozen=True, kw_only=True):
+    """The base class of the parts of the document."""
 
 
-class Step(_Lenient):
+class Step(_Lenient, frozen=True, kw_only=True):
     """A step, and one line about its failure; "" if it went well."""
 
     title: str
@@ -27,7 +27,7 @@ class Step(_Lenient):
     reason: str
 
 
-class Steps(_Lenient):
+class Steps(_Lenient, frozen=True, kw_only=True):
     """A file of steps, as the demo writes it."""
 
     version: Literal[1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from analysis.page.cells import HtmlTable, html_table
 from analysis.roofline.inputs import kind_of, validated
@@ -16,23 +16,23 @@ KIND = "tournament"
 LONGEST = 300  # characters of a finding
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+class _Lenient(Struct, frozen=True, kw_only=True):
+    """The base class of the parts of the document."""
 
 
-class _Finding(_Lenient):
+class _Finding(_Lenient, frozen=True, kw_only=True):
     rule: str
     where: str
     message: str
 
 
-class _Ratio(_Lenient):
+class _Ratio(_Lenient, frozen=True, kw_only=True):
     value: float | None
     low: float | None
     high: float | None
 
 
-class _Entry(_Lenient):
+class _Entry(_Lenient, frozen=True, kw_only=True):
     entry: str
     state: str
     dropped_after_block: int | None
@@ -44,7 +44,7 @@ class _Entry(_Lenient):
     front: str
 
 
-class Ranking(_Lenient):
+class Ranking(_Lenient, frozen=True, kw_only=True):
     """The document of one tournament."""
 
     version: Literal[1]
@@ -57,7 +57,7 @@ class Ranking(_Lenient):
     runs: int
     error: float
     findings: tuple[_Finding, ...]
-    entries: tuple[_Entry, ...] = Field(max_length=1000)
+    entries: Annotated[tuple[_Entry, ...], Meta(max_length=1000)]
 
 
 @dataclass(frozen=True)

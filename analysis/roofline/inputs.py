@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct
 
+from suite.documents import NotNegative, Positive, YamlSource
 from suite.errors import InputError
 from suite.files import read_json
 from suite.log.limits import limits
@@ -21,21 +22,21 @@ from suite.log.limits import limits
 VERSION = 1
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class _Lenient(Struct, frozen=True, kw_only=True):
+    """The base class of the parts of the document."""
 
 
-class MeasuredRoof(_Lenient):
+class MeasuredRoof(_Lenient, frozen=True, kw_only=True):
     """One roof of a file: FLOP/s or bytes/s of one rank while all ranks are active."""
 
     resource: str
     name: str
     mode: str | None = None
     dtype: str | None = None
-    value: float = Field(gt=0, allow_inf_nan=False)
+    value: Positive
     unit: Literal["FLOP/s", "B/s", "s"]
-    n: int = Field(ge=1)
-    spread: float | None = Field(None, ge=0)
+    n: Annotated[int, Meta(ge=1)]
+    spread: Annotated[float, Meta(ge=0)] | None = None
     size_bytes: float | None = None
     shape: tuple[int, ...] | None = None
     capacity_bytes: float | None = None
@@ -51,15 +52,15 @@ class MeasuredRoof(_Lenient):
         return f"measured, n={self.n}{spread}{by}"
 
 
-class CurvePoint(_Lenient):
+class CurvePoint(_Lenient, frozen=True, kw_only=True):
     """One size of a curve; ``seconds`` is the time of one call."""
 
-    x: float = Field(gt=0, allow_inf_nan=False)
-    value: float = Field(gt=0, allow_inf_nan=False)
-    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+    x: Positive
+    value: Positive
+    seconds: Positive | None = None
 
 
-class Curve(_Lenient):
+class Curve(_Lenient, frozen=True, kw_only=True):
     """Measured values over ascending sizes."""
 
     resource: str
@@ -71,7 +72,7 @@ class Curve(_Lenient):
     points: tuple[CurvePoint, ...]
 
 
-class Device(_Lenient):
+class Device(_Lenient, frozen=True, kw_only=True):
     """The device of one rank."""
 
     type: str
@@ -81,22 +82,22 @@ class Device(_Lenient):
     memory_bytes: float | None = None
 
 
-class NotMeasured(_Lenient):
+class NotMeasured(_Lenient, frozen=True, kw_only=True):
     """A resource without a roof, and why."""
 
     resource: str
     reason: str
 
 
-class Ceilings(_Lenient):
+class Ceilings(_Lenient, frozen=True, kw_only=True):
     """A ceilings file."""
 
     version: Literal[1]
     kind: Literal["ceilings"]
     system: str
     date: str
-    ranks: int = Field(ge=1)
-    nodes: int = Field(ge=1)
+    ranks: Annotated[int, Meta(ge=1)]
+    nodes: Annotated[int, Meta(ge=1)]
     quick: bool = False
     device: Device
     versions: Mapping[str, Any] = {}
@@ -125,17 +126,17 @@ class Ceilings(_Lenient):
         return next((n.reason for n in self.not_measured if n.resource == resource), "no ceiling measured")
 
 
-class Kernel(_Lenient):
+class Kernel(_Lenient, frozen=True, kw_only=True):
     """All launches of one kernel in the counted steps. ``bytes`` by memory level, named as in the ceilings file."""
 
     name: str
-    count: float = Field(ge=0)
-    seconds: float = Field(gt=0, allow_inf_nan=False)
-    flops: float = Field(ge=0, allow_inf_nan=False)
-    bytes: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+    count: Annotated[float, Meta(ge=0)]
+    seconds: Positive
+    flops: NotNegative
+    bytes: Mapping[str, NotNegative]
 
 
-class Counters(_Lenient):
+class Counters(_Lenient, frozen=True, kw_only=True):
     """A counters file: hardware counters of one rank over ``steps`` training steps of a workload."""
 
     version: Literal[1]
@@ -144,7 +145,7 @@ class Counters(_Lenient):
     benchmark: str
     size: str
     tool: str
-    steps: float = Field(gt=0)
+    steps: Annotated[float, Meta(gt=0)]
     kernels: tuple[Kernel, ...]
 
 
@@ -182,7 +183,7 @@ NONE_GIVEN = (
     "no ceilings given: `mlhpc ceilings -o ceilings.json` measures them, and the file goes among the report's paths"
 )
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Struct)
 
 
 def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -219,12 +220,7 @@ def validated(path: Path, kind: str, model: type[Model]) -> Model:
         raise InputError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")
     if document.get("version") != VERSION:
         raise InputError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {place}: {first['msg']}") from None
+    return YamlSource(path, document, {}).convert(model)
 
 
 def _document(path: Path) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
-import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from analysis.published.scores import published
 from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
+from suite.documents import convert, parse_yaml
 from suite.errors import InputError
 
 VERSION = 1
@@ -24,20 +24,20 @@ NO_STORAGE = "published packages state no storage bandwidth"
 NO_NETWORK = "published packages and documents at hand state no network rate"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Number(_Frozen):
+class Number(_Frozen, frozen=True, kw_only=True):
     """One ceiling, and the key of its source."""
 
-    per_s: float = Field(gt=0)
+    per_s: Annotated[float, Meta(gt=0)]
     name: str
     origin: Literal["vendor", "literature"]
     source: str
 
 
-class Device(_Frozen):
+class Device(_Frozen, frozen=True, kw_only=True):
     """A device family. ``element_bytes`` is the size of the number format that ``compute`` was stated for."""
 
     element_bytes: Literal[2, 4]
@@ -46,7 +46,7 @@ class Device(_Frozen):
     host_link: Number | None = None
 
 
-class Machine(_Frozen):
+class Machine(_Frozen, frozen=True, kw_only=True):
     """Where a machine differs from its device, and the rate at which a node sends."""
 
     machine: str
@@ -55,7 +55,7 @@ class Machine(_Frozen):
     memory: Number | None = None
 
 
-class Sample(_Frozen):
+class Sample(_Frozen, frozen=True, kw_only=True):
     """Work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
 
     flops: float
@@ -64,7 +64,7 @@ class Sample(_Frozen):
     parameters: int
 
 
-class Published(_Frozen):
+class Published(_Frozen, frozen=True, kw_only=True):
     """The content of published.yaml."""
 
     version: Literal[1]
@@ -82,7 +82,7 @@ class Published(_Frozen):
 def table() -> Published:
     """Read published.yaml. Raises InputError if the source of a number is missing."""
     text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
-    file = Published.model_validate(yaml.safe_load(text))
+    file = convert(parse_yaml(text), Published)
     missing = {number.source for _, _, number in numbers(file)} - set(file.sources)
     if missing:
         raise InputError(f"published.yaml: no source {sorted(missing)[0]!r}")

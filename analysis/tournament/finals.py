@@ -8,32 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from msgspec import Struct
 
 from analysis.tournament.outcome import Outcome
 from analysis.tournament.ranking import Ranking
 from analysis.tournament.runner import data_root
+from suite.documents import convert
 from suite.errors import InputError
 from suite.files import read_json
 from suite.launch.local import suite_command
 from suite.log.limits import limits
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class _Lenient(Struct, frozen=True, kw_only=True):
+    """The base class of the parts of the document."""
 
 
-class _Level(_Lenient):
+class _Level(_Lenient, frozen=True, kw_only=True):
     level: int
     verdict: str
     reason: str
 
 
-class _Result(_Lenient):
+class _Result(_Lenient, frozen=True, kw_only=True):
     levels: tuple[_Level, ...] = ()
 
 
-class _Document(_Lenient):
+class _Document(_Lenient, frozen=True, kw_only=True):
     """What is read of reproduction.json."""
 
     version: Literal[1]
@@ -94,7 +95,7 @@ def _final(ranking: Ranking, entry: str, level: int, folder: Path, execute: Exec
             return Final(entry, None, last or f"exit code {code}", folder)
     path = folder / "reproduction" / "reproduction.json"
     try:
-        document = _Document.model_validate(read_json(path, limits().json))
+        document = convert(read_json(path, limits().json), _Document)
     except (OSError, ValueError):
         return Final(entry, None, last or f"{path}: cannot be read", folder)
     levels = [level for result in document.results for level in result.levels if level.verdict != "reproduced"]

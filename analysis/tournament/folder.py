@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct
 
 from analysis.tournament.race import Plan
 from suite.card import Target
 from suite.config import RunConfig, load_config
 from suite.descriptor import Descriptor, descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import YamlSource, first_error, one_line, read_bytes, write_whole
+from suite.files import one_line, read_bytes, write_whole
 from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 
@@ -41,44 +42,44 @@ OF_THE_TOURNAMENT = (
 """Settings that no entry may state: they are the same for all, and some of them name commands and folders."""
 MOST_ENTRIES = 64
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Struct)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Settings(_Frozen):
+class Settings(_Frozen, frozen=True, kw_only=True):
     """tournament.yaml: what is the same for all entries. ``tuning_runs``: runs that an entry may have used to be found."""
 
     version: Literal[1] = VERSION
     workload: str
     size: str
-    system: str = Field(min_length=1, max_length=200, description="name of the machine; stated in every log")
-    ranks: int = Field(1, ge=1, le=65536)
+    system: Annotated[str, Meta(min_length=1, max_length=200, description="name of the machine; stated in every log")]
+    ranks: Annotated[int, Meta(ge=1, le=65536)] = 1
     objective: Literal["time_to_train", "cpu_seconds"] = TIME
-    error: float = Field(0.05, ge=0.001, le=0.5, description="chance of a wrong answer")
-    blocks: int = Field(16, ge=1, le=1000, description="the most runs that each entry gets")
-    run_limit_s: float = Field(3600.0, gt=0.0, le=1e7, description="seconds from start to end of a run")
-    tuning_runs: int = Field(0, ge=0, le=100_000)
-    seed: int = Field(ge=0, le=2**31 - 1)
-    data: str | None = Field(None, description="data root; null: the default of the workload and size")
+    error: Annotated[float, Meta(ge=0.001, le=0.5, description="chance of a wrong answer")] = 0.05
+    blocks: Annotated[int, Meta(ge=1, le=1000, description="the most runs that each entry gets")] = 16
+    run_limit_s: Annotated[float, Meta(gt=0.0, le=1e7, description="seconds from start to end of a run")] = 3600.0
+    tuning_runs: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    data: Annotated[str | None, Meta(description="data root; null: the default of the workload and size")] = None
 
 
-class Tuning(_Frozen):
+class Tuning(_Frozen, frozen=True, kw_only=True):
     """A run that was used to find an entry, as the entrant states it: the name of its folder and the sha256 of its log."""
 
-    run: str = Field(max_length=300)
-    sha256: str = Field(pattern="[0-9a-f]{64}")
+    run: Annotated[str, Meta(max_length=300)]
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class EntryFile(_Frozen):
+class EntryFile(_Frozen, frozen=True, kw_only=True):
     """entry.yaml: where an entry comes from."""
 
     version: Literal[1] = VERSION
     name: str
-    source: str = Field(max_length=2000)
-    config_sha256: str = Field(pattern="[0-9a-f]{64}")
+    source: Annotated[str, Meta(max_length=2000)]
+    config_sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     tuning: tuple[Tuning, ...] = ()
 
 
@@ -213,7 +214,7 @@ def write_settings(root: Path, settings: Settings) -> None:
     """Make the folder of a new tournament. InputError if there is something at its path."""
     if root.exists() or root.is_symlink():
         raise InputError(f"{root}: exists already; a tournament never writes into an earlier folder")
-    write_whole(root / "tournament.yaml", yaml.safe_dump(settings.model_dump(), sort_keys=False), overwrite=False)
+    write_whole(root / "tournament.yaml", yaml.safe_dump(plain(settings), sort_keys=False), overwrite=False)
 
 
 def write_entry(tournament: Tournament, name: str, config: RunConfig, source: str, tuning: Sequence[Tuning]) -> Path:
@@ -235,9 +236,9 @@ def write_entry(tournament: Tournament, name: str, config: RunConfig, source: st
         raise InputError(f"{tournament.root}: has {MOST_ENTRIES} entries; no more are read")
     folder = tournament.root / "entries" / name
     file = EntryFile(name=name, source=source, config_sha256=digest(config), tuning=tuple(tuning))
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    text = yaml.safe_dump(plain(config, without_none=True), sort_keys=False)
     write_whole(folder / "config.yaml", text, overwrite=False)
-    write_whole(folder / "entry.yaml", yaml.safe_dump(file.model_dump(mode="json"), sort_keys=False), overwrite=False)
+    write_whole(folder / "entry.yaml", yaml.safe_dump(plain(file), sort_keys=False), overwrite=False)
     return folder
 
 
@@ -273,7 +274,4 @@ def _read_yaml(path: Path, model: type[Model]) -> Model:
         raise InputError(
             f"{source.where('version')}: version {source.data.get('version')!r}; this suite reads {VERSION}"
         )
-    try:
-        return model.model_validate(source.data)
-    except ValidationError as error:
-        raise InputError(first_error(error, source)) from None
+    return source.convert(model)

@@ -11,27 +11,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct, json
 
 from analysis.tournament.folder import Tournament, read_plain
 from analysis.tournament.race import Turn
+from suite.documents import read_json_document
 from suite.errors import InputError
-from suite.files import read_json_document, write_whole
+from suite.files import write_whole
 
 VERSION: Final = 1
 OPENED, STARTED, ENDED = "opened", "started", "ended"
 
 
-class Note(BaseModel):
+class Note(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file. ``opened`` has the sums of settings and entries, ``ended`` that of the log: None if the run left none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     version: Literal[1] = VERSION
-    number: int = Field(ge=0)
+    number: Annotated[int, Meta(ge=0)]
     previous: str | None = None
-    time: str = Field(max_length=40)
+    time: Annotated[str, Meta(max_length=40)]
     what: Literal["opened", "started", "ended"]
     block: int | None = None
     entry: str | None = None
@@ -100,7 +100,7 @@ class Journal:
         )  # fmt: skip
 
     def _add(self, note: Note) -> None:
-        text = note.model_dump_json(exclude_none=True) + "\n"
+        text = json.encode(note).decode() + "\n"
         write_whole(self.folder / f"{note.number:06d}.json", text, overwrite=False)
         self.notes.append(note)
         self._last = hashlib.sha256(text.encode()).hexdigest()

@@ -8,8 +8,8 @@ from pathlib import Path
 from analysis.tournament.folder import OF_THE_TOURNAMENT, Settings, check_config, digest, read_plain
 from suite.config import RunConfig, load_config, resolve_config
 from suite.descriptor import descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import YamlSource
 from suite.log.results_tree import list_files
 
 MOST = 1000  # configurations that are looked at
@@ -29,7 +29,7 @@ def find_config(package: Path, settings: Settings, overrides: Sequence[str] = ()
         read_plain(path)
         source = YamlSource.read(path)
         if (source.data.get("workload"), source.data.get("size")) == (settings.workload, settings.size):
-            shipped = load_config(known, settings.size).model_dump(mode="json", exclude_none=True)
+            shipped = plain(load_config(known, settings.size), without_none=True)
             own = {key: value for key, value in source.data.items() if key not in OF_THE_TOURNAMENT}
             stated = {key: shipped[key] for key in OF_THE_TOURNAMENT if key in shipped}
             config = resolve_config(known, YamlSource(path, own | stated, source.lines), overrides)

@@ -19,6 +19,7 @@ from analysis.tournament.intervals import Ratio, compute_ratio, find_front
 from analysis.tournament.journal import read_journal
 from analysis.tournament.outcome import Outcome, read_outcome
 from analysis.tournament.race import Dropped, Race, Times, Turn, replay
+from suite.documents import plain
 from suite.errors import InputError
 
 VERSION = 1
@@ -201,7 +202,7 @@ def as_data(ranking: Ranking) -> dict[str, Any]:
         "version": VERSION,
         "kind": KIND,
         "name": ranking.tournament.root.resolve().name,
-        "settings": settings.model_dump(exclude={"version", "data"}),
+        "settings": {key: value for key, value in plain(settings).items() if key not in ("version", "data")},
         "objective": objective_name(ranking.tournament),
         "verdict": ranking.verdict,
         "winner": None if ranking.findings else race.winner,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from suite.cli.options import (
     DEFAULT_SIZE,
@@ -223,7 +224,7 @@ def _sweep(
         found,
         ranks,
         lambda plan: placements(found[plan], names),
-        lambda plan, mesh: _cost(chosen, config.model_copy(update={"plan": plan, "mesh": mesh}), ranks, memory, common),
+        lambda plan, mesh: _cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common),
     )
 
 

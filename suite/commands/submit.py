@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from suite.card import SizeCard, read_reference_points
 from suite.cli.options import (
@@ -213,9 +214,9 @@ def _template(
 ) -> Job:
     launcher = system.launcher
     if config.staging.directory is not None:  # the user's choice: in the script, the site's default would override it
-        launcher = launcher.model_copy(update={"staging_directory": None})
+        launcher = structs.replace(launcher, staging_directory=None)
     if config.cache_drop_command is not None:
-        launcher = launcher.model_copy(update={"cache_drop_command": None})
+        launcher = structs.replace(launcher, cache_drop_command=None)
     limit = time_limit or launcher.time_limit
     time_limit_s(limit)
     in_container = launcher.container.runtime != "none"

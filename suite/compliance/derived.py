@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from suite import FORBID, Bound
+from msgspec import Meta, Struct
+
 from suite.log.values import finite
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
 
 
-@dataclass(frozen=True)
-class Scaled:
+class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
 
     With ``whole`` the product is rounded up, and ``less``, scaled and rounded alike, is subtracted. With ``multiple_of``, a key,
     it is rounded up to a multiple of that key's value. It may differ by the share ``within``.
     """
-
-    __pydantic_config__ = FORBID
 
     value: float
     by: str | None = None
@@ -60,21 +57,18 @@ class Scaled:
         return amount - (minus or 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
 
     The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down. The grid is
     the batch, or the least multiple of it that is ``grid`` samples or more.
     """
 
-    __pydantic_config__ = FORBID
-
     per_batch: int
     plus: int
     over: int = 1
     up: bool
-    grid: Annotated[float, Bound(ge=0.0)] = 0.0
+    grid: Annotated[float, Meta(ge=0.0)] = 0.0
     then: Literal["any", "next", "multiple"]  # where later evaluations are: anywhere, at every, at any grid point
 
     def step(self, batch: int) -> int:

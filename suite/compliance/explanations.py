@@ -14,8 +14,9 @@ from typing import Any
 from suite.compliance.all_rules import LOG_RULES, RESULT_RULES, RULES
 from suite.compliance.rules.base import OURS, Rule, link
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
+from suite.documents import YamlSource
 from suite.errors import InputError, did_you_mean
-from suite.files import YamlSource, compiled
+from suite.files import compiled
 
 TEXTS = Path(__file__).parent / "rules.yaml"
 SCOPES = ("one log", "the runs of a result", "a package")

@@ -5,28 +5,31 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from suite import FORBID, RULESET, Bound, fitted
+from msgspec import Meta, Struct, structs
+
+from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
 from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
+from suite.documents import YamlSource, convert
 from suite.errors import InputError, unknown
-from suite.files import YamlSource, compiled
+from suite.files import compiled
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
 FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
 TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
+_SUITE = "MLPerf HPC"  # of a ruleset that names no other
 Severity = Literal["error", "warning", "info"]
 
 
-@dataclass(frozen=True)
-class KeyRule(Constraint):
+class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is for cached_property
     """A `Constraint` with the further conditions of the published rulesets."""
 
     not_empty: bool = False
@@ -45,7 +48,7 @@ class KeyRule(Constraint):
     @cached_property
     def asks(self) -> bool:
         """True if the rule restricts the value at all."""
-        return replace(self, count=_NO_RULE.count, when=None) != _NO_RULE
+        return structs.replace(self, count=_NO_RULE.count, when=None) != _NO_RULE
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
         """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
@@ -105,45 +108,36 @@ class KeyRule(Constraint):
 _NO_RULE = KeyRule()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Benchmark(Target):
+class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys.
 
     A ruleset's file has the benchmarks of a round, all but ``name`` and ``source``; those of this suite follow from cards.
     """
-
-    __pydantic_config__ = FORBID
 
     name: str
     size: str | None = None
     workload: str | None = None
     epoch_counts_samples: bool = False
     throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
-    closed: dict[str, KeyRule] = field(default_factory=dict)
-    reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    closed: dict[str, KeyRule] = {}
+    reference_points: dict[int, tuple[float, ...]] = {}
     reference_slack: float = 0.0  # by so much a submission may converge faster than the test allows
-    parts: dict[str, KeyRule] = field(default_factory=dict)  # of a metric of several: what the value of each must be
+    parts: dict[str, KeyRule] = {}  # of a metric of several: what the value of each must be
     offline_evals: bool = False  # evaluations may be made after the run, by other processes
-    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    numbered: dict[str, tuple[str, ...]] = {}
     schedule: Schedule | None = None
     card: SizeCard | None = None
 
 
-@dataclass(frozen=True)
-class KnownResult:
+class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
-
-    __pydantic_config__ = FORBID
 
     result: str
     rules: dict[str, str]  # the reason by the rule's name
 
 
-@dataclass(frozen=True, kw_only=True)
-class RulesetData:
+class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
-
-    __pydantic_config__ = FORBID
 
     version: Literal[1]
     name: str
@@ -157,18 +151,18 @@ class RulesetData:
     status_optional: bool = False  # run_stop may lack its status
     first_epochs: tuple[int, ...] = (1,)  # the numbers that the first epoch may have
     many_writers: bool = False  # several ranks may write into one log, each by its own clock
-    rcp_confidence: Annotated[float, Bound(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
+    rcp_confidence: Annotated[float, Meta(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
     cards: bool = False  # benchmarks come from the workloads' cards
-    suite: str = "MLPerf HPC"  # the benchmark suite whose rules these are
-    elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)  # others' benchmarks that no ruleset has
-    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names in metadata, of which one has a number
+    suite: str = _SUITE  # the benchmark suite whose rules these are
+    elsewhere: dict[str, tuple[str, ...]] = {}  # others' benchmarks that no ruleset has
+    numbered: dict[str, tuple[str, ...]] = {}  # names in metadata, of which one has a number
     either: tuple[tuple[str, ...], ...] = ()  # of each of these sets of keys one is logged at least once
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
     benchmarks: dict[str, Benchmark]
     severity: dict[str, Literal["error", "warning", "info", "ignore"]]
-    known: dict[str, KnownResult] = field(default_factory=dict)
+    known: dict[str, KnownResult] = {}
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ class Ruleset:
         known = self._own_benchmark(name, size)
         if known is None or self.given is None:
             return known
-        return replace(known, reference_points={**known.reference_points, **self.given.added(known)})
+        return structs.replace(known, reference_points={**known.reference_points, **self.given.added(known)})
 
     def _own_benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         if self.data.cards:
@@ -273,7 +267,7 @@ def ruleset(name: str) -> Ruleset:
         data = _merged(name)
         source = f"{data['title']} rules ({data['reference']})"
         benchmarks = {key: {**entry, "name": key, "source": source} for key, entry in data["benchmarks"].items()}
-        return Ruleset(fitted(RulesetData, {**data, "benchmarks": benchmarks}))
+        return Ruleset(convert({**data, "benchmarks": benchmarks}, RulesetData))
     except ValueError as error:
         raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
 
@@ -290,7 +284,7 @@ def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
     """(suite, names of its benchmarks) of every MLPerf suite that a ruleset is of or mentions."""
     names: dict[str, set[str]] = {}
     for data in (_merged(name) for name in ruleset_names() if name != RULESET):
-        names.setdefault(data.get("suite", RulesetData.suite), set()).update(data["benchmarks"])
+        names.setdefault(data.get("suite", _SUITE), set()).update(data["benchmarks"])
         for suite, others in data.get("elsewhere", {}).items():
             names.setdefault(suite, set()).update(others)
     return tuple((suite, frozenset(found)) for suite, found in names.items())
@@ -370,14 +364,14 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     card = descriptor.card()
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
-    keys = {key: KeyRule(**vars(rule)) for key, rule in entry.constraints.items()}
+    keys = {key: KeyRule(**structs.asdict(rule)) for key, rule in entry.constraints.items()}
     batch = keys.get("global_batch_size", KeyRule(at_least=1))
-    keys["global_batch_size"] = replace(batch, integer=True)
+    keys["global_batch_size"] = structs.replace(batch, integer=True)
     keys["train_samples"] = KeyRule(equals=entry.train_samples)
     keys["eval_samples"] = KeyRule(equals=entry.eval_samples)
     keys["model_parameters"] = KeyRule(equals=entry.model_parameters)
     return Benchmark(
-        **asdict(card.target(size)),
+        **structs.asdict(card.target(size)),
         name=card.mlperf_name,
         size=size,
         workload=card.workload,

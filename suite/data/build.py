@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import h5py
+import msgspec
 from numpy.typing import NDArray
 
 from suite.data.lock import locked_together
@@ -234,7 +235,7 @@ def _write_all(
 def _record(path: Path, entry: ShardEntry) -> None:
     """Add the entry of a shard that is whole on the disk to this process's record, and force that to the disk."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(entry.model_dump_json() + "\n")
+        file.write(msgspec.json.encode(entry).decode() + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -245,7 +246,7 @@ def _read_records(root: Path) -> Records:
     for path in sorted(root.glob(RECORDS)):
         for line in path.read_bytes().splitlines():
             with suppress(ValueError):
-                entry = ShardEntry.model_validate_json(line)
+                entry = msgspec.json.decode(line, type=ShardEntry)
                 found.setdefault(entry.file, []).append(entry)
     return found
 

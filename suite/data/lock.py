@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from msgspec import DecodeError, Struct, json
 
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, one_line, print_line
@@ -28,10 +28,9 @@ BREAKING_S = 60.0  # taking over a lock takes milliseconds: who needs longer was
 TRIES, PAUSE_S = 100, 0.05
 
 
-class Owner(BaseModel):
+class Owner(Struct, frozen=True, kw_only=True):
     """Who holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` tell its process from a later one."""
 
-    model_config = ConfigDict(frozen=True)
     token: str
     host: str
     pid: int
@@ -132,7 +131,7 @@ def _create(path: Path, owner: Owner) -> float | None:
     own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
     try:
         with own.open("x", encoding="utf-8") as file:
-            file.write(owner.model_dump_json() + "\n")
+            file.write(json.encode(owner).decode() + "\n")
             file.flush()
             os.fsync(file.fileno())
         now = own.stat().st_mtime
@@ -144,7 +143,7 @@ def _create(path: Path, owner: Owner) -> float | None:
             return now
         except OSError:  # a file system without hard links
             with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-                file.write(owner.model_dump_json() + "\n")
+                file.write(json.encode(owner).decode() + "\n")
                 return None
             return now
         return None
@@ -174,10 +173,10 @@ def _read(path: Path) -> tuple[Owner | None, float | None]:
     """The owner that a lock names, None if it names none, and when it was last refreshed; None if there is no lock."""
     try:
         written = path.stat().st_mtime
-        return Owner.model_validate_json(path.read_bytes()), written
+        return json.decode(path.read_bytes(), type=Owner), written
     except FileNotFoundError:
         return None, None
-    except ValidationError:
+    except (DecodeError, UnicodeDecodeError):
         return None, written
 
 

@@ -10,42 +10,40 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import google_crc32c
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from msgspec import Meta, Struct
 
+from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import force_to_disk, read_json_document, write_whole
+from suite.files import force_to_disk, write_whole
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
 BLOCK_BYTES = 8 << 20
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class ShardEntry(_Frozen):
+class ShardEntry(_Frozen, frozen=True, kw_only=True):
     """One shard. ``file`` is relative to the root of the data set; the checksums are of the whole file, in hex."""
 
     file: str
-    samples: int = Field(ge=1)
-    bytes: int = Field(ge=1)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    crc32c: str = Field(pattern="^[0-9a-f]{8}$")
+    samples: Annotated[int, Meta(ge=1)]
+    bytes: Annotated[int, Meta(ge=1)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    crc32c: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}\Z")]
 
-    @field_validator("file")
-    @classmethod
-    def _stays_inside(cls, file: str) -> str:
-        path = PurePosixPath(file)
-        if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != file:
-            raise InputError("expected a relative path inside the data set")
-        return file
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.file)
+        if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
+            raise InputError(f"file {self.file!r}: expected a relative path inside the data set")
 
 
-class Manifest(_Frozen):
+class Manifest(_Frozen, frozen=True, kw_only=True):
     """The content of a data set. ``generator`` says how the data were made, ``attributes`` what the workload needs to know."""
 
     version: Literal[1] = MANIFEST_VERSION
@@ -58,7 +56,7 @@ class Manifest(_Frozen):
 
     def text(self) -> str:
         """The manifest as `write_manifest` writes it."""
-        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+        return json.dumps(plain(self), indent=1) + "\n"
 
     @property
     def sha256(self) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
+
 import suite
-from suite import Bound, Checked
-from suite.config import Section
+from suite.documents import YamlSource
 from suite.errors import InputError, unknown
-from suite.files import YamlSource
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -37,22 +37,11 @@ def time_limit_s(text: str) -> int:
     return first * 60 + (second or 0)
 
 
-def _one_line(text: str) -> None:
-    if "\n" in text or not text.strip():
-        raise InputError("expected one line of text")
+Line = Annotated[str, Meta(pattern=r"\A[^\n]*\S[^\n]*\Z")]
+Word = Annotated[str, Meta(pattern=r"\A[^\s\"'`$\\#;&|<>()]+\Z")]
 
 
-def _word(text: str) -> None:
-    if not re.fullmatch(r"[^\s\"'`$\\#;&|<>()]+", text):
-        raise InputError("expected one word without shell characters")
-
-
-Line = Annotated[str, Checked(_one_line)]
-Word = Annotated[str, Checked(_word)]
-TimeLimit = Annotated[str, Checked(time_limit_s)]
-
-
-class Container(Section):
+class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The container in which the worker's Python runs. Paths and the image may use variables of the job."""
 
     runtime: Literal["none", "apptainer", "pyxis"] = "none"
@@ -65,26 +54,26 @@ class Container(Section):
             raise InputError("runtime and image belong together: give both, or neither")
 
 
-class Launcher(Section):
+class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The launcher block of ``submissions/systems/<system>.yaml``: a site's Slurm. example.yaml explains every key."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Line | None = None
-    max_nodes: Annotated[int | None, Bound(ge=1), "nodes of the partition; more are refused before sbatch"] = None
-    ranks_per_node: Annotated[int, Bound(ge=1)] = 1
-    cpus_per_task: Annotated[int, Bound(ge=1)] = 1
-    gpus_per_node: Annotated[int, Bound(ge=0)] = 0
+    max_nodes: Annotated[int, Meta(ge=1), "nodes of the partition; more are refused before sbatch"] | None = None
+    ranks_per_node: Annotated[int, Meta(ge=1)] = 1
+    cpus_per_task: Annotated[int, Meta(ge=1)] = 1
+    gpus_per_node: Annotated[int, Meta(ge=0)] = 0
     exclusive: bool = True
-    time_limit: TimeLimit = "01:00:00"
-    signal_margin_s: Annotated[int, Bound(ge=1), "seconds before the time limit at which ranks save and stop"] = 120
+    time_limit: str = "01:00:00"
+    signal_margin_s: Annotated[int, Meta(ge=1), "seconds before the time limit at which ranks save and stop"] = 120
     requeue: Annotated[bool, "the site allows `scontrol requeue` from inside a job"] = False
     mpi: Annotated[Word, "srun --mpi=; `srun --mpi=list` shows the site's"] = "pmi2"
     sbatch_options: tuple[Line, ...] = ()
     srun_options: tuple[Line, ...] = ()
     modules: tuple[Word, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     setup: Annotated[tuple[Line, ...], "lines of bash, run once per node before the ranks; all must succeed"] = ()
     python: Annotated[Line | None, "interpreter; default: the one that submits, python3 in a container"] = None
     container: Container = Container()
@@ -94,14 +83,17 @@ class Launcher(Section):
     preflight_history: Annotated[
         Line | None, "folder in which `submit --preflight` keeps what it measured of good nodes"
     ] = None
-    flops_per_s_per_rank: Annotated[float | None, Bound(gt=0), "stated rate for the estimate of `--dry-run`"] = None
+    flops_per_s_per_rank: Annotated[float, Meta(gt=0), "stated rate for the estimate of `--dry-run`"] | None = None
+
+    def __post_init__(self) -> None:
+        time_limit_s(self.time_limit)
 
 
-class SystemFile(Section):
+class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A system file. ``description`` is parsed by suite.machine.system."""
 
     name: Line
-    description: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = {}
     launcher: Launcher = Launcher()
 
 
@@ -327,8 +319,7 @@ def find_system(name: str) -> Path:
 
 def read_system(path: Path) -> SystemFile:
     """Read a system file. InputError names file, line, value and what is expected."""
-    source = YamlSource.read(path)
-    return source.fitted(SystemFile)
+    return YamlSource.read(path).convert(SystemFile)
 
 
 def _directive(text: str) -> str:

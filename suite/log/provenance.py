@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from suite import REDACTED
+from suite.documents import YamlSource
 from suite.errors import InputError
-from suite.files import YamlSource, brief, read_bytes
+from suite.files import brief, read_bytes
 from suite.log.limits import limits
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite import VERSION
+from suite.documents import plain
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
 from suite.log.origin.sources import digest_suite, read_git_state
 
-if TYPE_CHECKING:  # to read a folder takes neither pydantic nor YAML
+if TYPE_CHECKING:  # to read a folder takes no YAML
     from suite.config import RunConfig
 
 RUN_VERSION = 1
@@ -258,7 +259,7 @@ def write_run_info(
         loop=None if loop is None else loop.name,
     )
     texts = (
-        (folder.config_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)),
+        (folder.config_path, yaml.safe_dump(plain(config, without_none=True), sort_keys=False)),
         *([(folder.changes_path, git.diff)] if git is not None and git.diff else []),
         (folder.sources_path, json.dumps(digest_suite(), indent=1) + "\n"),
         (folder.environment_path, read_environment().text()),

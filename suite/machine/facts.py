@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
-from suite.files import read_json_document, write_whole
+from suite.documents import plain, read_json_document
+from suite.files import write_whole
 
 FACTS_VERSION: Final = 1
 UNKNOWN = "unknown"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Cache(_Part):
+class Cache(_Part, frozen=True, kw_only=True):
     """Caches of one level, kind and size; ``instances`` counts them on the whole node."""
 
     level: int
@@ -30,7 +31,7 @@ class Cache(_Part):
     instances: int
 
 
-class Cpu(_Part):
+class Cpu(_Part, frozen=True, kw_only=True):
     """The processors of the node. All counts are of the node, not of the job."""
 
     model: str = UNKNOWN
@@ -48,7 +49,7 @@ class Cpu(_Part):
     caches: tuple[Cache, ...] = ()
 
 
-class Memory(_Part):
+class Memory(_Part, frozen=True, kw_only=True):
     """Main memory. ``modules`` maps the description of a DIMM to the number of such DIMMs."""
 
     total_gib: float | None = None
@@ -57,7 +58,7 @@ class Memory(_Part):
     transparent_hugepages: str = UNKNOWN
 
 
-class BlockDevice(_Part):
+class BlockDevice(_Part, frozen=True, kw_only=True):
     """A disk."""
 
     name: str
@@ -66,7 +67,7 @@ class BlockDevice(_Part):
     size_gib: float | None
 
 
-class FileSystem(_Part):
+class FileSystem(_Part, frozen=True, kw_only=True):
     """The file system of a folder that the run uses; ``purpose`` says what for."""
 
     purpose: str
@@ -78,7 +79,7 @@ class FileSystem(_Part):
     free_gib: float | None = None
 
 
-class NetworkInterface(_Part):
+class NetworkInterface(_Part, frozen=True, kw_only=True):
     """A network port. ``link`` is its kind: ethernet, infiniband, "rdma over infiniband", slingshot or other."""
 
     name: str
@@ -88,7 +89,7 @@ class NetworkInterface(_Part):
     state: str
 
 
-class Accelerator(_Part):
+class Accelerator(_Part, frozen=True, kw_only=True):
     """One accelerator, as the node's driver reports it."""
 
     vendor: str
@@ -102,7 +103,7 @@ class Accelerator(_Part):
     mig: str = UNKNOWN
 
 
-class Limits(_Part):
+class Limits(_Part, frozen=True, kw_only=True):
     """What the control group and the affinity mask allow this process to use of the node."""
 
     memory_gib: float | None = None
@@ -111,7 +112,7 @@ class Limits(_Part):
     open_files: int | None = None
 
 
-class Software(_Part):
+class Software(_Part, frozen=True, kw_only=True):
     """Operating system, container, Python packages and environment modules."""
 
     operating_system: str = UNKNOWN
@@ -129,7 +130,7 @@ class Software(_Part):
     modules: tuple[str, ...] = ()
 
 
-class Firmware(_Part):
+class Firmware(_Part, frozen=True, kw_only=True):
     """What the board's firmware says of itself; no serial numbers."""
 
     bios_vendor: str = UNKNOWN
@@ -138,14 +139,14 @@ class Firmware(_Part):
     board: str = UNKNOWN
 
 
-class Facts(_Part):
+class Facts(_Part, frozen=True, kw_only=True):
     """All facts of one node."""
 
     version: Literal[1] = FACTS_VERSION
     collected: str
     node: str
     hostname: str
-    simulated: bool = Field(False, description="the probes read a folder of files instead of this machine")
+    simulated: Annotated[bool, Meta(description="the probes read a folder of files instead of this machine")] = False
     product: str = UNKNOWN
     firmware: Firmware = Firmware()
     cpu: Cpu = Cpu()
@@ -165,7 +166,7 @@ class Facts(_Part):
 def write_facts(facts: Facts, run_folder: Path) -> Path:
     """Write ``<run folder>/facts/<node>.json`` atomically and return its path."""
     path = run_folder / "facts" / f"{facts.node.replace('/', '_')}.json"
-    write_whole(path, json.dumps(facts.model_dump(mode="json"), indent=1) + "\n")
+    write_whole(path, json.dumps(plain(facts), indent=1) + "\n")
     return path
 
 

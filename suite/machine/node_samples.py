@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from msgspec import Meta, Struct, json
+
+from suite.documents import Positive
+from suite.errors import InputError
 
 END = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
 
 Better = Literal["more", "less"]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Sample(BaseModel):
+class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The repetitions of one metric on one node. ``hardware``: only nodes of one hardware are compared with each other.
 
     ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, the worst
     value that is allowed, is judged by that alone. ``failed`` says why there are no values.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     version: Literal[1] = 1
-    node: str = Field(min_length=1)
+    node: Annotated[str, Meta(min_length=1)]
     hardware: str = ""
-    metric: str = Field(min_length=1)
+    metric: Annotated[str, Meta(min_length=1)]
     unit: str = ""
     better: Better
     component: str = ""
@@ -33,13 +33,11 @@ class Sample(BaseModel):
     bound: Positive | None = None
     failed: str = ""
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Sample:
+    def __post_init__(self) -> None:
         if bool(self.values) == bool(self.failed):
-            raise ValueError("expected values, or failed with the reason why there are none")
-        return self
+            raise InputError("expected values, or failed with the reason why there are none")
 
 
 def render(samples: Iterable[Sample]) -> str:
     """The text of a file of samples."""
-    return "".join(f"{sample.model_dump_json(exclude_defaults=True)}\n" for sample in samples)
+    return "".join(f"{json.encode(sample).decode()}\n" for sample in samples)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct, structs
 
-from suite.errors import InputError, unknown_key
-from suite.files import YamlSource, first_error
+from suite.documents import YamlSource
+from suite.errors import InputError
 from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
 LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
@@ -24,34 +24,32 @@ STACK = ("mpi4py", "mpich", "numpy", "h5py", "nvidia-nccl-cu12", "nvidia-nccl-cu
 PACKAGES_OF_FRAMEWORKS = {"torch": "PyTorch"}
 
 
-class System(BaseModel):
+class System(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One system; None means unknown. Also the ``description:`` block of a system file, which has precedence over the facts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     system_name: str | None = None
     processor_model: str | None = None
-    processors_per_node: int | None = Field(None, ge=1)
-    cores_per_processor: int | None = Field(None, ge=1)
-    threads_per_node: int | None = Field(None, ge=1, description="hardware threads")
-    processor_frequency_mhz: float | None = Field(None, gt=0, description="highest the kernel reports")
+    processors_per_node: Annotated[int, Meta(ge=1)] | None = None
+    cores_per_processor: Annotated[int, Meta(ge=1)] | None = None
+    threads_per_node: Annotated[int, Meta(ge=1, description="hardware threads")] | None = None
+    processor_frequency_mhz: Annotated[float, Meta(gt=0, description="highest the kernel reports")] | None = None
     processor_caches: str | None = None
     processor_interconnect: str | None = None
-    memory_per_node_gib: float | None = Field(None, gt=0)
+    memory_per_node_gib: Annotated[float, Meta(gt=0)] | None = None
     memory_configuration: str | None = None
     storage_type: str | None = None
-    storage_capacity_gib: float | None = Field(None, gt=0)
+    storage_capacity_gib: Annotated[float, Meta(gt=0)] | None = None
     networking: str | None = None
     networking_topology: str | None = None
-    network_gbit_s_per_node: float | None = Field(
-        None, gt=0, description="injection bandwidth of a node, one direction"
-    )
+    network_gbit_s_per_node: (
+        Annotated[float, Meta(gt=0, description="injection bandwidth of a node, one direction")] | None
+    ) = None
     accelerator_model: str | None = None
-    accelerators_per_node: int | None = Field(None, ge=0)
-    accelerator_memory_gib: float | None = Field(None, gt=0)
+    accelerators_per_node: Annotated[int, Meta(ge=0)] | None = None
+    accelerator_memory_gib: Annotated[float, Meta(gt=0)] | None = None
     accelerator_memory_configuration: str | None = None
     accelerator_on_chip_memories: str | None = None
-    accelerator_frequency_mhz: float | None = Field(None, gt=0)
+    accelerator_frequency_mhz: Annotated[float, Meta(gt=0)] | None = None
     accelerator_host_interconnect: str | None = None
     accelerator_interconnect: str | None = None
     accelerator_interconnect_topology: str | None = None
@@ -73,24 +71,13 @@ def read_nodes(run_folder: Path) -> tuple[Facts, ...]:
 
 def read_description(path: Path) -> System:
     """Read the ``description:`` block of a system file; all fields are None without one. Other blocks are ignored."""
-    source = YamlSource.read(path)
-    block = source.data.get("description") or {}
-    if not isinstance(block, dict):
-        raise InputError(f"{source.where('description')}: description: expected a mapping, found {block!r}")
-    try:
-        return _InFile.model_validate({"description": block}).description
-    except ValidationError as error:
-        item = error.errors()[0]
-        if item["type"] == "extra_forbidden":
-            key = tuple(map(str, item["loc"]))
-            raise InputError(f"{source.where(*key)}: {unknown_key(System, key[-1])}") from None
-        raise InputError(first_error(error, source)) from None
+    return YamlSource.read(path).convert(_InFile).description or System()
 
 
-class _InFile(BaseModel):
-    """A wrapper that gives pydantic's errors the key path they have in the file."""
+class _InFile(Struct, frozen=True, kw_only=True):
+    """A system file as far as it describes the system."""
 
-    description: System
+    description: System | None = None
 
 
 def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> System:
@@ -100,21 +87,21 @@ def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> Sys
     """
     system = system_of(nodes[0])
     if stated is not None:
-        fields = stated.model_dump(exclude_none=True, exclude={"software"})
-        system = system.model_copy(update=fields | {"software": system.software | stated.software})
+        fields = {name: value for name, value in structs.asdict(stated).items() if value is not None}
+        system = structs.replace(system, **fields | {"software": system.software | stated.software})
     if any(node.simulated for node in nodes):
-        system = system.model_copy(update={"system_name": f"{SIMULATED}: {system.system_name or UNKNOWN}"})
+        system = structs.replace(system, system_name=f"{SIMULATED}: {system.system_name or UNKNOWN}")
     return system
 
 
 def differences(nodes: Iterable[Facts]) -> list[str]:
     """Compare the hardware and software of the nodes of a run with the first node: one line per field and differing node."""
     first, *others = nodes
-    reference = system_of(first).model_dump()
+    reference = structs.asdict(system_of(first))
     return [
         f"node {node.node}: {name} is {_words(value)}, on node {first.node} {_words(reference[name])}"
         for node in others
-        for name, value in system_of(node).model_dump().items()
+        for name, value in structs.asdict(system_of(node)).items()
         if not _alike(value, reference[name])
     ]
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from suite.compliance.manifest import render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.errors import InputError
@@ -89,7 +91,7 @@ def build_package(
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)
-            named = described.model_copy(update={"system_name": described.system_name or system})
+            named = structs.replace(described, system_name=described.system_name or system)
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result)
             personal += write_implementation(staged, result, redact)

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from suite.documents import read_json_document
 from suite.errors import InputError
-from suite.files import read_bytes
-from suite.log.limits import limits
-from suite.log.origin.installed import Environment, Installed, digest_record, normal, read_environment
+from suite.log.origin.installed import (
+    ENVIRONMENT_VERSION,
+    Environment,
+    Installed,
+    digest_record,
+    normal,
+    read_environment,
+)
 from suite.log.run_folder import RunFolder
 
 SUITE = "mlhpc"
@@ -60,14 +64,7 @@ def find_environment(source: Path) -> tuple[Environment, Path]:
 
 def read_environment_file(path: Path) -> Environment:
     """Read an environment.json. InputError names the file and what was expected."""
-    try:
-        return Environment.model_validate_json(read_bytes(path, limits().json))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: not an environment of version 1: {where}: {first['msg']}") from None
+    return read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION)
 
 
 def list_wheels(folder: Path, names: Sequence[str]) -> list[Wheel]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
 from suite.config import RunConfig
 from suite.data.manifest import Manifest, read_manifest
@@ -56,7 +57,7 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
         "global_batch_size": len(chosen),
         "gradient_accumulation_steps": 1,
     }  # what a step does once is shared by its samples
-    workload: Workload = load(config.model_copy(update=step))
+    workload: Workload = load(structs.replace(config, **step))
     torch.manual_seed(SEED)
     model = workload.build_model(world)
     train, validation = (workload.dataset(split, root) for split in ("train", "validation"))
@@ -87,7 +88,7 @@ def _stored_bytes(root: Path, manifest: Manifest) -> float:
 
 def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
     """The means that a config states of its data, beside those in the manifest's attributes: settings named ``mean_*``."""
-    stated = config.hyperparameters.model_dump()
+    stated = structs.asdict(config.hyperparameters)
     return {
         name: (float(stated[name]), float(value))
         for name, value in manifest.attributes.items()

@@ -17,6 +17,7 @@ from suite.data.baselines import beside, read_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
+from suite.documents import plain
 from suite.files import print_line
 from suite.log import mllog
 from suite.log.attempts import newest_log
@@ -250,7 +251,7 @@ class _Trial:
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to continue: the data, and of the config what shapes the losses."""
-        shaping = self.config.model_dump(mode="json", include=SHAPING)
+        shaping = {key: value for key, value in plain(self.config).items() if key in SHAPING}
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _chooser(self) -> Chooser:

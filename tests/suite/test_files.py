@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from suite.documents import convert
 from suite.errors import InputError
 from suite.files import LARGEST_YAML, YamlSource, first_error
 from suite.training.parallel.plan import ParallelPlan
@@ -42,5 +43,5 @@ def test_a_key_is_named_as_the_file_states_it(tmp_path: Path, line: str, says: s
     (path := tmp_path / "plan.yaml").write_text(f"version: 1\ndescription: d\nparameters: {{a: replicate}}\n{line}\n")
     source = YamlSource.read(path)
     with pytest.raises(ValidationError) as caught:
-        ParallelPlan.model_validate(source.data)
+        convert(source.data, ParallelPlan)
     assert first_error(caught.value, source).startswith(f"{path}:{says}")

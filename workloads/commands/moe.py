@@ -18,6 +18,7 @@ import click
 
 from suite.cli.options import JSON, device_option, format_option, output_option, ranks_option
 from suite.cli.progress import progress
+from suite.documents import convert
 from suite.errors import InputError
 from suite.files import print_line, write_whole
 
@@ -136,24 +137,27 @@ def moe(  # one parameter per option
     output: Path | None,
 ) -> None:
     """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
-    from workloads.moe.config import MoEConfig
 
-    config = MoEConfig.model_validate(
-        {
-            "experts": experts,
-            "top_k": top_k,
-            "hidden": hidden,
-            "activation": activation,
-            "dispatch": dispatch,
-            "capacity_factor": capacity,
-            "backend": backend,
-            "expert_parallel": True,
-            "parallel_r": parallel_r,
-            "overlap_degree": degree,
-            "all_to_all": algorithm,
-            "ranks_per_node": ranks_per_node,
-        }
-    )
+    try:
+        config = convert(
+            {
+                "experts": experts,
+                "top_k": top_k,
+                "hidden": hidden,
+                "activation": activation,
+                "dispatch": dispatch,
+                "capacity_factor": capacity,
+                "backend": backend,
+                "expert_parallel": True,
+                "parallel_r": parallel_r,
+                "overlap_degree": degree,
+                "all_to_all": algorithm,
+                "ranks_per_node": ranks_per_node,
+            },
+            MoEConfig,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
     _start_ranks(ranks, sys.argv[1:])
     world, chosen = _connect(device, threads)
     with _failing_together(world):

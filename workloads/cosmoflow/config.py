@@ -5,36 +5,37 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
 TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")  # of simulated universes and of the public data
 
-Factor = Annotated[float, Bound(gt=0, lt=1)]
+Factor = Annotated[float, Meta(gt=0, lt=1)]
 PerChannel = tuple[float, float, float, float]
 
 
-class CosmoFlowConfig(Hyperparameters):
+class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, regularisation, input and schedule, with the names of the MLPerf HPC reference.
 
     The learning rate rises from ``base_learning_rate`` to base * scaling factor over ``warmup_epochs``. It is then
     multiplied by the factor of the last of ``decay_boundary_epochs`` that has passed.
     """
 
-    input_size: Annotated[int, Bound(ge=2), "voxels along one side of a sample"]
+    input_size: Annotated[int, Meta(ge=2), "voxels along one side of a sample"]
     targets: Annotated[tuple[str, str, str, str], "names of the targets, as the data set states them"] = TARGETS
-    conv_channels: Annotated[tuple[int, ...], Bound(min_length=1), "output channels of the convolutions, in order"]
-    dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.0
-    l2: Annotated[float, Bound(ge=0), "the loss gains l2 * sum(w^2) of the two hidden dense kernels"] = 0.0
-    base_learning_rate: Annotated[float, Bound(gt=0)]
-    base_batch_size: Annotated[int, Bound(ge=1), "batch size at which base_learning_rate needs no scaling"] = 64
+    conv_channels: Annotated[tuple[int, ...], Meta(min_length=1), "output channels of the convolutions, in order"]
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    l2: Annotated[float, Meta(ge=0), "the loss gains l2 * sum(w^2) of the two hidden dense kernels"] = 0.0
+    base_learning_rate: Annotated[float, Meta(gt=0)]
+    base_batch_size: Annotated[int, Meta(ge=1), "batch size at which base_learning_rate needs no scaling"] = 64
     scaling: Literal["none", "linear", "sqrt"] = "none"
-    warmup_epochs: Annotated[int, Bound(ge=0)] = 0
-    decay_boundary_epochs: tuple[Annotated[int, Bound(ge=1)], ...] = ()
+    warmup_epochs: Annotated[int, Meta(ge=0)] = 0
+    decay_boundary_epochs: tuple[Annotated[int, Meta(ge=1)], ...] = ()
     decay_factors: Annotated[tuple[Factor, ...], "factors of the scaled rate, one per boundary"] = ()
-    momentum: Annotated[float, Bound(ge=0.9, le=0.9), "fixed by the benchmark"] = 0.9
+    momentum: Annotated[float, Meta(ge=0.9, le=0.9), "fixed by the benchmark"] = 0.9
     input_norm: Literal["log1p", "log1p_standard"] = "log1p"
     input_mean: Annotated[PerChannel | None, "log1p_standard: mean of log1p(counts) per channel"] = None
     input_std: Annotated[PerChannel | None, "log1p_standard: standard deviation of log1p(counts)"] = None

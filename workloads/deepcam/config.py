@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -25,35 +26,35 @@ MIN_CHANNELS = 16  # oneDNN 3.12 crashes in the backward of strided, channels-la
 EPS = 1e-6  # of Adam, AdamW and LAMB; fixed by the benchmark
 MAX_GRAD_NORM = 1.0  # of LAMB; fixed by the benchmark
 
-Rate = Annotated[int, Bound(ge=2)]
-Beta = Annotated[float, Bound(ge=0, lt=1)]
+Rate = Annotated[int, Meta(ge=2)]
+Beta = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class DeepCamConfig(Hyperparameters):
+class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, optimizer and schedule. The reference has ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18.
 
     The learning rate rises over ``warmup_steps``, from 0 to ``learning_rate`` if ``warmup_factor`` is 1, else from
     ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count optimizer steps from the end of the warm-up.
     """
 
-    height: Annotated[int, Bound(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]
-    width: Annotated[int, Bound(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, west to east"]
-    channel_divisor: Annotated[int, Bound(ge=1), "the reference's channel numbers are divided by this"] = 1
-    middle_blocks: Annotated[int, Bound(ge=0)] = 16
+    height: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]
+    width: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, west to east"]
+    channel_divisor: Annotated[int, Meta(ge=1), "the reference's channel numbers are divided by this"] = 1
+    middle_blocks: Annotated[int, Meta(ge=0)] = 16
     aspp_rates: Annotated[tuple[Rate, Rate, Rate], "dilations of the three 3x3 branches"] = (6, 12, 18)
-    batchnorm_group_size: Annotated[int, Bound(ge=1), "consecutive ranks that normalise over one batch"] = 1
+    batchnorm_group_size: Annotated[int, Meta(ge=1), "consecutive ranks that normalise over one batch"] = 1
     optimizer: Literal["Adam", "AdamW", "LAMB"]
-    learning_rate: Annotated[float, Bound(gt=0)]
+    learning_rate: Annotated[float, Meta(gt=0)]
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Annotated[float, Bound(ge=EPS, le=EPS), "fixed by the benchmark"] = EPS
-    weight_decay: Annotated[float, Bound(ge=0)] = 0.01
+    eps: Annotated[float, Meta(ge=EPS, le=EPS), "fixed by the benchmark"] = EPS
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     schedule: Literal["multistep", "cosine_annealing"]
-    warmup_steps: Annotated[int, Bound(ge=0)] = 0
-    warmup_factor: Annotated[float, Bound(ge=1)] = 1.0
-    milestones: tuple[Annotated[int, Bound(ge=1)], ...] = ()
-    decay_rate: Annotated[float, Bound(gt=0, le=1), "multistep: factor at each milestone"] = 0.1
-    t_max: Annotated[int | None, Bound(ge=1), "cosine_annealing: steps from the peak to eta_min"] = None
-    eta_min: Annotated[float, Bound(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    warmup_factor: Annotated[float, Meta(ge=1)] = 1.0
+    milestones: tuple[Annotated[int, Meta(ge=1)], ...] = ()
+    decay_rate: Annotated[float, Meta(gt=0, le=1), "multistep: factor at each milestone"] = 0.1
+    t_max: Annotated[int, Meta(ge=1), "cosine_annealing: steps from the peak to eta_min"] | None = None
+    eta_min: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         if (self.schedule == "cosine_annealing") != (self.t_max is not None):

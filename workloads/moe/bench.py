@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite import VERSION
+from suite.documents import plain
 from suite.errors import InputError
 from suite.machine.choice.chooser import measuring_chooser
 from suite.performance.cost_model import ALGORITHMS
@@ -147,7 +149,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     ratios = [dense_s / own_s for own_s, dense_s in pairs]
     return Result(
         BENCH_VERSION,
-        {**vars(shape), "moe": shape.moe.model_dump() | {"backend": str(layer.backend)}},
+        {**vars(shape), "moe": plain(shape.moe) | {"backend": str(layer.backend)}},
         world.size,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch.get_num_threads(),
@@ -276,7 +278,7 @@ def _with_experts(shape: Shape, experts: int) -> Shape:
             f"experts grow with the ranks, and the smallest grid would have {experts} for top-k {shape.moe.top_k}: "
             "more --experts or --top-k 1"
         )
-    return replace(shape, moe=shape.moe.model_copy(update={"experts": experts}))
+    return replace(shape, moe=structs.replace(shape.moe, experts=experts))
 
 
 def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
@@ -347,7 +349,7 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
         outside.append(sum(seconds_by_phase[name] for name in OUTSIDE))
     rows = shape.tokens * shape.moe.top_k * mesh.size // max(shape.moe.experts, mesh.size)
     return {
-        "shape": {**vars(shape), "moe": shape.moe.model_dump()},
+        "shape": {**vars(shape), "moe": plain(shape.moe)},
         "element_bytes": x_TD.element_size(),
         "flops_per_s": measure_flops(layer, rows),
         "outside_s": statistics.median(outside),

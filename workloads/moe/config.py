@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -19,34 +20,34 @@ Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]
 DispatchMode = Literal["dropless", "capacity", "einsum"]
 
 
-class MoEConfig(Hyperparameters):
+class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
     """One MoE layer: first its mathematics, then its execution, which does not change the function computed.
 
     One exception, as in Tutel: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
     """
 
-    experts: Annotated[int, Bound(ge=1)]
-    top_k: Annotated[int, Bound(ge=1)] = 2
-    hidden: Annotated[int, Bound(ge=1), "hidden width of one expert"]
+    experts: Annotated[int, Meta(ge=1)]
+    top_k: Annotated[int, Meta(ge=1)] = 2
+    hidden: Annotated[int, Meta(ge=1), "hidden width of one expert"]
     activation: Activation = "swiglu"
     bias: bool = False
     router: Literal["softmax", "cosine"] = "softmax"
     normalise_gates: Annotated[bool, "weights of the K choices divided by their sum (K > 1)"] = True
     batch_prioritised: Annotated[bool, "queues in order of the best score, not of the token"] = False
-    gate_noise: Annotated[float, Bound(ge=0), "training: logits += noise * normal / experts"] = 0.0
+    gate_noise: Annotated[float, Meta(ge=0), "training: logits += noise * normal / experts"] = 0.0
     balance: Literal["none", "gshard", "importance_load", "bias"] = "gshard"
-    balance_coefficient: Annotated[float, Bound(ge=0), "of the auxiliary loss; bias: the step of the bias"] = 0.01
-    z_coefficient: Annotated[float, Bound(ge=0), "of the mean squared logsumexp of the logits"] = 0.0
+    balance_coefficient: Annotated[float, Meta(ge=0), "of the auxiliary loss; bias: the step of the bias"] = 0.01
+    z_coefficient: Annotated[float, Meta(ge=0), "of the mean squared logsumexp of the logits"] = 0.0
     dispatch: DispatchMode = "dropless"
     capacity_factor: Annotated[
         float | None, "capacity, einsum: > 0 Tutel's factor, 0 what is needed, < 0 needed up to -factor; null: 1.0"
     ] = None
     backend: Backend = "auto"
     expert_parallel: Annotated[bool, "experts spread over all ranks; else every rank has them all"] = False
-    parallel_r: Annotated[int, Bound(ge=0), "0: gather weights, move no token; r: token copies per expert"] = 1
-    overlap_degree: Annotated[int, Bound(ge=1), "chunks whose all-to-all and experts overlap"] = 1
+    parallel_r: Annotated[int, Meta(ge=0), "0: gather weights, move no token; r: token copies per expert"] = 1
+    overlap_degree: Annotated[int, Meta(ge=1), "chunks whose all-to-all and experts overlap"] = 1
     all_to_all: Algorithm = "linear"
-    ranks_per_node: Annotated[int | None, Bound(ge=1), "2dh: ranks counted as one node; null: what the launch says"] = (
+    ranks_per_node: Annotated[int, Meta(ge=1), "2dh: ranks counted as one node; null: what the launch says"] | None = (
         None
     )
     autotune: Annotated[bool, "choose parallel_r, overlap_degree and all_to_all by model and trials"] = False
@@ -69,16 +70,16 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
 
-class Training(Hyperparameters):
+class Training(Hyperparameters, frozen=True, kw_only=True):
     """Hyperparameters common to workloads with experts: the layer, AdamW, warm-up and cosine. ``dense: true``: the dense twin."""
 
     dense: bool = False
     moe: MoEConfig
-    learning_rate: Annotated[float, Bound(gt=0)]
-    warmup_steps: Annotated[int, Bound(ge=0)] = 0
-    schedule_steps: Annotated[int, Bound(ge=1), "cosine from the peak to final_fraction of it, then constant"]
-    final_fraction: Annotated[float, Bound(ge=0, le=1)] = 0.1
-    weight_decay: Annotated[float, Bound(ge=0), "of matrices; not of norms"] = 0.1
+    learning_rate: Annotated[float, Meta(gt=0)]
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    schedule_steps: Annotated[int, Meta(ge=1), "cosine from the peak to final_fraction of it, then constant"]
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    weight_decay: Annotated[float, Meta(ge=0), "of matrices; not of norms"] = 0.1
     adam_betas: tuple[float, float] = (0.9, 0.95)
 
 

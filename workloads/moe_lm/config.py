@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, Training
@@ -15,18 +16,18 @@ ATTENTION_PASSES = (
 VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any other model
 
 
-class MoELMConfig(Training):
+class MoELMConfig(Training, frozen=True, kw_only=True):
     """A decoder of ``layers`` blocks; every ``moe_every``-th has experts, the others a dense FFN as wide as the active ones.
 
     ``dense: true`` is the dense twin: that FFN in every block. Its parameters and FLOPs are the active ones, less the router's.
     """
 
-    layers: Annotated[int, Bound(ge=1)]
-    width: Annotated[int, Bound(ge=8)]
-    heads: Annotated[int, Bound(ge=1)]
-    context: Annotated[int, Bound(ge=8), "bytes a prediction may look back on; one sample predicts as many"]
-    row_bytes: Annotated[int, Bound(ge=9), "bytes of a stored training sample; a random context + 1 of them is read"]
-    moe_every: Annotated[int, Bound(ge=1)] = 1
+    layers: Annotated[int, Meta(ge=1)]
+    width: Annotated[int, Meta(ge=8)]
+    heads: Annotated[int, Meta(ge=1)]
+    context: Annotated[int, Meta(ge=8), "bytes a prediction may look back on; one sample predicts as many"]
+    row_bytes: Annotated[int, Meta(ge=9), "bytes of a stored training sample; a random context + 1 of them is read"]
+    moe_every: Annotated[int, Meta(ge=1)] = 1
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Annotated
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
@@ -14,45 +15,45 @@ OUTPUT_SCALE_STD = 2.887317180633545  # eV: standard deviation of the energies o
 OUTPUT_SCALE_MEAN = -0.7554450631141663  # eV: their mean
 
 
-class OpenCatalystConfig(Hyperparameters):
+class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, graph, loss and schedule. Defaults are those of the MLPerf HPC reference.
 
     The learning rate rises from ``warmup_factor`` * ``learning_rate`` to ``learning_rate`` over ``warmup_steps`` and is
     multiplied by ``decay_factor`` at every boundary. Steps are of the global batch.
     """
 
-    hidden_channels: Annotated[int, Bound(ge=1)] = 192
-    output_channels: Annotated[int, Bound(ge=1)] = 192
-    blocks: Annotated[int, Bound(ge=1), "interaction blocks; there is one output block more"] = 3
-    triplet_channels: Annotated[int, Bound(ge=1), "int_emb: width of an edge inside the sum over triplets"] = 64
-    basis_channels: Annotated[int, Bound(ge=1), "basis_emb: width to which the bases are projected first"] = 8
-    num_spherical: Annotated[int, Bound(ge=1, le=12), "angular functions, l = 0..n-1"] = 7
-    num_radial: Annotated[int, Bound(ge=1, le=32)] = 6
-    cutoff_angstrom: Annotated[float, Bound(gt=0)] = 6.0
-    max_neighbours: Annotated[int, Bound(ge=1), "nearest neighbours kept per atom"] = 50
-    envelope_exponent: Annotated[int, Bound(ge=1)] = 5
-    before_skip: Annotated[int, Bound(ge=0)] = 1
-    after_skip: Annotated[int, Bound(ge=0)] = 2
-    output_layers: Annotated[int, Bound(ge=0)] = 3
+    hidden_channels: Annotated[int, Meta(ge=1)] = 192
+    output_channels: Annotated[int, Meta(ge=1)] = 192
+    blocks: Annotated[int, Meta(ge=1), "interaction blocks; there is one output block more"] = 3
+    triplet_channels: Annotated[int, Meta(ge=1), "int_emb: width of an edge inside the sum over triplets"] = 64
+    basis_channels: Annotated[int, Meta(ge=1), "basis_emb: width to which the bases are projected first"] = 8
+    num_spherical: Annotated[int, Meta(ge=1, le=12), "angular functions, l = 0..n-1"] = 7
+    num_radial: Annotated[int, Meta(ge=1, le=32)] = 6
+    cutoff_angstrom: Annotated[float, Meta(gt=0)] = 6.0
+    max_neighbours: Annotated[int, Meta(ge=1), "nearest neighbours kept per atom"] = 50
+    envelope_exponent: Annotated[int, Meta(ge=1)] = 5
+    before_skip: Annotated[int, Meta(ge=0)] = 1
+    after_skip: Annotated[int, Meta(ge=0)] = 2
+    output_layers: Annotated[int, Meta(ge=0)] = 3
     exact_angles: Annotated[
         bool, "false: angles carry no gradient, as in the reference; true: forces are exactly -dE/dx"
     ] = False
-    force_coefficient: Annotated[float, Bound(gt=0)] = 50.0
-    energy_coefficient: Annotated[float, Bound(ge=0)] = 0.0
+    force_coefficient: Annotated[float, Meta(gt=0)] = 50.0
+    energy_coefficient: Annotated[float, Meta(ge=0)] = 0.0
     target_mean_ev: float = OUTPUT_SCALE_MEAN
-    target_std_ev: Annotated[float, Bound(gt=0), "scale of energies and, per angstrom, of forces"] = OUTPUT_SCALE_STD
-    learning_rate: Annotated[float, Bound(gt=0)]
-    weight_decay: Annotated[float, Bound(ge=0), "AdamW's default in torch, as in the reference"] = 0.01
-    warmup_steps: Annotated[int, Bound(ge=0)] = 0
-    warmup_factor: Annotated[float, Bound(ge=0, le=1)] = 0.2
-    decay_boundary_steps: tuple[Annotated[int, Bound(ge=0)], ...] = ()
-    decay_factor: Annotated[float, Bound(gt=0, le=1)] = 0.1
+    target_std_ev: Annotated[float, Meta(gt=0), "scale of energies and, per angstrom, of forces"] = OUTPUT_SCALE_STD
+    learning_rate: Annotated[float, Meta(gt=0)]
+    weight_decay: Annotated[float, Meta(ge=0), "AdamW's default in torch, as in the reference"] = 0.01
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    warmup_factor: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    decay_boundary_steps: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    decay_factor: Annotated[float, Meta(gt=0, le=1)] = 0.1
     balanced_batches: Annotated[
         bool, "split each global batch over the ranks by triplets instead of evenly by samples"
     ] = False
-    mean_atoms: Annotated[float, Bound(gt=0), "per sample; with the two below for the closed forms of work"]
-    mean_edges: Annotated[float, Bound(gt=0)]
-    mean_triplets: Annotated[float, Bound(gt=0)]
+    mean_atoms: Annotated[float, Meta(gt=0), "per sample; with the two below for the closed forms of work"]
+    mean_edges: Annotated[float, Meta(gt=0)]
+    mean_triplets: Annotated[float, Meta(gt=0)]
 
     def __post_init__(self) -> None:
         boundaries = list(self.decay_boundary_steps)

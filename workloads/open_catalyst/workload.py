@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import RunConfig
@@ -132,7 +133,7 @@ class OpenCatalyst(Workload):
         """Compute the closed forms for structures of the mean size of this batch."""
         rows = {"mean_atoms": "number", "mean_edges": "source", "mean_triplets": "into"}
         sizes = {name: len(batch[array]) / len(batch["energy"]) for name, array in rows.items()}
-        return self._work(self._settings.model_copy(update=sizes))
+        return self._work(structs.replace(self._settings, **sizes))
 
     def _work(self, settings: OpenCatalystConfig) -> Work:
         element_bytes = 2 if self.config.precision == "bfloat16" else 4

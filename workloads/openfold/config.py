@@ -4,83 +4,84 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from suite import Bound
+from msgspec import Meta
+
 from suite.config import Hyperparameters
 from suite.errors import InputError
 
 
-class OpenFoldConfig(Hyperparameters):
+class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
     """Sample shape, widths and depths, loss weights and schedule.
 
     One class for all sizes: ``max_templates`` 0 omits the template stack; all else is only smaller.
     """
 
-    crop_size: Annotated[int, Bound(ge=4), "residues of a training sample; longer chains are cropped at random"] = 256
-    val_max_sequence_length: Annotated[int, Bound(ge=4), "a longer validation chain is refused"] = 700
-    max_msa_clusters: Annotated[int, Bound(ge=1), "rows of the main alignment, the sequence itself first"] = 124
-    max_extra_msa: Annotated[int, Bound(ge=1), "rows of the extra alignment"] = 1024
-    max_templates: Annotated[int, Bound(ge=0), "0: no template stack"] = 4
+    crop_size: Annotated[int, Meta(ge=4), "residues of a training sample; longer chains are cropped at random"] = 256
+    val_max_sequence_length: Annotated[int, Meta(ge=4), "a longer validation chain is refused"] = 700
+    max_msa_clusters: Annotated[int, Meta(ge=1), "rows of the main alignment, the sequence itself first"] = 124
+    max_extra_msa: Annotated[int, Meta(ge=1), "rows of the extra alignment"] = 1024
+    max_templates: Annotated[int, Meta(ge=0), "0: no template stack"] = 4
     num_recycling_iters: Annotated[
-        int, Bound(ge=0), "training draws 0 to this for each sample, evaluation uses this"
+        int, Meta(ge=0), "training draws 0 to this for each sample, evaluation uses this"
     ] = 3
 
-    msa_channels: Annotated[int, Bound(ge=1)] = 256
-    pair_channels: Annotated[int, Bound(ge=1)] = 128
-    single_channels: Annotated[int, Bound(ge=1)] = 384
-    extra_msa_channels: Annotated[int, Bound(ge=1)] = 64
-    template_channels: Annotated[int, Bound(ge=1)] = 64
-    msa_heads: Annotated[int, Bound(ge=1)] = 8
-    msa_head_channels: Annotated[int, Bound(ge=1)] = 32
-    extra_msa_head_channels: Annotated[int, Bound(ge=1)] = 8
-    pair_heads: Annotated[int, Bound(ge=1)] = 4
-    pair_head_channels: Annotated[int, Bound(ge=1)] = 32
-    template_head_channels: Annotated[int, Bound(ge=1)] = 16
-    outer_channels: Annotated[int, Bound(ge=1), "of the outer product mean"] = 32
-    transition_factor: Annotated[int, Bound(ge=1)] = 4
-    template_transition_factor: Annotated[int, Bound(ge=1)] = 2
-    evoformer_blocks: Annotated[int, Bound(ge=1)] = 48
-    extra_msa_blocks: Annotated[int, Bound(ge=1)] = 4
-    template_blocks: Annotated[int, Bound(ge=1)] = 2
-    structure_iterations: Annotated[int, Bound(ge=1)] = 8
-    ipa_heads: Annotated[int, Bound(ge=1)] = 12
-    ipa_channels: Annotated[int, Bound(ge=1)] = 16
-    ipa_query_points: Annotated[int, Bound(ge=1)] = 4
-    ipa_value_points: Annotated[int, Bound(ge=1)] = 8
-    angle_channels: Annotated[int, Bound(ge=1)] = 128
-    plddt_channels: Annotated[int, Bound(ge=1)] = 128
-    msa_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.15
-    pair_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.25
-    structure_dropout: Annotated[float, Bound(ge=0, lt=1)] = 0.1
+    msa_channels: Annotated[int, Meta(ge=1)] = 256
+    pair_channels: Annotated[int, Meta(ge=1)] = 128
+    single_channels: Annotated[int, Meta(ge=1)] = 384
+    extra_msa_channels: Annotated[int, Meta(ge=1)] = 64
+    template_channels: Annotated[int, Meta(ge=1)] = 64
+    msa_heads: Annotated[int, Meta(ge=1)] = 8
+    msa_head_channels: Annotated[int, Meta(ge=1)] = 32
+    extra_msa_head_channels: Annotated[int, Meta(ge=1)] = 8
+    pair_heads: Annotated[int, Meta(ge=1)] = 4
+    pair_head_channels: Annotated[int, Meta(ge=1)] = 32
+    template_head_channels: Annotated[int, Meta(ge=1)] = 16
+    outer_channels: Annotated[int, Meta(ge=1), "of the outer product mean"] = 32
+    transition_factor: Annotated[int, Meta(ge=1)] = 4
+    template_transition_factor: Annotated[int, Meta(ge=1)] = 2
+    evoformer_blocks: Annotated[int, Meta(ge=1)] = 48
+    extra_msa_blocks: Annotated[int, Meta(ge=1)] = 4
+    template_blocks: Annotated[int, Meta(ge=1)] = 2
+    structure_iterations: Annotated[int, Meta(ge=1)] = 8
+    ipa_heads: Annotated[int, Meta(ge=1)] = 12
+    ipa_channels: Annotated[int, Meta(ge=1)] = 16
+    ipa_query_points: Annotated[int, Meta(ge=1)] = 4
+    ipa_value_points: Annotated[int, Meta(ge=1)] = 8
+    angle_channels: Annotated[int, Meta(ge=1)] = 128
+    plddt_channels: Annotated[int, Meta(ge=1)] = 128
+    msa_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.15
+    pair_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.25
+    structure_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     checkpointing: Annotated[bool, "recompute each block in the backward pass instead of storing it"] = False
 
     balanced_batches: Annotated[
         bool, "split each global batch over the ranks by work, and make a batch as long as its longest crop"
     ] = False
 
-    masked_msa_fraction: Annotated[float, Bound(ge=0, lt=1)] = 0.15
-    fape_loss_weight: Annotated[float, Bound(ge=0)] = 1.0
-    fape_backbone_weight: Annotated[float, Bound(ge=0)] = 0.5
-    fape_sidechain_weight: Annotated[float, Bound(ge=0)] = 0.5
+    masked_msa_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.15
+    fape_loss_weight: Annotated[float, Meta(ge=0)] = 1.0
+    fape_backbone_weight: Annotated[float, Meta(ge=0)] = 0.5
+    fape_sidechain_weight: Annotated[float, Meta(ge=0)] = 0.5
     fape_clamp_probability: Annotated[
-        float, Bound(ge=0, le=1), "of clamping a sample's backbone FAPE at 10 angstrom"
+        float, Meta(ge=0, le=1), "of clamping a sample's backbone FAPE at 10 angstrom"
     ] = 0.9
-    supervised_chi_loss_weight: Annotated[float, Bound(ge=0)] = 1.0
-    chi_weight: Annotated[float, Bound(ge=0)] = 0.5
-    angle_norm_weight: Annotated[float, Bound(ge=0)] = 0.01
-    distogram_loss_weight: Annotated[float, Bound(ge=0)] = 0.3
-    masked_msa_loss_weight: Annotated[float, Bound(ge=0)] = 2.0
-    plddt_loss_weight: Annotated[float, Bound(ge=0)] = 0.01
+    supervised_chi_loss_weight: Annotated[float, Meta(ge=0)] = 1.0
+    chi_weight: Annotated[float, Meta(ge=0)] = 0.5
+    angle_norm_weight: Annotated[float, Meta(ge=0)] = 0.01
+    distogram_loss_weight: Annotated[float, Meta(ge=0)] = 0.3
+    masked_msa_loss_weight: Annotated[float, Meta(ge=0)] = 2.0
+    plddt_loss_weight: Annotated[float, Meta(ge=0)] = 0.01
 
-    learning_rate: Annotated[float, Bound(gt=0)] = 1e-3
-    warmup_steps: Annotated[int, Bound(ge=0)] = 0
-    warmup_init: Annotated[float, Bound(ge=0), "rate of the first step if there is a warm-up"] = 1e-5
+    learning_rate: Annotated[float, Meta(gt=0)] = 1e-3
+    warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    warmup_init: Annotated[float, Meta(ge=0), "rate of the first step if there is a warm-up"] = 1e-5
     decay_steps: Annotated[tuple[int, ...], "the rate falls by decay_factor at each of these steps"] = ()
-    decay_factor: Annotated[float, Bound(gt=0, lt=1)] = 0.5
-    adam_beta_1: Annotated[float, Bound(ge=0, lt=1)] = 0.9
-    adam_beta_2: Annotated[float, Bound(ge=0, lt=1)] = 0.999
-    adam_eps: Annotated[float, Bound(gt=0)] = 1e-6
-    gradient_clip_norm: Annotated[float, Bound(gt=0)] = 0.1
-    swa_decay_rate: Annotated[float, Bound(ge=0, lt=1), "decay of the averaged weights, which are evaluated"] = 0.9
+    decay_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    adam_beta_1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    adam_beta_2: Annotated[float, Meta(ge=0, lt=1)] = 0.999
+    adam_eps: Annotated[float, Meta(gt=0)] = 1e-6
+    gradient_clip_norm: Annotated[float, Meta(gt=0)] = 0.1
+    swa_decay_rate: Annotated[float, Meta(ge=0, lt=1), "decay of the averaged weights, which are evaluated"] = 0.9
     init_checkpoint_sha256sum: Annotated[str, "of the weights training starts from; empty: own initialisation"] = ""
 
     def __post_init__(self) -> None:

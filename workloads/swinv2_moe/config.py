@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from suite import Bound
+from msgspec import Meta, structs
+
 from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, MoEConfig, Training
@@ -47,30 +48,30 @@ class Block:
         return self.resolution**2
 
 
-class SwinV2MoEConfig(Training):
+class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     """SwinV2 (arXiv:2111.09883) with experts in the FFN of every second block of ``moe_stages``, as Tutel's SwinV2-MoE.
 
     ``moe.hidden`` is the hidden width in the first of ``moe_stages``; it doubles with the width in later ones. ``dense: true``
     is the dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
     """
 
-    pixels: Annotated[int, Bound(ge=8)]
-    patch: Annotated[int, Bound(ge=1)] = 4
-    window: Annotated[int, Bound(ge=2)]
-    embed: Annotated[int, Bound(ge=8)]
-    depths: Annotated[tuple[int, ...], Bound(min_length=1)]
-    heads: Annotated[tuple[int, ...], Bound(min_length=1)]
-    mlp_ratio: Annotated[int, Bound(ge=1)] = 4
-    channels: Annotated[int, Bound(ge=1)] = 1
-    classes: Annotated[tuple[str, ...], Bound(min_length=2), "their names in the order of the labels"] = CLASSES
+    pixels: Annotated[int, Meta(ge=8)]
+    patch: Annotated[int, Meta(ge=1)] = 4
+    window: Annotated[int, Meta(ge=2)]
+    embed: Annotated[int, Meta(ge=8)]
+    depths: Annotated[tuple[int, ...], Meta(min_length=1)]
+    heads: Annotated[tuple[int, ...], Meta(min_length=1)]
+    mlp_ratio: Annotated[int, Meta(ge=1)] = 4
+    channels: Annotated[int, Meta(ge=1)] = 1
+    classes: Annotated[tuple[str, ...], Meta(min_length=2), "their names in the order of the labels"] = CLASSES
     moe_stages: Annotated[tuple[int, ...], "1-based stages whose second, fourth, ... block has experts"] = (3, 4)
-    drop_path: Annotated[float, Bound(ge=0, lt=1), "of the last block; grows linearly from 0 at the first"] = 0.0
-    label_smoothing: Annotated[float, Bound(ge=0, lt=1)] = 0.0
+    drop_path: Annotated[float, Meta(ge=0, lt=1), "of the last block; grows linearly from 0 at the first"] = 0.0
+    label_smoothing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     augmentation: Annotated[bool, "a symmetry of the square and a periodic shift per sample and epoch"] = True
-    final_fraction: Annotated[float, Bound(ge=0, le=1)] = 0.01
-    weight_decay: Annotated[float, Bound(ge=0), "of matrices; not of biases, norms, scales and position biases"] = 0.05
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    weight_decay: Annotated[float, Meta(ge=0), "of matrices; not of biases, norms, scales and position biases"] = 0.05
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    clip_norm: Annotated[float, Bound(gt=0)] = 5.0
+    clip_norm: Annotated[float, Meta(gt=0)] = 5.0
 
     def __post_init__(self) -> None:
         stages = len(self.depths)
@@ -102,7 +103,7 @@ class SwinV2MoEConfig(Training):
             for index in range(depth):
                 experts = None
                 if not self.dense and stage + 1 in self.moe_stages and index % 2:
-                    experts = self.moe.model_copy(update={"hidden": self.moe.hidden << (stage + 1 - first)})
+                    experts = structs.replace(self.moe, hidden=self.moe.hidden << (stage + 1 - first))
                 shift = window // 2 if index % 2 and window < resolution else 0
                 hidden = self.mlp_ratio * width
                 yield Block(stage, index, width, self.heads[stage], resolution, window, shift, hidden, experts)

@@ -14,8 +14,9 @@ from suite.card import SizeCard
 from suite.cli.options import output_option, size_option
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
+from suite.documents import YamlSource
 from suite.errors import InputError
-from suite.files import YamlSource, print_line, write_whole
+from suite.files import print_line, write_whole
 
 if TYPE_CHECKING:
     from suite.performance.card_counts import Counts

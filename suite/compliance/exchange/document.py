@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta, Struct
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import Finding, link
@@ -15,42 +16,42 @@ from suite.compliance.ruleset import Severity
 SCHEMA = Path(__file__).parent / "verdict.schema.json"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class WaivedEntry(_Strict):
+class WaivedEntry(_Strict, frozen=True, kw_only=True):
     """Who accepted a finding, and why."""
 
     reason: str
     who: str
 
 
-class FindingEntry(_Strict):
+class FindingEntry(_Strict, frozen=True, kw_only=True):
     """One thing that is wrong."""
 
     rule: str
     severity: Severity
     file: str
-    line: int | None = Field(description="line number in the file; null for a file or folder as a whole")
+    line: Annotated[int | None, Meta(description="line number in the file; null for a file or folder as a whole")]
     message: str
-    help: str = Field(description="where the rule is explained")
-    waived: WaivedEntry | None = Field(description="null unless a waiver covers the finding")
+    help: Annotated[str, Meta(description="where the rule is explained")]
+    waived: Annotated[WaivedEntry | None, Meta(description="null unless a waiver covers the finding")]
 
 
-class CheckedEntry(_Strict):
+class CheckedEntry(_Strict, frozen=True, kw_only=True):
     """How much was judged."""
 
     logs: int
     packages: int
 
 
-class VerdictDocument(_Strict):
+class VerdictDocument(_Strict, frozen=True, kw_only=True):
     """What `mlhpc check --format json` prints."""
 
     version: Literal[1]
-    compliant: bool = Field(description="no finding is an error, those that a waiver covers left out")
-    ruleset: str = Field(description="the rulesets that were used, with commas between them")
+    compliant: Annotated[bool, Meta(description="no finding is an error, those that a waiver covers left out")]
+    ruleset: Annotated[str, Meta(description="the rulesets that were used, with commas between them")]
     checked: CheckedEntry
     findings: list[FindingEntry]
 
@@ -69,7 +70,7 @@ def as_json(verdict: Verdict) -> str:
 
 def schema() -> str:
     """The content of verdict.schema.json."""
-    return json.dumps(VerdictDocument.model_json_schema(), indent=1) + "\n"
+    return json.dumps(msgspec.json.schema(VerdictDocument), indent=1) + "\n"
 
 
 def _entry(finding: Finding) -> dict[str, Any]:

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from suite import fitted
-from suite.card import RCP_VERSION, ReferencePoints
+from suite.card import ReferencePoints
 from suite.compliance.ruleset import GivenPoints
 from suite.descriptor import descriptor
+from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.files import brief, read_json
 from suite.log.limits import limits
@@ -35,15 +33,8 @@ def read_given_points(path: Path) -> GivenPoints:
     return GivenPoints(str(path), points)
 
 
-def _ours(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
-    try:
-        known = fitted(ReferencePoints, data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{path}: not a reference point file of version {RCP_VERSION}: {where}: {first['msg']}"
-        ) from None
+def _ours(path: Path, data: dict[str, Any]) -> dict[tuple[str, str | None, int], tuple[float, ...]]:
+    known = YamlSource(path, data, {}).convert(ReferencePoints)
     name = descriptor(known.workload).card().mlperf_name
     return {(name, known.size, point.global_batch_size): point.epochs for point in known.points}
 

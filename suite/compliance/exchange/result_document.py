@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta, Struct, field
 
 from suite.compliance.exchange.merit import Better, figures, result_names
 from suite.compliance.result import Result, first_named
@@ -20,23 +21,23 @@ RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
 SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class FigureEntry(_Strict):
+class FigureEntry(_Strict, frozen=True, kw_only=True):
     """One figure of merit."""
 
     key: str
     value: float
-    unit: str = Field(description="UCUM")
-    better: Better | None = Field(description="which values are better; null: neither")
-    low: float | None = Field(description="lower end of the 95 % interval")
-    high: float | None = Field(description="upper end of the 95 % interval")
-    n: int | None = Field(description="runs that it is of")
+    unit: Annotated[str, Meta(description="UCUM")]
+    better: Annotated[Better | None, Meta(description="which values are better; null: neither")]
+    low: Annotated[float | None, Meta(description="lower end of the 95 % interval")]
+    high: Annotated[float | None, Meta(description="upper end of the 95 % interval")]
+    n: Annotated[int | None, Meta(description="runs that it is of")]
 
 
-class RunEntry(_Strict):
+class RunEntry(_Strict, frozen=True, kw_only=True):
     """One run of a result. Times in minutes."""
 
     file: str
@@ -44,17 +45,17 @@ class RunEntry(_Strict):
     time_min: float | None
     time_with_staging_min: float | None
     converged: bool
-    failure: str | None = Field(description="why the run did not converge")
-    dropped: str | None = Field(description="why the score leaves the run out")
+    failure: Annotated[str | None, Meta(description="why the run did not converge")]
+    dropped: Annotated[str | None, Meta(description="why the score leaves the run out")]
 
 
-class ResultDocument(_Strict):
+class ResultDocument(_Strict, frozen=True, kw_only=True):
     """One result. Times in minutes; a number that does not exist is null."""
 
-    schema_id: Literal["mlhpc-result-1"] = Field(alias="schema")
-    result: str = Field(
-        description="system/benchmark-size/scenario/nodesxranks, the same for every run of the same thing"
-    )
+    schema_id: Literal["mlhpc-result-1"] = field(name="schema")
+    result: Annotated[
+        str, Meta(description="system/benchmark-size/scenario/nodesxranks, the same for every run of the same thing")
+    ]
     path: str
     round: str | None
     submitter: str | None
@@ -63,7 +64,7 @@ class ResultDocument(_Strict):
     benchmark: str | None
     size: str | None
     division: str | None
-    valid: bool = Field(description="this is the score of a compliant result")
+    valid: Annotated[bool, Meta(description="this is the score of a compliant result")]
     reason: str | None
     compliant: bool
     errors: int
@@ -97,7 +98,7 @@ def result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
 
 def result_schema() -> str:
     """The content of result.schema.json."""
-    return json.dumps(ResultDocument.model_json_schema(by_alias=True), indent=1) + "\n"
+    return json.dumps(msgspec.json.schema(ResultDocument), indent=1) + "\n"
 
 
 def _document(scored: Result, name: str) -> dict[str, Any]:

@@ -13,26 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct, structs
 
 from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import Finding, Waiver
+from suite.documents import YamlSource
 from suite.errors import InputError, did_you_mean
-from suite.files import YamlSource, first_error
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rule: str
-    path: str = Field(min_length=1)
-    reason: str = Field(min_length=1)
-    who: str = Field(min_length=1)
+    path: Annotated[str, Meta(pattern=r"\S")]
+    reason: Annotated[str, Meta(pattern=r"\S")]
+    who: Annotated[str, Meta(pattern=r"\S")]
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     waivers: tuple[_Entry, ...]
 
 
@@ -41,17 +40,13 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
     inside = next((item for item in checked if path.resolve().is_relative_to(item.resolve())), None)
     if inside is not None:
         raise InputError(f"{path}: lies in {inside}, which is judged: nobody waives his own findings")
-    source = YamlSource.read(path)
-    try:
-        entries = _File.model_validate(source.data).waivers
-    except ValidationError as error:
-        raise InputError(first_error(error, source)) from None
+    entries = YamlSource.read(path).convert(_File).waivers
     strange = next((entry.rule for entry in entries if entry.rule not in RULES), None)
     if strange is not None:
         raise InputError(
             f"{path}: unknown rule {strange!r}{did_you_mean(strange, RULES) or ';'} mlhpc check --list-rules has them"
         )
-    return tuple(Waiver(**entry.model_dump()) for entry in entries)
+    return tuple(Waiver(**{name: text.strip() for name, text in structs.asdict(entry).items()}) for entry in entries)
 
 
 def waive(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:

@@ -59,7 +59,7 @@ PLACEMENTS = {"replicate", "shard", "expert"}  # those that leave the mathematic
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, a split of one dimension, or what is after a sum (Cut, AfterSum of suite.training.parallel.plan)."""
+    """True for a known name, a split of one dimension, or what is after a sum (Cut of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENTS
     if type(value.get("expert", False)) is not bool:

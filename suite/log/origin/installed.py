@@ -14,40 +14,42 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, distributions
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
+
+from suite.documents import plain
 
 ENVIRONMENT_VERSION: Final = 1
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 VERSION_TEXT = r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,98}"
-_SHA256 = "^[0-9a-f]{64}$"
+_SHA256 = r"^[0-9a-f]{64}\Z"
 # What an installer writes beside the files of the wheel
 _OF_INSTALLER = re.compile(
     r"\.dist-info/(?:INSTALLER|REQUESTED|RECORD|RECORD\.jws|direct_url\.json|uv_\w+\.json)$|\.pyc$"
 )
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Installed(_Part):
+class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """One distribution. ``record_sha256``: of the files that its wheel holds, see `digest_record`; None where there is no RECORD.
 
     ``wheel_sha256``: of the wheel, known only of those that were installed from a file or an address. ``source``: index, file
     (or an address), or editable.
     """
 
-    name: str = Field(pattern=f"^{NAME}$")
-    version: str = Field(pattern=f"^{VERSION_TEXT}$")
-    record_sha256: str | None = Field(None, pattern=_SHA256)
-    wheel_sha256: str | None = Field(None, pattern=_SHA256)
+    name: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
+    version: Annotated[str, Meta(pattern=rf"^{VERSION_TEXT}\Z")]
+    record_sha256: Annotated[str, Meta(pattern=_SHA256)] | None = None
+    wheel_sha256: Annotated[str, Meta(pattern=_SHA256)] | None = None
     tags: tuple[str, ...] = ()
     source: Literal["index", "file", "editable"] = "index"
 
 
-class Environment(_Part):
+class Environment(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """All distributions of a Python environment, by name."""
 
     version: Literal[1] = ENVIRONMENT_VERSION
@@ -57,9 +59,7 @@ class Environment(_Part):
 
     def text(self) -> str:
         """The environment as its file has it."""
-        return (
-            json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}, indent=1) + "\n"
-        )
+        return json.dumps(plain(self) | {"version": self.version}, indent=1) + "\n"
 
     def by_name(self) -> Mapping[str, Installed]:
         """The distributions by normal name."""

@@ -6,14 +6,16 @@ Precision changes more than rounding, so it is never chosen unless the configura
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import RunConfig
+from suite.documents import plain
 from suite.machine.choice.chooser import Chooser, Question, if_worth
 from suite.machine.choice.layout import ProcessWide, process_kept, training_pass
 from suite.machine.choice.race import Way
@@ -44,19 +46,19 @@ def choose_precision(
     """
     if config.precision != AUTO:
         return config
-    settled = {name: config.model_copy(update={"precision": name}) for name in (FLOAT32, BFLOAT16)}
+    settled = {name: structs.replace(config, precision=name) for name in (FLOAT32, BFLOAT16)}
     samples = config.samples_per_pass(chooser.ranks)
     batch = make(settled[FLOAT32]).example(samples)
 
     def ways() -> Mapping[str, Way]:
         mine = {"global_batch_size": samples, "gradient_accumulation_steps": 1}
-        alone = {name: each.model_copy(update=mine) for name, each in settled.items()}
+        alone = {name: structs.replace(each, **mine) for name, each in settled.items()}
         if batch is None:
             return {}
         return {name: _Pass(chooser, each, make, batch, tick).run for name, each in alone.items()}
 
     shape = {
-        **{"workload": config.workload, "samples": samples, "network": asdict(config.hyperparameters)},
+        **{"workload": config.workload, "samples": samples, "network": plain(config.hyperparameters)},
         **{"channels_last": config.channels_last, "compile": config.compile, "pinned": config.choices.pinned},
     }
     no_batch = "no batch is made up for it" if batch is None else ""

@@ -9,8 +9,9 @@ import yaml
 
 from suite.config import RunConfig, resolve_config
 from suite.descriptor import Descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import YamlSource, read_bytes
+from suite.files import read_bytes
 from suite.package.reproduction.causes import OPERATIONAL
 
 LARGEST = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
@@ -75,10 +76,10 @@ def changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple
     if not overrides:
         source = YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml")
         return resolve_config(descriptor, source)
-    data: dict[str, Any] = original.model_dump(mode="json", exclude_none=True)
+    data: dict[str, Any] = plain(original, without_none=True)
     return resolve_config(descriptor, YamlSource(Path("the configuration of the package"), data, {}), overrides)
 
 
 def render_config(config: RunConfig) -> str:
     """The configuration as a YAML file that `mlhpc run --config` reads."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    return yaml.safe_dump(plain(config, without_none=True), sort_keys=False)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from msgspec import ValidationError
 
 from suite.data.manifest import Manifest, check_shard, read_manifest
+from suite.documents import convert
 from suite.errors import InputError
 from suite.package.reproduction.causes import DATA
 from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
@@ -43,7 +44,7 @@ def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> Le
 def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
     """The manifest that a package has, if it is the one that the logs name."""
     try:
-        manifest = Manifest.model_validate(dict(kept))
+        manifest = convert(dict(kept), Manifest)
     except ValidationError:
         return None
     return manifest if manifest.sha256 == logged else None

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
-from suite.files import read_json_document, write_whole
+from suite.documents import plain, read_json_document
+from suite.files import write_whole
 
 REPRODUCTION_VERSION: Final = 1
 FILE_NAME = "reproduction.json"
@@ -26,11 +27,11 @@ class Verdict(StrEnum):
     CANNOT = "cannot"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Difference(_Part):
+class Difference(_Part, frozen=True, kw_only=True):
     """One fact that differs. ``kind`` is its place in the order of causes (suite.package.reproduction.causes)."""
 
     kind: str
@@ -39,10 +40,10 @@ class Difference(_Part):
     now: str
 
 
-class LevelVerdict(_Part):
+class LevelVerdict(_Part, frozen=True, kw_only=True):
     """One level: the verdict, one line why, and the numbers that were compared. ``cause``: named where it is not reproduced."""
 
-    level: int = Field(ge=0, le=4)
+    level: Annotated[int, Meta(ge=0, le=4)]
     name: str
     verdict: Verdict
     reason: str
@@ -50,7 +51,7 @@ class LevelVerdict(_Part):
     compared: dict[str, Any] = {}
 
 
-class ResultVerdict(_Part):
+class ResultVerdict(_Part, frozen=True, kw_only=True):
     """One result of the package: ``result`` is the folder of its logs. ``differences`` are ranked, the likeliest cause first."""
 
     result: str
@@ -58,13 +59,15 @@ class ResultVerdict(_Part):
     size: str | None
     levels: tuple[LevelVerdict, ...]
     differences: tuple[Difference, ...] = ()
-    against: str | None = Field(None, description="what the package was compared with: a run folder, or this machine")
-    left_out: tuple[str, ...] = Field(
-        (), description="settings of the package that were not followed, each with the reason"
-    )
+    against: Annotated[
+        str | None, Meta(description="what the package was compared with: a run folder, or this machine")
+    ] = None
+    left_out: Annotated[
+        tuple[str, ...], Meta(description="settings of the package that were not followed, each with the reason")
+    ] = ()
 
 
-class Reproduction(_Part):
+class Reproduction(_Part, frozen=True, kw_only=True):
     """The document. ``reproduced`` is true if every level that was asked for, of every result, was reproduced."""
 
     version: Literal[1] = REPRODUCTION_VERSION
@@ -78,7 +81,7 @@ class Reproduction(_Part):
 
     def text(self) -> str:
         """The document as it is written."""
-        return json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+        return json.dumps(plain(self), indent=1) + "\n"
 
 
 def write_reproduction(folder: Path, document: Reproduction) -> Path:

@@ -14,11 +14,14 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from msgspec import structs
+
 from suite.compliance.metric import record_of
 from suite.compliance.ruleset import Benchmark, ruleset
 from suite.config import Choosing, RunConfig, load_config
 from suite.data.fingerprint import fingerprint
 from suite.descriptor import Descriptor
+from suite.documents import plain
 from suite.errors import InputError
 from suite.files import byte_text, write_whole
 from suite.log import mllog
@@ -166,7 +169,7 @@ class Rerun:
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
         """Level 4: run the original and the changed configuration in pairs, and test their times for equivalence."""
         changed = changed_config(self._descriptor, self.config, tuple(overrides))
-        one, other = (each.model_dump(mode="json") for each in (self.config, changed))
+        one, other = (plain(each) for each in (self.config, changed))
         cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
         times: dict[str, list[float]] = {"A": [], "B": []}
         for pair in range(pairs):
@@ -191,9 +194,7 @@ class Rerun:
         if (
             self.beside is None
         ):  # a new run has the package's settings: another value is a default of the installed suite
-            found = [
-                each.model_copy(update={"kind": DEFAULT}) if each.kind == CONFIGURATION else each for each in found
-            ]
+            found = [structs.replace(each, kind=DEFAULT) if each.kind == CONFIGURATION else each for each in found]
         found += self._changed_defaults({each.what for each in found})
         return rank(([self.data_cause] if self.data_cause else []) + found)
 
@@ -268,7 +269,7 @@ class Rerun:
     def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told] | Ended:
         """Run a configuration once, within the limits; return the run, or how it ended."""
         settings = folder.with_suffix(".yaml")
-        write_whole(settings, render_config(config.model_copy(update={"data": self._data.absolute()})))
+        write_whole(settings, render_config(structs.replace(config, data=self._data.absolute())))
         words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks), "--runs", "1")
         done = execute(
             (*words, "--seed", str(seed), "-o", str(folder)),
@@ -336,7 +337,7 @@ class Rerun:
             return []
         sets = [str(b) for a, b in pairwise(command) if a == "--set" and _OVERRIDE.fullmatch(str(b))]
         try:
-            ours = load_config(self._descriptor, str(self._benchmark.size), sets).model_dump(mode="json")
+            ours = plain(load_config(self._descriptor, str(self._benchmark.size), sets))
             theirs = self.was.config or {}
         except (InputError, AssertionError):
             return []
@@ -345,4 +346,4 @@ class Rerun:
 
 def _pinned(config: RunConfig, was: Told) -> RunConfig:
     """The configuration with the choices of a run; where it logged none, those of the fixed rules."""
-    return config.model_copy(update={"choices": Choosing(measure=False, pinned=dict(was.choices))})
+    return structs.replace(config, choices=Choosing(measure=False, pinned=dict(was.choices)))

@@ -5,14 +5,14 @@ Everything is read as data of bounded size. A file that is a link, or no documen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from msgspec import Struct, ValidationError
 
+from suite.documents import convert
 from suite.files import read_bytes, read_json
 from suite.log import mllog
 from suite.log.limits import limits
@@ -24,7 +24,7 @@ from suite.log.run_folder import RunFolder
 from suite.log.values import finite, whole
 from suite.machine.facts import Facts
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Struct)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _beside(told: Told, folder: RunFolder) -> Told:
 
 def _document(path: Path, model: type[Model]) -> Model | None:
     try:
-        return model.model_validate_json(json.dumps(read_small_json(path)))
+        return convert(read_small_json(path), model)
     except ValidationError:
         return None
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
+from suite.documents import NotNegative, Positive, read_json_document
 from suite.errors import InputError
-from suite.files import read_json_document
 from suite.performance.cost_model import Network, all_reduce
 
 
@@ -69,17 +69,17 @@ def stated_network(bandwidth: float, latency_s: float) -> Network:
     )
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class _Lenient(Struct, frozen=True, kw_only=True):
+    """The base class of the parts of the document."""
 
 
-class _Roof(_Lenient):
+class _Roof(_Lenient, frozen=True, kw_only=True):
     resource: str
     name: str
     mode: str
-    value: float = Field(gt=0, allow_inf_nan=False)
-    slowest: float = Field(gt=0, allow_inf_nan=False)
-    best: float = Field(gt=0, allow_inf_nan=False)
+    value: Positive
+    slowest: Positive
+    best: Positive
     dtype: str | None = None
     capacity_bytes: int | None = None
 
@@ -89,19 +89,19 @@ class _Roof(_Lenient):
         return Span(min(self.slowest, self.value), self.value, max(self.best, self.value))
 
 
-class _Point(_Lenient):
-    x: int = Field(gt=0)
-    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
+class _Point(_Lenient, frozen=True, kw_only=True):
+    x: Annotated[int, Meta(gt=0)]
+    seconds: Positive | None = None
 
 
-class _Curve(_Lenient):
+class _Curve(_Lenient, frozen=True, kw_only=True):
     resource: str
-    ranks: int = Field(ge=1)
-    nodes: int = Field(ge=1)
+    ranks: Annotated[int, Meta(ge=1)]
+    nodes: Annotated[int, Meta(ge=1)]
     points: tuple[_Point, ...]
 
 
-class _Ceilings(_Lenient):
+class _Ceilings(_Lenient, frozen=True, kw_only=True):
     version: Literal[1]
     kind: Literal["ceilings"]
     system: str
@@ -114,25 +114,25 @@ class _Ceilings(_Lenient):
         return sorted((roof for roof in self.roofs if roof.resource == resource), key=lambda roof: -roof.value)
 
 
-class _Errors(_Lenient):
-    largest: float = Field(ge=0, allow_inf_nan=False)
+class _Errors(_Lenient, frozen=True, kw_only=True):
+    largest: NotNegative
 
 
-class _Carried(_Lenient):
-    ranks: int = Field(ge=1)
+class _Carried(_Lenient, frozen=True, kw_only=True):
+    ranks: Annotated[int, Meta(ge=1)]
 
 
-class _Fit(_Lenient):
+class _Fit(_Lenient, frozen=True, kw_only=True):
     sweep: str
-    ranks: int = Field(ge=1)
+    ranks: Annotated[int, Meta(ge=1)]
     network: dict[str, Any]
-    errors: tuple[_Errors, ...] = Field(min_length=1)
+    errors: Annotated[tuple[_Errors, ...], Meta(min_length=1)]
     extrapolated: tuple[_Carried, ...]
 
 
-class _Fits(_Lenient):
+class _Fits(_Lenient, frozen=True, kw_only=True):
     version: Literal[1]
-    fits: tuple[_Fit, ...] = Field(min_length=1, max_length=1)
+    fits: Annotated[tuple[_Fit, ...], Meta(min_length=1, max_length=1)]
 
 
 def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | None) -> Machine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -164,7 +165,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     """
     common = common or Common()
     # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
-    config = config.model_copy(update={"channels_last": False})
+    config = structs.replace(config, channels_last=False)
     plan = parallel.plan
     assert plan is not None
     parts, size = config.gradient_accumulation_steps, parallel.mesh.size

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import RunConfig, load_config, resolve_config
-from suite.descriptor import ANY_HYPERPARAMETERS, Descriptor, describe_card, descriptor
+from suite.descriptor import Descriptor, describe_card, descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import YamlSource, brief, write_whole
+from suite.files import brief, write_whole
 from suite.log.limits import limits
 from suite.log.record import NOT_HYPERPARAMETERS
 from suite.log.run_folder import RunFolder, write_run_info
@@ -46,7 +47,7 @@ def find_benchmark(benchmark: str | Path) -> Descriptor:
     """
     card = Path(benchmark)
     found = describe_card(card) if card.suffix in SUFFIXES else descriptor(str(benchmark))
-    return replace(found, hyperparameters=ANY_HYPERPARAMETERS)
+    return replace(found, hyperparameters=None)
 
 
 def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -> RunConfig:
@@ -61,7 +62,7 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
         if Path(config).suffix not in SUFFIXES:
             raise InputError(f"config {str(config)!r}: expected a mapping or the path of a .yaml file")
         found = load_config(benchmark, str(config))
-    foreign = sorted(found.model_fields_set - ITS_KEYS)
+    foreign = sorted(found.stated - ITS_KEYS)
     if foreign:
         raise InputError(
             f"{foreign[0]} is for the harness's loop; that of an own loop takes {', '.join(sorted(ITS_KEYS))}"
@@ -74,13 +75,13 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
 
 def hyperparameters(config: RunConfig) -> dict[str, Any]:
     """The hyperparameters to log, key to value, as the configuration has them, and the global batch size."""
-    stated = config.hyperparameters.model_dump(mode="json")
+    stated = plain(config.hyperparameters)
     return {"global_batch_size": config.global_batch_size} | stated
 
 
 def logged(config: RunConfig) -> dict[str, Any]:
     """The configuration as a log has it: what was stated, and no default that only the harness's loop makes true."""
-    stated = config.model_fields_set | ALWAYS_LOGGED
+    stated = config.stated | ALWAYS_LOGGED
     return {key: value for key, value in config.logged().items() if key in stated}
 
 
@@ -136,8 +137,8 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
         raise InputError(
             f"{folder.root}: holds runs for another card than {benchmark.card_path}; choose another output"
         )
-    before = load_config(benchmark, str(folder.config_path)).model_dump(mode="json")
-    now = config.model_dump(mode="json")
+    before = plain(load_config(benchmark, str(folder.config_path)))
+    now = plain(config)
     different = sorted(key for key in now if now[key] != before[key])
     if different:
         key = different[0]

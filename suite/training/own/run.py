@@ -148,7 +148,7 @@ class Run:
         root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now), Path)
         folder, trial = make_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
-        if "watchdog" in config.model_fields_set:
+        if "watchdog" in config.stated:
             stacks = folder.stacks(trial, self._world.rank)
             self._world, dog = watch(self._world, config.watchdog, stacks, self._complain, self._progress)
             if dog is not None:

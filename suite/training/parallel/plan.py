@@ -12,62 +12,71 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from msgspec import Meta, Struct
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError, unknown
-from suite.files import YamlSource, first_error
 
 VERSION = 1
 SAMPLE = "sample"
 EXTENT = re.compile(r"(?P<name>\w+)(?P<each> \* samples)?(?: \+ (?P<more>[1-9]\d*))?")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base class of the parts of the document."""
 
 
-class Input(_Part):
+class Input(_Part, frozen=True, kw_only=True):
     """One tensor of a batch: its dimensions by name, and its type."""
 
-    dims: tuple[str, ...] = Field(min_length=1)
+    dims: Annotated[tuple[str, ...], Meta(min_length=1)]
     dtype: Literal["int8", "int16", "uint8", "int64", "float32", "float64"]
-    evaluation: Literal["split", "whole"] = Field("split", description="whole: every rank has all of it in evaluations")
+    evaluation: Annotated[
+        Literal["split", "whole"], Meta(description="whole: every rank has all of it in evaluations")
+    ] = "split"
 
 
-class Boundary(_Part):
+class Boundary(_Part, frozen=True, kw_only=True):
     """Where a module's input or output becomes whole again: all ranks of a group go on alike from there."""
 
     at: Literal["input", "output"] = "input"
-    dims: tuple[str, ...] = Field(min_length=1, description="dimensions by name; flattened ones one by one")
+    dims: Annotated[tuple[str, ...], Meta(min_length=1, description="dimensions by name; flattened ones one by one")]
     when: Literal["always", "evaluation"] = "always"
 
 
-class Own(_Part):
+class Own(_Part, frozen=True, kw_only=True):
     """Collectives of one kind that a workload's loss makes itself, per part of a step."""
 
-    calls: int = Field(gt=0)
-    bytes_per_rank: int = Field(gt=0, description="bytes that a rank gives in all of them, per rank of the run")
+    calls: Annotated[int, Meta(gt=0)]
+    bytes_per_rank: Annotated[
+        int, Meta(gt=0, description="bytes that a rank gives in all of them, per rank of the run")
+    ]
 
 
-class Cut(_Part):
-    """A parameter of which each rank of the tensor axis has a part of one dimension."""
+class Cut(_Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A parameter of which each rank of the tensor axis has a part of one dimension: of ``split``, or ``after`` a sum of the last.
 
-    split: int = Field(ge=0, description="the dimension")
-    groups: int = Field(1, ge=1, description="equal parts of the dimension, each of which is split (q, k and v)")
-    units: str = Field("", description="what is not divided, by its name under extents (heads); [positions]")
-    expert: bool = Field(False, description="of the experts that a rank of the expert axis has")
+    With ``after: sum`` a region adds the parameter to the sum of its ranks' products: each rank has and adds its part.
+    """
+
+    split: Annotated[int, Meta(ge=0, description="the dimension")] | None = None
+    after: Literal["sum"] | None = None
+    groups: Annotated[
+        int, Meta(ge=1, description="equal parts of the dimension, each of which is split (q, k and v)")
+    ] = 1
+    units: Annotated[str, Meta(description="what is not divided, by its name under extents (heads); [positions]")] = ""
+    expert: Annotated[bool, Meta(description="of the experts that a rank of the expert axis has")] = False
+
+    def __post_init__(self) -> None:
+        if (self.split is None) == (self.after is None):
+            raise InputError("expected split: DIMENSION or after: sum")
+        if self.after is not None and (self.groups > 1 or self.units):
+            raise InputError("groups and units belong to split")
 
 
-class AfterSum(_Part):
-    """A parameter that a region adds to the sum of its ranks' products: each rank has and adds a part of its last dimension."""
-
-    after: Literal["sum"]
-    expert: bool = Field(False, description="of the experts that a rank of the expert axis has")
-
-
-Placement = Literal["replicate", "shard", "expert"] | Cut | AfterSum
+Placement = Literal["replicate", "shard", "expert"] | Cut
 
 
 def is_spread(placement: Placement) -> bool:
@@ -75,37 +84,43 @@ def is_spread(placement: Placement) -> bool:
     return placement == "expert" if isinstance(placement, str) else placement.expert
 
 
-class Region(_Part):
+class Region(_Part, frozen=True, kw_only=True):
     """A module whose products the ranks of the tensor axis divide: its input is gathered, its output summed."""
 
-    dims: tuple[str, ...] = Field(
-        (), description="dimensions of input and output by name; the first two may be one; none without ``along``"
-    )
-    field: str = Field("", description="of an output that is no tensor: the name of its tensor")
+    dims: Annotated[
+        tuple[str, ...],
+        Meta(description="dimensions of input and output by name; the first two may be one; none without ``along``"),
+    ] = ()
+    field: Annotated[str, Meta(description="of an output that is no tensor: the name of its tensor")] = ""
 
 
-class TensorPlan(_Part):
+class TensorPlan(_Part, frozen=True, kw_only=True):
     """How the ranks of the tensor axis share a sample. Patterns are of modules; ``dims`` are dimensions by name."""
 
-    along: str = Field(
-        "", description="the dimension that lies in parts between regions, such as positions of a text; empty: none"
-    )
-    begins: dict[str, tuple[str, ...]] = Field({}, description="modules whose input is cut")
-    regions: dict[str, Region] = Field(min_length=1)
-    ends: dict[str, tuple[str, ...]] = Field({}, description="modules whose output becomes whole")
+    along: Annotated[
+        str,
+        Meta(description="the dimension that lies in parts between regions, such as positions of a text; empty: none"),
+    ] = ""
+    begins: Annotated[dict[str, tuple[str, ...]], Meta(description="modules whose input is cut")] = {}
+    regions: Annotated[dict[str, Region], Meta(min_length=1)]
+    ends: Annotated[dict[str, tuple[str, ...]], Meta(description="modules whose output becomes whole")] = {}
 
 
-class Operand(_Part):
+class Operand(_Part, frozen=True, kw_only=True):
     """What becomes of one input or output of a module: exactly one of the five. ``dims``: its dimensions by name."""
 
-    dims: tuple[str, ...] = Field(min_length=1)
-    cut: str = Field("", description="all ranks have the whole of this dimension: each keeps its part")
-    gather: str = Field("", description="each has a part of this dimension: all get the whole, and use it differently")
-    end: str = Field("", description="the same, but all ranks go on alike from there")
-    turn: tuple[str, ...] = Field(
-        (), max_length=2, description="from parts of the first dimension to parts of the second"
-    )
-    first: str = Field("", description="taken from position 0 of this dimension, which the first rank has: all get it")
+    dims: Annotated[tuple[str, ...], Meta(min_length=1)]
+    cut: Annotated[str, Meta(description="all ranks have the whole of this dimension: each keeps its part")] = ""
+    gather: Annotated[
+        str, Meta(description="each has a part of this dimension: all get the whole, and use it differently")
+    ] = ""
+    end: Annotated[str, Meta(description="the same, but all ranks go on alike from there")] = ""
+    turn: Annotated[
+        tuple[str, ...], Meta(max_length=2, description="from parts of the first dimension to parts of the second")
+    ] = ()
+    first: Annotated[
+        str, Meta(description="taken from position 0 of this dimension, which the first rank has: all get it")
+    ] = ""
 
     @property
     def way(self) -> str:
@@ -126,63 +141,70 @@ class Operand(_Part):
 OPERAND_WAYS = ("cut", "gather", "end", "turn", "first")
 
 
-class Operands(_Part):
+class Operands(_Part, frozen=True, kw_only=True):
     """Inputs (positional) and outputs of a module that change, by number."""
 
     inputs: dict[int, Operand] = {}
     outputs: dict[int, Operand] = {}
 
 
-class Draw(_Part):
+class Draw(_Part, frozen=True, kw_only=True):
     """A module that draws random numbers of its input's shape, which all ranks draw whole."""
 
-    dims: tuple[str, ...] = Field(min_length=1)
+    dims: Annotated[tuple[str, ...], Meta(min_length=1)]
     along: str
 
 
-class AxialPlan(_Part):
+class AxialPlan(_Part, frozen=True, kw_only=True):
     """How the ranks of the axial axis share a sample. Patterns are of modules."""
 
-    modules: dict[str, Operands] = Field(min_length=1)
+    modules: Annotated[dict[str, Operands], Meta(min_length=1)]
     draws: dict[str, Draw] = {}
 
 
-class Budget(_Part):
+class Budget(_Part, frozen=True, kw_only=True):
     """A block keeps for its backward pass at most this part of what min-cut keeps that computes no product again."""
 
-    budget: float = Field(ge=0, le=1, allow_inf_nan=False)
+    budget: Annotated[float, Meta(ge=0, le=1)]
 
 
-Recompute = Annotated[
-    Annotated[Literal["full", "selective"], Tag("policy")] | Annotated[Budget, Tag("memory")],
-    Discriminator(lambda given: "memory" if isinstance(given, dict | Budget) else "policy"),
-]
+Recompute = Literal["full", "selective"] | Budget
 
 
-class ParallelPlan(_Part):
+class ParallelPlan(_Part, frozen=True, kw_only=True):
     """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
 
     version: Literal[1]
-    description: str = Field(min_length=1)
+    description: Annotated[str, Meta(min_length=1)]
     mesh: str = ""
     split: tuple[str, ...] = ()
-    extents: dict[str, int | str] = Field(
-        {},
-        description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]; of a list: what divides all",
-    )
-    inputs: dict[str, Input] = Field({}, description="tensors of a batch; the model's first")
-    parameters: dict[str, Placement] = Field(min_length=1, description="path pattern to placement")
-    tensor: TensorPlan | None = Field(None, description="how products are split")
-    axial: AxialPlan | None = Field(None, description="how rows and columns are split")
-    gather: Literal["layer", "step"] = Field("layer", description="when the pieces of sharded parameters are gathered")
-    beside: tuple[Literal["halos", "pieces"], ...] = Field(
-        (),
-        description="exchanges that computing does not wait for: positions for convolutions, pieces of the next layer",
-    )
+    extents: Annotated[
+        dict[str, int | str],
+        Meta(
+            description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]; of a list: what divides all"
+        ),
+    ] = {}
+    inputs: Annotated[dict[str, Input], Meta(description="tensors of a batch; the model's first")] = {}
+    parameters: Annotated[dict[str, Placement], Meta(min_length=1, description="path pattern to placement")]
+    tensor: Annotated[TensorPlan | None, Meta(description="how products are split")] = None
+    axial: Annotated[AxialPlan | None, Meta(description="how rows and columns are split")] = None
+    gather: Annotated[
+        Literal["layer", "step"], Meta(description="when the pieces of sharded parameters are gathered")
+    ] = "layer"
+    beside: Annotated[
+        tuple[Literal["halos", "pieces"], ...],
+        Meta(
+            description="exchanges that computing does not wait for: positions for convolutions, pieces of the next layer"
+        ),
+    ] = ()
     boundaries: dict[str, Boundary] = {}
-    loss: Literal["whole", "part"] = Field("whole", description="part: a rank's loss is the mean over its positions")
-    exchanges: dict[Literal["all_reduce"], Own] = Field({}, description="what the loss itself exchanges, by kind")
-    recompute: dict[str, Recompute] = Field({}, description="path pattern of blocks to policy")
+    loss: Annotated[
+        Literal["whole", "part"], Meta(description="part: a rank's loss is the mean over its positions")
+    ] = "whole"
+    exchanges: Annotated[
+        dict[Literal["all_reduce"], Own], Meta(description="what the loss itself exchanges, by kind")
+    ] = {}
+    recompute: Annotated[dict[str, Recompute], Meta(description="path pattern of blocks to policy")] = {}
 
 
 def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
@@ -205,10 +227,7 @@ def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
 def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     """Read a plan file and its SHA-256. InputError is one line with file and line."""
     source = YamlSource.read(path)
-    try:
-        plan = ParallelPlan.model_validate(source.data)
-    except ValidationError as error:
-        raise InputError(first_error(error, source)) from None
+    plan = source.convert(ParallelPlan)
     for name, given in plan.inputs.items():
         lacking = [each for each in given.dims if each != SAMPLE and each not in plan.extents]
         if lacking:
@@ -327,7 +346,7 @@ def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bo
                 f"plan: extents.{name}: {value!r}: expected a number or HYPERPARAMETER[ * samples][ + N], such as width + 1"
             )
         each, more = match["each"] is not None, int(match["more"] or 0)
-        known = config.hyperparameters.model_dump()
+        known = plain(config.hyperparameters)
         known |= {key: math.gcd(*n) for key, n in known.items() if _are_integers(n)}
         kinds = (int, float) if each else (int,)
         numbers = {key: n for key, n in known.items() if isinstance(n, kinds) and not isinstance(n, bool)}

@@ -25,7 +25,7 @@ from suite.errors import InputError
 from suite.training.parallel.exchange import Axis, Note, add_up, gather
 from suite.training.parallel.mesh import TENSOR, part_of
 from suite.training.parallel.places import Place
-from suite.training.parallel.plan import SAMPLE, AfterSum, Cut, TensorPlan
+from suite.training.parallel.plan import SAMPLE, Cut, TensorPlan
 
 SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
 
@@ -72,7 +72,7 @@ class Slice:
 def split_products(
     model: nn.Module,
     plan: TensorPlan,
-    cuts: Mapping[str, Cut | AfterSum],
+    cuts: Mapping[str, Cut],
     extents: Mapping[str, int],
     axis: Axis,
     twin: int,
@@ -177,27 +177,23 @@ def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
     return found
 
 
-def _slice(
-    name: str, shape: torch.Size, cut: Cut | AfterSum, extents: Mapping[str, int], axis: Axis, twin: int
-) -> Slice:
-    late = isinstance(cut, AfterSum)
-    cut = cut if isinstance(cut, Cut) else Cut(split=max(0, len(shape) - 1))
-    if cut.split >= len(shape):
-        raise InputError(f"plan: parameter {name!r} has {len(shape)} dimensions: split {cut.split} is not one of them")
-    n, parts = shape[cut.split], axis.size
+def _slice(name: str, shape: torch.Size, cut: Cut, extents: Mapping[str, int], axis: Axis, twin: int) -> Slice:
+    late = cut.after is not None
+    split = max(0, len(shape) - 1) if cut.split is None else cut.split
+    if split >= len(shape):
+        raise InputError(f"plan: parameter {name!r} has {len(shape)} dimensions: split {split} is not one of them")
+    n, parts = shape[split], axis.size
     units = extents[cut.units] if cut.units else n // cut.groups
     if n % cut.groups or (n // cut.groups) % units:
-        raise InputError(
-            f"plan: parameter {name!r}: dimension {cut.split} of {n} is not {cut.groups} groups of {units}"
-        )
+        raise InputError(f"plan: parameter {name!r}: dimension {split} of {n} is not {cut.groups} groups of {units}")
     if units % parts:
         fitting = [d for d in range(1, min(units, 64) + 1) if units % d == 0]
-        what = cut.units or f"positions of dimension {cut.split}"
+        what = cut.units or f"positions of dimension {split}"
         raise InputError(f"plan: parameter {name!r}: {units} {what} on {TENSOR}={parts}: expected one of {fitting}")
     extent = n // cut.groups
     low, high = part_of(extent, parts, axis.rank)
-    outer, inner = math.prod(shape[: cut.split]) * cut.groups, math.prod(shape[cut.split + 1 :])
-    return Slice(shape, cut.split, outer, extent, inner, low, high, axis, twin, late)
+    outer, inner = math.prod(shape[:split]) * cut.groups, math.prod(shape[split + 1 :])
+    return Slice(shape, split, outer, extent, inner, low, high, axis, twin, late)
 
 
 def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:

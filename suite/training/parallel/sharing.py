@@ -9,6 +9,7 @@ from typing import Any
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
+from suite.documents import plain
 from suite.errors import InputError
 from suite.training.parallel.mesh import (
     AXIAL,
@@ -143,7 +144,9 @@ class Parallel:
     def logged(self) -> dict[str, Any]:
         """The plan as the log has it."""
         assert self.plan is not None
-        content = self.plan.model_dump(mode="json", exclude={"description", "version", "mesh"})
+        content = {
+            key: value for key, value in plain(self.plan).items() if key not in ("description", "version", "mesh")
+        }
         sizes = {
             DATA: self.mesh.copies,
             SHARD: self.mesh.shard,

@@ -12,10 +12,11 @@ import pytest
 from analysis.fleet import hazard
 from analysis.fleet.selector import Checks, Step, order_checks, pays_from, select
 from analysis.fleet.spells import Spell, read_spells, render
+from suite.documents import convert
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
-CHECKS = Checks.model_validate(
+CHECKS = convert(
     {
         "minutes": {"gemm": 2, "stream": 3, "disk": 5, "idle": 1},
         "incidents": [
@@ -24,7 +25,8 @@ CHECKS = Checks.model_validate(
             {"found_by": ["disk"], "count": 10},
             {"found_by": [], "count": 66},
         ],
-    }
+    },
+    Checks,
 )
 
 

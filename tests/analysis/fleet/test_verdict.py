@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import stats
 
 from analysis.fleet.samples import Metric, by_metric, read_samples
@@ -214,7 +215,7 @@ def test_units_and_nodes_that_contradict_are_named() -> None:
     with pytest.raises(InputError, match="a: m is there twice"):
         by_metric([one, one])
     with pytest.raises(InputError, match=r"b: m in 'MB/s', more is better; another node has 'GB/s', more"):
-        by_metric([one, one.model_copy(update={"node": "b", "unit": "MB/s"})])
+        by_metric([one, structs.replace(one, node="b", unit="MB/s")])
 
 
 @pytest.mark.parametrize(

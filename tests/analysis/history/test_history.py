@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from analysis.history.record import Record, Series, _sum_of, read_history, write_record
 from tests.fixtures.cli import mlhpc
@@ -60,7 +62,7 @@ def record(day: int, seconds: float, *, series: Series = SERIES, **facts: str) -
         compliant=True,
         time_s=(seconds * 8,),
         epoch_s=(seconds,),
-        logs={"result_0.txt": f"{series.model_dump_json()} {day}"},
+        logs={"result_0.txt": f"{msgspec.json.encode(series).decode()} {day}"},
         facts=stated,
         facts_sha256=_sum_of(stated),
         suite_version="1.0",
@@ -180,7 +182,7 @@ def test_an_accepted_change_is_left_out_with_since(tmp_path: Path) -> None:
 def test_unlike_results_are_never_one_series(tmp_path: Path, other: dict[str, Any]) -> None:
     """Two machines, one twice as fast, alternate and then only one goes on: each is steady."""
     folder = fill(tmp_path / "history", nights(20))
-    fill(folder, nights(20, at=30.0, seed=2), series=SERIES.model_copy(update=other))
+    fill(folder, nights(20, at=30.0, seed=2), series=structs.replace(SERIES, **other))
     done = mlhpc("history", "check", folder)
     assert (done.returncode, done.stdout.count("no change in 20 results")) == (0, 4), done.stdout
 
@@ -218,10 +220,10 @@ def test_facts_of_nodes_are_kept_without_what_changes_every_day(tmp_path: Path) 
     for day, model in enumerate(("Model T", "Model U")):
         root = written(tmp_path / str(day), day)
         describe(root)
-        facts = node("node1", collected=f"2026-11-{20 + day}T14:00:00Z").model_copy(
-            update={"cpu": node().cpu.model_copy(update={"model": model})}
+        facts = structs.replace(
+            node("node1", collected=f"2026-11-{20 + day}T14:00:00Z"), cpu=structs.replace(node().cpu, model=model)
         )
-        (root / "facts" / "node1.json").write_text(facts.model_dump_json())
+        (root / "facts" / "node1.json").write_text(msgspec.json.encode(facts).decode())
         done = mlhpc("history", "add", root, "-o", folder, "--any")
         assert done.returncode == 0, done.stderr
     first, second = read_history(folder)
@@ -300,8 +302,8 @@ def test_two_machines_that_nobody_named_are_two_series(tmp_path: Path) -> None:
         for path in root.glob("result_*.txt"):
             path.write_text(path.read_text().replace("test bed", "unknown"))
         describe(root)
-        facts = node().model_copy(update={"cpu": node().cpu.model_copy(update={"cores": cores})})
-        (root / "facts" / "node1.json").write_text(facts.model_dump_json())
+        facts = structs.replace(node(), cpu=structs.replace(node().cpu, cores=cores))
+        (root / "facts" / "node1.json").write_text(msgspec.json.encode(facts).decode())
         assert mlhpc("history", "add", root, "-o", folder, "--any").returncode == 0
     assert [each.series.system for each in read_history(folder)] == ["Model T, 64 cores", "Model T, 128 cores"]
 
@@ -318,7 +320,7 @@ def test_of_many_facts_that_changed_the_first_are_named_and_the_rest_counted(tmp
 def test_series_that_are_too_short_to_say_anything_take_no_share_of_the_rate(tmp_path: Path) -> None:
     folder = fill(tmp_path / "history", nights(6) + nights(6, at=66.0, seed=2))
     for number in range(20):
-        fill(folder, nights(3, seed=number), series=SERIES.model_copy(update={"system": f"retired {number}"}))
+        fill(folder, nights(3, seed=number), series=structs.replace(SERIES, system=f"retired {number}"))
     done = mlhpc("history", "check", folder)
     assert done.returncode == 1
     assert done.stdout.count(": slower: ") == 2

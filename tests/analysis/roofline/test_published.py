@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from analysis.published.scores import published
 from analysis.results.names import FAMILY, MACHINES
@@ -70,7 +71,7 @@ def test_the_work_is_the_workloads_own(name: str) -> None:
     sample = table().work[card.mlperf_name]
     config = load_config(descriptor, "full", [])
     for element_bytes, precision in ((2, "bfloat16"), (4, "float32")):
-        work = load_workload(descriptor)(config.model_copy(update={"precision": precision})).work()
+        work = load_workload(descriptor)(structs.replace(config, precision=precision)).work()
         assert sample.flops == pytest.approx(min(work.model_flops, work.executed_flops), rel=1e-6)
         assert sample.bytes[element_bytes] == pytest.approx(work.algorithmic_bytes, rel=1e-3)
     size = card.size("full")

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from analysis.tournament.folder import Tournament, read_tournament
@@ -84,7 +85,7 @@ class Contest:
         write(root / "result_0.txt", self.mutate.get(turn, lambda same: same)(lines))
         (root / "run.json").write_text("{}")
         (root / "facts").mkdir()
-        (root / "facts" / "node1.json").write_text(node(**self.facts.get(turn, {})).model_dump_json())
+        (root / "facts" / "node1.json").write_text(msgspec.json.encode(node(**self.facts.get(turn, {}))).decode())
         if self.stop_after is not None and len(runner.journal.started()) >= self.stop_after:
             self.stop_after = None
             raise KeyboardInterrupt

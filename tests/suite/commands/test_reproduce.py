@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from suite.documents import convert
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
 from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction, verdict_of
@@ -396,7 +397,7 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     for seed in (1, 2, 3):
         words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
         reproduce(stage / "ACME", tmp_path / f"out_{seed}", *words, code=1)
-    found = [Choosing.model_validate(yaml.safe_load(text)["choices"]) for text in written]
+    found = [convert(yaml.safe_load(text)["choices"], Choosing) for text in written]
     assert not any(each.measure for each in found)
     assert [each.pinned for each in found] == [{"experts": "loop, bmm to 1"}, {"experts": "loop, bmm to 2"}, {}]
 

@@ -25,6 +25,7 @@ from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_texts, rules_page
 from suite.compliance.rules.base import OURS, PAGE, Finding, Waiver
 from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.documents import convert
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, hpc_run, write
@@ -95,13 +96,13 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
     assert document["compliant"] is False
     assert {item["help"] for item in document["findings"]} == {f"{PAGE}#{item.rule}" for item in verdict.findings}
     named = [item for item in document["findings"] if "\udcff" not in item["file"]]
-    VerdictDocument.model_validate(document | {"findings": named})
+    convert(document | {"findings": named}, VerdictDocument)
     stated = json.loads(SCHEMA.read_text())
     assert document.keys() == stated["properties"].keys() == set(stated["required"])
     assert document["findings"][0].keys() == stated["$defs"]["FindingEntry"]["properties"].keys()
     for broken in ({"version": 2}, {"compliant": None}, {"more": 1}, {"findings": [{"rule": "x"}]}):
         with pytest.raises(ValueError, match="validation error"):
-            VerdictDocument.model_validate(document | {"findings": named} | broken)
+            convert(document | {"findings": named} | broken, VerdictDocument)
 
 
 def test_sarif_has_a_rule_and_a_place_for_each_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from suite.compliance.check import check
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
 from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
 from suite.compliance.exchange.result_forms import RESULT_FORMS
+from suite.documents import convert
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write
 from tests.fixtures.package_mutations import example
@@ -122,7 +123,7 @@ def test_every_line_of_jsonl_is_a_document_of_the_schema(runs: Path, tmp_path: P
     documents = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(documents) > 1
     for document in documents:
-        ResultDocument.model_validate(document)
+        convert(document, ResultDocument)
         assert document["schema"] == "mlhpc-result-1"
     groups = json.loads(mlhpc("score", runs, package, "--format", "json").stdout)["groups"]
     assert groups == documents, "score and export say the same"

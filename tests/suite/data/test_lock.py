@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from suite.data.lock import BREAKING_S, SILENT_S, Owner, locked
 from suite.errors import InputError
@@ -76,8 +78,8 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(path: Path, held: su
 
 
 def write(path: Path, age_s: float = 0.0, **changes: object) -> Owner:
-    owner = Owner.this_process({"SLURM_JOB_ID": "7"}).model_copy(update=changes)
-    path.write_text(owner.model_dump_json())
+    owner = structs.replace(Owner.this_process({"SLURM_JOB_ID": "7"}), **changes)
+    path.write_text(msgspec.json.encode(owner).decode())
     os.utime(path, (time.time() - age_s,) * 2)
     return owner
 
@@ -148,7 +150,7 @@ def test_a_process_killed_while_it_took_over_a_lock_blocks_nobody(path: Path) ->
 def test_a_lock_that_was_taken_over_is_not_removed_by_its_former_owner(path: Path) -> None:
     with locked(path, "trial 0"):
         other = write(path, **ELSEWHERE)
-    assert Owner.model_validate_json(path.read_text()) == other
+    assert msgspec.json.decode(path.read_text(), type=Owner) == other
 
 
 def test_of_many_that_find_a_dead_owners_lock_one_gets_it(path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from suite.cli.options import settings
 from suite.commands.run import run as run_command
@@ -228,7 +229,7 @@ def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(t
     told = run_head(text, tmp_path)  # no TMPDIR: set -u ended the script here
     assert (told["code"], told["MLHPC_PYTHON"]) == ("0", "/tmp/env/bin/python")
     assert run_head(text, tmp_path, TMPDIR="/local")["MLHPC_PYTHON"] == "/local/env/bin/python"
-    scratch = launcher.model_copy(update={"scratch": "/scratch/$USER", "environment": {"SITE": "$TMPDIR/site"}})
+    scratch = structs.replace(launcher, scratch="/scratch/$USER", environment={"SITE": "$TMPDIR/site"})
     given = replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=scratch, python="$SITE/python")
     assert run_head(sbatch_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
     calls = (tmp_path / "calls").read_text()

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from suite.compliance.check import check
@@ -44,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     folder = run_folder(tmp_path / "a")
     tuning = {"OMP_NUM_THREADS": "4", "UCX_TLS": "rc,self", "TORCH_HOME": "/home/ann/torch", "X": "a:/b"}
     software = {"packages": {"torch": "2.9.0+cpu", "numpy": "2.1"}}
-    (folder / "facts" / "node1.json").write_text(node(tuning=tuning, software=software).model_dump_json())
+    (folder / "facts" / "node1.json").write_text(msgspec.json.encode(node(tuning=tuning, software=software)).decode())
     return folder
 
 
@@ -108,7 +109,7 @@ def test_the_same_package_has_the_same_crate_wherever_it_lies(package: Path, tmp
 def test_what_is_redacted_is_not_in_the_crate(run: Path, tmp_path: Path) -> None:
     facts = node("gpu7.site.org", tuning={"API_TOKEN": "abcdefghijklmnop", "NODE": "gpu7.site.org"})
     (run / "facts" / "node1.json").unlink()
-    (run / "facts" / "gpu7.site.org.json").write_text(facts.model_dump_json())
+    (run / "facts" / "gpu7.site.org.json").write_text(msgspec.json.encode(facts).decode())
     built = build_package([run], system="bed", out=tmp_path / "out" / "ACME", redact=["hosts", "paths", "account"])
     text = (built.folder / CRATE).read_text()
     assert "facts/node1.json" in text

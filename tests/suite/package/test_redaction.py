@@ -11,6 +11,7 @@ from suite.compliance.check import check
 from suite.compliance.manifest import changed_files
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.documents import plain
 from suite.machine.node_samples import Sample, render
 from suite.machine.secrets import is_secret_name, redact_secrets
 from tests.fixtures.cli import mlhpc
@@ -85,7 +86,7 @@ def run(tmp_path: Path) -> Path:
     (folder / "job.sbatch").write_text(SCRIPT)
     facts = node("gpu17", hostname="gpu17.cluster.example.org", slurm={"SLURM_JOB_NODELIST": "gpu[17-18]"})
     (folder / "facts" / "node1.json").unlink()
-    (folder / "facts" / "gpu17.json").write_text(facts.model_dump_json(indent=1))
+    (folder / "facts" / "gpu17.json").write_text(json.dumps(plain(facts), indent=1))
     info = json.loads((folder / "run.json").read_text())
     info["command"] = ["/home/ada/bin/mlhpc", "run", "cosmoflow", "--set", "data=/home/ada/data/cosmoflow-smoke"]
     (folder / "run.json").write_text(json.dumps(info))
@@ -181,5 +182,5 @@ def test_a_log_has_no_paths() -> None:
     logged = config.logged()
     assert logged["data"] == "c"
     assert logged["staging"]["directory"] == "{node}"
-    assert logged["hyperparameters"] == config.model_dump(mode="json")["hyperparameters"]
+    assert logged["hyperparameters"] == plain(config)["hyperparameters"]
     assert "/" not in json.dumps(logged)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from msgspec import Meta
 from torch import Tensor, nn
 
 from suite.card import Card, OfficialRules, SizeCard
@@ -26,14 +26,15 @@ from suite.config import Hyperparameters, RunConfig
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.descriptor import Descriptor
+from suite.documents import convert
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 
 TRAIN, VALIDATION, WIDTH = 128, 37, 6
 
 
-class ToyConfig(Hyperparameters):
-    base_learning_rate: float = Field(0.2, gt=0)
+class ToyConfig(Hyperparameters, frozen=True, kw_only=True):
+    base_learning_rate: Annotated[float, Meta(gt=0)] = 0.2
     dropout: float = 0.0
     clip_norm: float | None = None
     ema_decay: float | None = None
@@ -263,7 +264,7 @@ def toy_config(data: Path, **changes: Any) -> RunConfig:
         "window_steps": 4,
         "hyperparameters": ToyConfig(**changes.pop("hyperparameters", {})),
     }
-    return RunConfig.model_validate(base | changes)
+    return convert(base | changes, RunConfig)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
@@ -104,7 +105,7 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: 
     ):
         CosmoFlow(config(tiny_data, f"hyperparameters.targets={list(COUPLINGS)}")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
-    write_manifest(tiny_data, manifest.model_copy(update={"attributes": manifest.attributes | {"periodic": False}}))
+    write_manifest(tiny_data, structs.replace(manifest, attributes=manifest.attributes | {"periodic": False}))
     with pytest.raises(InputError, match="not periodic"):
         CosmoFlow(config(tiny_data)).dataset("train", tiny_data)
 

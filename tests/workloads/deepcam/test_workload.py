@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
@@ -63,11 +64,11 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tiny_confi
     with pytest.raises(InputError, match="the config wants"):
         DeepCam(load_config(DESCRIPTOR, "smoke")).dataset("train", tiny_data)
     manifest = read_manifest(tiny_data)
-    write_manifest(tiny_data, manifest.model_copy(update={"attributes": {}}))
+    write_manifest(tiny_data, structs.replace(manifest, attributes={}))
     with pytest.raises(InputError, match="no attribute 'statistics'"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
     flat = {"count": 1} | {name: [1.0] * 16 for name in ("mean", "sqmean", "minval", "maxval")}
-    write_manifest(tiny_data, manifest.model_copy(update={"attributes": {"statistics": flat}}))
+    write_manifest(tiny_data, structs.replace(manifest, attributes={"statistics": flat}))
     with pytest.raises(InputError, match="channel TMQ has minval 1 and maxval 1"):
         DeepCam(tiny_config()).dataset("train", tiny_data)
 

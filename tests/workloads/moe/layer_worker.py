@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from suite.documents import convert
 from suite.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -35,7 +36,7 @@ EXPERTS, WIDTH = 2, 8
 
 def make(mesh: ExpertMesh | None, **settings: object) -> MoELayer:
     torch.manual_seed(0)
-    config = MoEConfig.model_validate({"experts": EXPERTS, "hidden": 16, "expert_parallel": True} | settings)
+    config = convert({"experts": EXPERTS, "hidden": 16, "expert_parallel": True} | settings, MoEConfig)
     return MoELayer(WIDTH, config, mesh)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from suite.documents import convert
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
 
@@ -29,7 +30,7 @@ FORMS = [
 def made(dispatch: str, backend: str, dtype: torch.dtype) -> tuple[MoELayer, Tensor, Tensor]:
     torch.manual_seed(0)
     settings = {"experts": 16, "top_k": 4, "hidden": 256, "dispatch": dispatch, "backend": backend}
-    layer = MoELayer(256, MoEConfig.model_validate(settings)).to("cuda", dtype)
+    layer = MoELayer(256, convert(settings, MoEConfig)).to("cuda", dtype)
     return layer, torch.randn(1024, 256, device="cuda").to(dtype), torch.randn(1024, 256, device="cuda").to(dtype)
 
 

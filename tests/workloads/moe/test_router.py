@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from suite.documents import convert
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
 from workloads.moe.router import Router, gshard_loss, importance_load_loss, z_loss
 
 
 def config(**settings: object) -> MoEConfig:
-    return MoEConfig.model_validate({"experts": 4, "hidden": 8, "balance": "none"} | settings)
+    return convert({"experts": 4, "hidden": 8, "balance": "none"} | settings, MoEConfig)
 
 
 @pytest.fixture

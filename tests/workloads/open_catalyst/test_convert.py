@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec import structs
 
 from suite.commands.data import data
 from suite.data.build import SPLITS
@@ -361,7 +362,7 @@ def test_an_exported_sample_is_data_of_torch_geometric_with_the_edges_of_the_dat
 
 def test_data_of_another_workload_are_not_exported(tiny_data: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_data)
-    write_manifest(tiny_data, manifest.model_copy(update={"workload": "cosmoflow"}))
+    write_manifest(tiny_data, structs.replace(manifest, workload="cosmoflow"))
     with pytest.raises(InputError, match=f"^{tiny_data}: holds data of cosmoflow, not of open_catalyst"):
         export_lmdb(tiny_data, tmp_path / "lmdb")
 

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import special_ortho_group
 
 from suite.config import load_config
+from suite.documents import convert
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.config import OpenCatalystConfig
@@ -24,7 +25,7 @@ NEIGHBOURHOOD = Neighbourhood(4.5, 12)
 def small(**changes: object) -> OpenCatalystConfig:
     values = {"hidden_channels": 24, "output_channels": 16, "blocks": 2, "triplet_channels": 12, "num_spherical": 4}
     values |= {"num_radial": 5, "cutoff_angstrom": 4.5, "learning_rate": 1e-3} | MEANS | changes
-    return OpenCatalystConfig.model_validate(values)
+    return convert(values, OpenCatalystConfig)
 
 
 def a_model(**changes: object) -> DimeNetPlusPlus:

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import train_batches
 from suite.data.shards import ShardReader, shard_path, write_shard
+from suite.documents import plain
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
@@ -174,7 +176,11 @@ def test_the_full_size_is_the_benchmark_of_the_rules() -> None:
     assert isinstance(own, OpenCatalystConfig)
     assert (card.threshold, card.required_runs, card.train_samples, card.eval_samples) == (0.036, 5, 2_000_000, 999_866)
     assert card.official.identical
-    model = own.model_dump(include={"hidden_channels", "blocks", "cutoff_angstrom", "max_neighbours", "num_spherical"})
+    model = {
+        key: value
+        for key, value in plain(own).items()
+        if key in {"hidden_channels", "blocks", "cutoff_angstrom", "max_neighbours", "num_spherical"}
+    }
     assert list(model.values()) == [192, 3, 7, 6.0, 50]
     assert (own.target_std_ev, own.force_coefficient, own.energy_coefficient) == (2.887317180633545, 50.0, 0.0)
 
@@ -191,7 +197,7 @@ def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
     arrays = ShardReader(tiny_data, "train").read(range(8))
     arrays["cell"][3] = 0
     entry = write_shard(shard_path(tmp_path, "train", 0), arrays)
-    write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
+    write_manifest(tmp_path, structs.replace(manifest, splits={"train": (entry,)}))
     data = a_workload().dataset("train", tmp_path)
     data.load([0, 1, 2], seed=0, epoch=1)
     with pytest.raises(InputError, match=rf"^{tmp_path}/train: sample 3: the cell .* has no volume"):
@@ -201,7 +207,7 @@ def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
 def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_data)
     entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
-    write_manifest(tmp_path, manifest.model_copy(update={"splits": {"train": (entry,)}}))
+    write_manifest(tmp_path, structs.replace(manifest, splits={"train": (entry,)}))
     with pytest.raises(InputError, match="dataset 'atom.position' is None, expected"):
         a_workload().dataset("train", tmp_path)
 
@@ -298,7 +304,7 @@ def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: P
             np.add.at(force[here], edges.target, -vector / distance * np.exp(-((distance / 2.0) ** 2)))
         arrays["atom.force"] = force.astype(np.float32)
         splits[split] = (write_shard(shard_path(tmp_path, split, 0), arrays),)
-    write_manifest(tmp_path, manifest.model_copy(update={"splits": splits}))
+    write_manifest(tmp_path, structs.replace(manifest, splits=splits))
     own = config().hyperparameters
     assert isinstance(own, OpenCatalystConfig)
     values = baselines(tmp_path, own)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.descriptor import descriptor
@@ -95,7 +96,7 @@ def test_ranks_that_share_rows_compute_as_one(
     made_once: Callable[[str], Path], ranks: int, changes: dict[str, Any]
 ) -> None:
     """Uneven parts, templates, recycling, recomputed blocks and shared dropout included."""
-    config = SMALL_NET.model_copy(update=ROWS | changes)
+    config = structs.replace(SMALL_NET, **(ROWS | changes))
     model, batch = network(config), batch_of(made_once, config)
     held_out = batch_of(made_once, config, "validation")  # of another length
     loss, gradients = step(copy.deepcopy(model), config, batch)
@@ -126,7 +127,7 @@ def test_ranks_that_share_rows_compute_as_one(
 
 def test_a_chain_with_fewer_residues_than_ranks_can_be_evaluated(made_once: Callable[[str], Path]) -> None:
     """Ranks without a residue; rows are as many as in training."""
-    config = SMALL_NET.model_copy(update={**ROWS, "crop_size": 4, "num_recycling_iters": 0})
+    config = structs.replace(SMALL_NET, **{**ROWS, "crop_size": 4, "num_recycling_iters": 0})
     model, batch = network(config).eval(), batch_of(made_once, config)
     with torch.no_grad():
         expected = model(batch)
@@ -148,7 +149,7 @@ def test_a_chain_with_fewer_residues_than_ranks_can_be_evaluated(made_once: Call
 def test_what_is_sent_in_a_step_is_what_is_noted_without_ranks(
     made_once: Callable[[str], Path], checkpointing: bool
 ) -> None:
-    config = SMALL_NET.model_copy(update={**ROWS, "checkpointing": checkpointing})
+    config = structs.replace(SMALL_NET, **{**ROWS, "checkpointing": checkpointing})
     model, batch = network(config), batch_of(made_once, config)
 
     def run(rank: Holding) -> list[tuple[str, str, int]]:
@@ -174,7 +175,7 @@ def _without(number: int, path: str, kind: str = "inputs") -> AxialPlan:
     assert PLAN is not None
     ways = PLAN.modules[path]
     left = {key: way for key, way in getattr(ways, kind).items() if key != number}
-    return PLAN.model_copy(update={"modules": {**PLAN.modules, path: ways.model_copy(update={kind: left})}})
+    return structs.replace(PLAN, modules={**PLAN.modules, path: structs.replace(ways, **{kind: left})})
 
 
 FORGOTTEN = {
@@ -197,7 +198,7 @@ FORGOTTEN = {
 def test_a_plan_that_forgets_an_operand_fails_before_anything_is_sent(
     made_once: Callable[[str], Path], what: str
 ) -> None:
-    config = SMALL_NET.model_copy(update=ROWS)
+    config = structs.replace(SMALL_NET, **ROWS)
     batch = {name: x.to("meta") for name, x in batch_of(made_once, config).items()}
     number, path, kind = FORGOTTEN[what]
     with torch.device("meta"):
@@ -209,7 +210,7 @@ def test_a_plan_that_forgets_an_operand_fails_before_anything_is_sent(
 
 
 def test_more_ranks_than_rows_are_refused(made_once: Callable[[str], Path]) -> None:
-    config = SMALL_NET.model_copy(update=ROWS)
+    config = structs.replace(SMALL_NET, **ROWS)
     batch = {name: x.to("meta") for name, x in batch_of(made_once, config).items()}
     assert PLAN is not None
     with torch.device("meta"):
@@ -223,7 +224,7 @@ def test_more_ranks_than_rows_are_refused(made_once: Callable[[str], Path]) -> N
 
 def test_the_unsplit_model_reaches_its_ends(made_once: Callable[[str], Path]) -> None:
     """So that the failures above are of what was left out."""
-    config = SMALL_NET.model_copy(update=ROWS)
+    config = structs.replace(SMALL_NET, **ROWS)
     batch = {name: x.to("meta") for name, x in batch_of(made_once, config).items()}
     assert PLAN is not None
     with torch.device("meta"):
@@ -236,8 +237,8 @@ def test_the_unsplit_model_reaches_its_ends(made_once: Callable[[str], Path]) ->
 def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
     made_once: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    config = SMALL_NET.model_copy(
-        update={**ROWS, "num_recycling_iters": 0, "max_templates": 0, "structure_iterations": 1}
+    config = structs.replace(
+        SMALL_NET, **{**ROWS, "num_recycling_iters": 0, "max_templates": 0, "structure_iterations": 1}
     )
     model, batch = network(config), batch_of(made_once, config)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from suite.data.build import SPLITS
 from suite.data.manifest import read_manifest, write_manifest
@@ -176,7 +177,7 @@ def test_pickles_hold_plain_values_only(exported: Path) -> None:
 
 
 def test_data_of_another_workload_are_not_exported(tiny_data: Path, tmp_path: Path) -> None:
-    write_manifest(tiny_data, read_manifest(tiny_data).model_copy(update={"workload": "cosmoflow"}))
+    write_manifest(tiny_data, structs.replace(read_manifest(tiny_data), workload="cosmoflow"))
     with pytest.raises(InputError, match=f"^{tiny_data}: holds data of cosmoflow, not of openfold$"):
         export_preprocessed(tiny_data, tmp_path / "out")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from suite.data.manifest import verify
 from suite.data.shards import ShardReader
@@ -308,7 +309,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, world: World) 
 def test_a_validation_chain_that_is_too_long_is_refused(tmp_path: Path, world: World) -> None:
     root = tmp_path / "data"
     convert(folder(tmp_path / "source"), root, world=world, size="mini")
-    short = SMALL_NET.model_copy(update={"val_max_sequence_length": 11})
+    short = structs.replace(SMALL_NET, val_max_sequence_length=11)
     with pytest.raises(InputError, match="a validation chain has 1. residues, more than val_max_sequence_length 11"):
         OpenFoldData(root, "validation", short, 4)
     OpenFoldData(root, "train", short, 4)  # training crops

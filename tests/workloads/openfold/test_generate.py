@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from suite.data.build import VALIDATION_INDEX
 from suite.data.manifest import read_manifest, verify
@@ -166,7 +167,7 @@ def test_features_have_the_form_of_the_supplement(train: OpenFoldData) -> None:
 
 def test_rows_are_clustered_by_the_whole_chain_then_cropped() -> None:
     protein = families(Families(40, 40, 12), 5, range(1))[0]
-    settings = SMALL_NET.model_copy(update={"max_templates": 0})
+    settings = structs.replace(SMALL_NET, max_templates=0)
     got = sample(protein, settings, np.random.default_rng(7), length=10, training=True)
     rng = np.random.default_rng(7)
     recycles = drawn_recycles(settings, rng)

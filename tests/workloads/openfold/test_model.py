@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -100,7 +101,7 @@ def test_closed_forms_give_the_reference_s_operations_and_parameters() -> None:
 
 @pytest.mark.parametrize("templates", [0, 2])
 def test_closed_forms_equal_torch_s_counter(train: OpenFoldData, templates: int) -> None:
-    own = SMALL_NET.model_copy(update={"max_templates": templates, "num_recycling_iters": 0, "crop_size": 12})
+    own = structs.replace(SMALL_NET, max_templates=templates, num_recycling_iters=0, crop_size=12)
     net = OpenFoldNet(own)
     batch = dict(train.load([0], seed=0, epoch=1))
     batch |= {name: batch[name][:, -1:] for name in ("msa", "deletions", "cluster_profile", "cluster_deletions")}
@@ -123,7 +124,7 @@ def test_checkpointing_gives_the_same_gradients(train: OpenFoldData) -> None:
     gradients = []
     batch = train.load([0, 1], seed=0, epoch=2)
     for checkpointing in (False, True):
-        own = SMALL_NET.model_copy(update={"checkpointing": checkpointing, "msa_dropout": 0.2, "pair_dropout": 0.2})
+        own = structs.replace(SMALL_NET, checkpointing=checkpointing, msa_dropout=0.2, pair_dropout=0.2)
         net = scrambled(OpenFoldNet(own))
         torch.manual_seed(5)
         losses(own, net(batch), batch)["total"].mean().backward()
@@ -229,7 +230,7 @@ def test_outer_product_mean_counts_known_rows_only() -> None:
 
 
 def template_batch(protein: Protein, crop: int, *, seed: int = 0, training: bool = False) -> dict[str, Tensor]:
-    settings = SMALL_NET.model_copy(update={"max_templates": 1, "num_recycling_iters": 0})
+    settings = structs.replace(SMALL_NET, max_templates=1, num_recycling_iters=0)
     arrays = sample(protein, settings, np.random.default_rng(seed), length=crop, training=training)
     return {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
 

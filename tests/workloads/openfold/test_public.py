@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from suite.data.sampling import train_batches
 from suite.data.shards import ShardReader
@@ -205,7 +206,7 @@ def test_training_draws_chains_with_replacement_in_the_reference_s_order(data: d
     likely = torch.tensor([0.5, 0.5, 0.5 / math.sqrt(2), 0.5 / math.sqrt(2)], dtype=torch.float64)
     seed, batch = 12, 2
     drawn = torch.multinomial(likely, 12, replacement=True, generator=torch.Generator().manual_seed(seed)).tolist()
-    settings = SMALL_NET.model_copy(update={"crop_size": 60, "max_templates": 0, "balanced_batches": balanced})
+    settings = structs.replace(SMALL_NET, crop_size=60, max_templates=0, balanced_batches=balanced)
     for ranks in (1, 2):
         opened = OpenFoldData(data["processed"], "train", settings, batch)
         seen: list[list[str]] = []

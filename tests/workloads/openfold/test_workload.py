@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 import yaml
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest
@@ -26,7 +27,7 @@ RULES = Path(__file__).parents[3] / "suite" / "compliance" / "rulesets" / "3.0.0
 
 def small(**changes: object) -> RunConfig:
     config = load_config(DESCRIPTOR, "smoke")
-    return config.model_copy(update={"hyperparameters": SMALL_NET.model_copy(update=changes)})
+    return structs.replace(config, hyperparameters=structs.replace(SMALL_NET, **changes))
 
 
 def test_the_loss_of_a_global_batch_is_the_mean_of_its_parts(tiny_data: Path, world: World) -> None:
@@ -78,8 +79,8 @@ def test_balanced_ranks_share_the_batch_by_work_and_its_mean_loss_stays(tiny_dat
     work: dict[bool, list[list[float]]] = {}
     config = small(crop_size=14, fape_clamp_probability=1.0)
     for balanced in (False, True):
-        own = cast(OpenFoldConfig, config.hyperparameters).model_copy(update={"balanced_batches": balanced})
-        workload = OpenFold(config.model_copy(update={"hyperparameters": own, "global_batch_size": 6}))
+        own = structs.replace(cast(OpenFoldConfig, config.hyperparameters), balanced_batches=balanced)
+        workload = OpenFold(structs.replace(config, hyperparameters=own, global_batch_size=6))
         data = workload.dataset("train", tiny_data)
         torch.manual_seed(0)
         model = workload.build_model(two)
@@ -150,7 +151,7 @@ def test_the_schedule_warms_up_and_decays_by_steps() -> None:
         0.5,
         0.25,
     ]
-    assert [learning_rate(own.model_copy(update={"warmup_steps": 1}), step) for step in (0, 1)] == [0.0, 1.0]
+    assert [learning_rate(structs.replace(own, warmup_steps=1), step) for step in (0, 1)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="decay_steps must increase"):
         OpenFoldConfig(decay_steps=(3, 2))
 
@@ -167,7 +168,7 @@ def test_what_is_not_supported_cannot_be_claimed() -> None:
     with pytest.raises(ValueError, match="official checkpoint is not supported"):
         OpenFold(small(init_checkpoint_sha256sum="b518"))
     with pytest.raises(ValueError, match="no images here"):
-        OpenFold(small().model_copy(update={"channels_last": True}))
+        OpenFold(structs.replace(small(), channels_last=True))
 
 
 def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from suite.documents import convert, plain
 from suite.machine.facts import Accelerator, Facts
 from suite.package.reproduction.causes import ORDER, compare_told
 from suite.package.reproduction.told import Told
@@ -56,27 +58,27 @@ def first(now: Told, was: Told = WAS) -> tuple[str, str] | None:
 
 
 def facts(**parts: Mapping[str, Any] | tuple[Any, ...]) -> Told:
-    document = FACTS.model_dump()
+    document = plain(FACTS)
     for name, values in parts.items():
         document[name] = document[name] | values if isinstance(values, Mapping) else values
-    return replace(WAS, facts=Facts.model_validate(document))
+    return replace(WAS, facts=convert(document, Facts))
 
 
 def environment(**versions: str | None) -> Told:
     kept = [
-        item.model_copy(update={"version": versions.get(item.name, item.version)})
+        structs.replace(item, version=versions.get(item.name, item.version))
         for item in ENVIRONMENT.distributions
         if versions.get(item.name, "") is not None
     ]
-    return replace(WAS, environment=ENVIRONMENT.model_copy(update={"distributions": tuple(kept)}))
+    return replace(WAS, environment=structs.replace(ENVIRONMENT, distributions=tuple(kept)))
 
 
 def rebuilt(name: str) -> Told:
     kept = [
-        item.model_copy(update={"record_sha256": "e" * 64}) if item.name == name else item
+        structs.replace(item, record_sha256="e" * 64) if item.name == name else item
         for item in ENVIRONMENT.distributions
     ]
-    return replace(WAS, environment=ENVIRONMENT.model_copy(update={"distributions": tuple(kept)}))
+    return replace(WAS, environment=structs.replace(ENVIRONMENT, distributions=tuple(kept)))
 
 
 def files(**changed: str) -> Mapping[str, str]:
@@ -111,7 +113,7 @@ DRIFTS: dict[str, tuple[Told, tuple[str, str]]] = {
     "numpy's files": (rebuilt("numpy"), ("package", "numpy 2.4.0: other files")),
     "pytest": (environment(pytest="9.1.0"), ("other package", "pytest")),
     "Python": (
-        replace(WAS, environment=ENVIRONMENT.model_copy(update={"python": "CPython 3.12.0"})), ("python", "Python"),
+        replace(WAS, environment=structs.replace(ENVIRONMENT, python="CPython 3.12.0")), ("python", "Python"),
     ),
     "threads": (facts(tuning={"OMP_NUM_THREADS": "2"}), ("threads", "OMP_NUM_THREADS")),
     "a variable": (facts(tuning={"NCCL_ALGO": "Ring"}), ("environment variable", "NCCL_ALGO")),
@@ -127,7 +129,7 @@ DRIFTS: dict[str, tuple[Told, tuple[str, str]]] = {
         replace(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
     ),
     "the device": (replace(WAS, about={"device": "cuda", "threads_per_rank": 1}), ("device", "device")),
-    "a GPU": (facts(accelerators=(Accelerator(vendor="NVIDIA", model="H100").model_dump(),)), ("device", "accelerators")),
+    "a GPU": (facts(accelerators=(plain(Accelerator(vendor="NVIDIA", model="H100")),)), ("device", "accelerators")),
     "the processor": (facts(cpu={"model": "Model U"}), ("processor", "processor")),
     "instructions": (facts(cpu={"simd": ("avx2",)}), ("processor", "vector instructions")),
     "libc": (facts(software={"libc": "glibc 2.39"}), ("library", "libc")),
@@ -152,7 +154,7 @@ HARMLESS: dict[str, Callable[[], Told]] = {
     "a file of the commands": lambda: replace(WAS, sources=files(suite__commands__run="9" * 64)),
     "changes of the docs": lambda: replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}),
     "a commit that changes no file of a run": lambda: replace(WAS, git={"commit": "def", "dirty": False}),
-    "a host's name": lambda: replace(WAS, facts=FACTS.model_copy(update={"node": "b", "hostname": "b"})),
+    "a host's name": lambda: replace(WAS, facts=structs.replace(FACTS, node="b", hostname="b")),
     "free space": lambda: facts(file_systems=({"purpose": "data", "path": "/d", "free_gib": 1.0},)),
     "pytest's files": lambda: rebuilt("pytest"),
     "choices that were not made": lambda: replace(WAS, choices={}),
@@ -178,6 +180,6 @@ def test_of_two_drifts_the_likelier_cause_is_first() -> None:
 
 
 def test_a_machine_on_which_nothing_ran_is_not_held_against_the_launchers_variables() -> None:
-    unset = replace(WAS, config=None, facts=FACTS.model_copy(update={"tuning": {"TZ": "UTC"}}))
+    unset = replace(WAS, config=None, facts=structs.replace(FACTS, tuning={"TZ": "UTC"}))
     found = compare_told(WAS, unset, workload="cosmoflow")
     assert [each.what for each in found] == ["TZ"]

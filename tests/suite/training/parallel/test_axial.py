@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.documents import convert
 from suite.errors import InputError
 from suite.training.parallel.axial import split_axes
 from suite.training.parallel.exchange import Axis
@@ -50,7 +51,7 @@ def plan_of(**more: Any) -> AxialPlan:
         "result": {"outputs": {0: {"end": "i", "dims": DIMS}}},
         "first": {"inputs": {0: {"first": "i", "dims": ("sample", "j")}}},
     }
-    return AxialPlan.model_validate({"modules": {**modules, **more}})
+    return convert({"modules": {**modules, **more}}, AxialPlan)
 
 
 class Columns(nn.Module):
@@ -150,11 +151,12 @@ def test_a_mask_is_drawn_whole_and_each_rank_keeps_its_part() -> None:
     found = []
     for rank in range(3):
         made = Maps()
-        plan = AxialPlan.model_validate(
+        plan = convert(
             {
                 "modules": {"begin": {"inputs": {0: {"cut": "i", "dims": DIMS}}}},
                 "draws": {"dropout": {"dims": ("sample", "i", "one"), "along": "i"}},
-            }
+            },
+            AxialPlan,
         )
         split_axes(made, plan, {}, Axis("axial", rank, 3))
         torch.manual_seed(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
@@ -35,8 +36,8 @@ CONTEXT, SAMPLES = 9, 4  # positions are not divisible by the ranks
 
 def config(balance: str = "gshard") -> MoELMConfig:
     smoke = load_config(descriptor("moe_lm"), "smoke").hyperparameters
-    moe = smoke.moe.model_copy(update={"hidden": 8, "balance": balance, "dispatch": "dropless"})  # type: ignore[attr-defined]
-    return smoke.model_copy(update={"width": 16, "context": CONTEXT, "row_bytes": CONTEXT + 1, "moe": moe})  # type: ignore[return-value]
+    moe = structs.replace(smoke.moe, hidden=8, balance=balance, dispatch="dropless")  # type: ignore[attr-defined]
+    return structs.replace(smoke, width=16, context=CONTEXT, row_bytes=CONTEXT + 1, moe=moe)  # type: ignore[return-value]
 
 
 EXTENTS = {"position": CONTEXT, "width": 16, "heads": 4, "vocabulary": 256}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
 from suite.config import load_config
 from suite.descriptor import descriptor
@@ -127,7 +128,7 @@ def test_the_slabs_of_all_ranks_are_the_sample(workload: str, name: str) -> None
     plan, _ = read_plan(find_plan(chosen, name))
     parts = (2, 3, 1)[: len(plan.split)]
     mesh = f"data=2,spatial={'x'.join(map(str, parts))}"
-    ranks = [Parallel.of(config.model_copy(update={"mesh": mesh}), chosen, rank, 12) for rank in range(12)]
+    ranks = [Parallel.of(structs.replace(config, mesh=mesh), chosen, rank, 12) for rank in range(12)]
     whole = 1
     for extent in list(ranks[0].extents.values())[: len(parts)]:
         whole *= extent

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
@@ -14,7 +15,7 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
-from suite.training.parallel.plan import AfterSum, Cut, extents_of, find_plan, read_plan
+from suite.training.parallel.plan import Cut, extents_of, find_plan, read_plan
 from suite.training.parallel.products import split_products
 from suite.training.parallel.states import Holders
 from suite.training.state import Position
@@ -32,10 +33,10 @@ SAMPLES = 4
 def config(balance: str) -> SwinV2MoEConfig:
     """Two stages of one and two blocks; windows that shift in the first; heads that two and four ranks divide."""
     smoke = load_config(descriptor("swinv2_moe"), "smoke").hyperparameters
-    moe = smoke.moe.model_copy(  # type: ignore[attr-defined]
-        update={"hidden": 8, "balance": balance, "dispatch": "dropless", "capacity_factor": None, "gate_noise": 0.0}
+    moe = structs.replace(
+        smoke.moe, hidden=8, balance=balance, dispatch="dropless", capacity_factor=None, gate_noise=0.0
     )
-    return smoke.model_copy(update={"embed": 8, "window": 2, "pixels": 16, "heads": (4, 4), "moe": moe})  # type: ignore[return-value]
+    return structs.replace(smoke, embed=8, window=2, pixels=16, heads=(4, 4), moe=moe)  # type: ignore[return-value]
 
 
 def built(balance: str) -> nn.Module:
@@ -202,8 +203,8 @@ class Nested(nn.Module):
 
 def test_a_late_bias_needs_products_of_the_region() -> None:
     assert PLAN.tensor is not None
-    tensor = PLAN.tensor.model_copy(update={"regions": {"ffn": next(iter(PLAN.tensor.regions.values()))}})
-    late = {"ffn.down.bias": AfterSum(after="sum")}
+    tensor = structs.replace(PLAN.tensor, regions={"ffn": next(iter(PLAN.tensor.regions.values()))})
+    late = {"ffn.down.bias": Cut(after="sum")}
     split_products(Nested(), tensor, {"ffn.down.weight": Cut(split=1), **late}, {}, Axis("tensor", 0, 2), 0)
     for weights in ({}, {"ffn.down.weight": Cut(split=0)}):
         with pytest.raises(InputError, match="'ffn.down.bias' is added to no sum"):

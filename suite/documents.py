@@ -1,0 +1,298 @@
+"""Reads YAML and JSON documents into `msgspec.Struct`, and writes them as plain data.
+
+A mistake in a document is an InputError of one line: the file, the line of the key (YAML), the key, its value and what was
+expected. What a document may hold is said by the annotations of its Struct: ``width: Annotated[int, Meta(ge=1)] = 32``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from suite.errors import InputError, did_you_mean
+from suite.files import brief, byte_text, read_json
+
+if TYPE_CHECKING:
+    import yaml
+
+Data = TypeVar("Data")
+Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]  # neither infinite nor NaN
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+LARGEST_YAML = 2**22  # bytes
+_LARGEST_JSON = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
+_SHORT = 2**13  # characters: the fast loader calls itself for each level, and ends the process where 2**15 are nested
+_MOST_VALUES = 10**6  # an alias counts as all values that it stands for: a message may show them
+_POWER = re.compile(
+    r"[-+]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][-+]?[0-9]{1,2}"
+)  # 1e-3 is a number, but YAML 1.1 takes it for text
+
+
+def convert(data: Any, kind: type[Data]) -> Data:
+    """Make a Struct, or any other annotated type, of plain data. msgspec.ValidationError, a ValueError, if they do not fit."""
+    return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
+
+
+def _as_path(kind: type, value: Any) -> Any:
+    if kind is not Path:
+        raise NotImplementedError(f"documents hold no {kind.__name__}")
+    if not isinstance(value, str | Path):
+        raise ValueError(f"expected a path, got `{type(value).__name__}`")
+    return Path(value)
+
+
+def plain(value: Any, *, without_none: bool = False) -> Any:
+    """Render a Struct as plain data for JSON or YAML: paths become text, tuples lists. ``without_none`` omits keys of None."""
+    return _plain(msgspec.to_builtins(value, enc_hook=str), without_none)
+
+
+def _plain(value: Any, without_none: bool) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item, without_none) for key, item in value.items() if not (without_none and item is None)}
+    if isinstance(value, list | tuple):
+        return [_plain(item, without_none) for item in value]
+    return value
+
+
+def read_json_document(path: Path, kind: type[Data], what: str, version: int) -> Data:
+    """Read a JSON document. InputError names the file, what was expected (``what``, for example "facts") and what it holds."""
+    try:
+        data = read_json(path, _LARGEST_JSON)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(data, dict) or data.get("version") != version:
+        actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{path}: expected {what} of version {version}, found {actual}")
+    return YamlSource(path, data, {}).convert(kind)
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """The data of a YAML mapping, and the line of every key path in it."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: dict[tuple[str, ...], int]
+
+    @staticmethod
+    def read(path: Path) -> YamlSource:
+        """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
+        import yaml
+
+        try:
+            with path.open("rb") as file:
+                text = file.read(LARGEST_YAML + 1).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
+            raise InputError(f"{path}: cannot be read: {reason}") from None
+        if len(text) > LARGEST_YAML:
+            raise InputError(f"{path}: has more than {byte_text(LARGEST_YAML)}")
+        try:
+            lines, data = _load(path, text)
+        except InputError:
+            raise
+        except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else str(path)
+            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
+        return YamlSource(path, data, lines)
+
+    def convert(self, kind: type[Data]) -> Data:
+        """Make a Struct of the data. InputError names file, line, key, value and what was expected, or all missing keys."""
+        try:
+            return convert(self.data, kind)
+        except msgspec.ValidationError as error:
+            mistake = find_mistake(self.data, kind, error)
+            raise InputError(f"{self.where(*mistake.key)}: {mistake.text}") from None
+
+    def where(self, *key: str) -> str:
+        """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
+        nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
+        return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse a YAML text. yaml.YAMLError, or what Python raises for a value that does not fit its tag, if it is not valid."""
+    return _load(None, text)[1]
+
+
+def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any]:
+    """The lines of the keys of a YAML text, and its data.
+
+    If the fast loader finds a mistake, the slow one reads again: its message says more.
+    """
+    import yaml
+
+    fast = getattr(yaml, "CSafeLoader", None)
+    if fast is not None and len(text) <= _SHORT:
+        with suppress(yaml.YAMLError):
+            return _construct(path, fast(text))
+    return _construct(path, yaml.SafeLoader(text))
+
+
+def _construct(path: Path | None, loader: yaml.SafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:
+    lines: dict[tuple[str, ...], int] = {}
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return lines, None
+        _collect(node, (), lines, path, {})  # before the data are made, which puts merged keys into the node
+        return lines, loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _collect(
+    node: yaml.Node,
+    prefix: tuple[str, ...] | None,
+    lines: dict[tuple[str, ...], int],
+    path: Path | None,
+    sizes: dict[int, int],
+) -> int:
+    """Add the line of each key below ``prefix``, where its node is met first; returns the number of values. None: in a list.
+
+    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they are in.
+    """
+    import yaml
+
+    if (known := sizes.get(id(node))) is not None:
+        if not known:
+            raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
+        return known
+    size, sizes[id(node)] = 1, 0
+    if isinstance(node, yaml.ScalarNode):
+        # An unquoted 1e-3 becomes a number, as in YAML 1.2.
+        if not node.style and node.tag == "tag:yaml.org,2002:str" and _POWER.fullmatch(node.value):
+            node.tag = "tag:yaml.org,2002:float"
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = None if prefix is None else (*prefix, str(key.value))
+            if here is not None:
+                if here in lines and key.value != "<<":
+                    raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+                lines[here] = key.start_mark.line + 1
+            size += _collect(value, here, lines, path, sizes)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            size += _collect(item, None, lines, path, sizes)
+    if size > _MOST_VALUES:
+        raise InputError(f"{path}:{node.start_mark.line + 1}: has more than {_MOST_VALUES} values, by aliases")
+    sizes[id(node)] = size
+    return size
+
+
+class Mistake(NamedTuple):
+    """Where a document is wrong, and one line that says how."""
+
+    key: tuple[str, ...]
+    text: str
+
+
+# A message of msgspec: what is wrong, and where. The place may be a key itself: "Expected `int` - at `key` in `$.points`".
+_MESSAGE = re.compile(r"(?s)(.*?)(?: - at (`key` in )?`\$(.*)`)?")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_KEY_OF_ERROR = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`")
+
+
+def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistake:
+    """Find the place that an error of `convert` speaks of.
+
+    msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key, so data and types are followed along it.
+    """
+    match = _MESSAGE.fullmatch(str(error))
+    assert match is not None
+    text, of_key, place = match[1], match[2], match[3] or ""
+    key: list[str] = []
+    for name, index in _STEP.findall(place):
+        part: Any = name or index
+        if index == "...":
+            part = next((each for each in data if not _fits(data[each], _inner(kind, each))), None)
+            if part is None:  # all of a type that this function does not know
+                break
+        elif index:
+            part = int(index)
+        kind, data = _inner(kind, part), data[part]
+        key.append(str(part))
+    if (field := _KEY_OF_ERROR.fullmatch(text)) is not None:
+        struct = next(each for each in _choices(kind) if _is_struct(each))
+        if "unknown" in text:
+            return Mistake((*key, field[1]), unknown_key(struct, field[1]))
+        required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
+        missing = [".".join((*key, each)) for each in required if each not in data]
+        return Mistake(tuple(key), f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}")
+    if text.startswith("Invalid enum value"):
+        options = [each for choice in _choices(kind) if get_origin(choice) is Literal for each in get_args(choice)]
+        text = f"expected one of {', '.join(map(repr, options))}"
+    text = text.replace("`object`", "a mapping").replace("`array`", "a list").replace("`", "")
+    text = f"{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else text
+    if of_key:
+        return Mistake(tuple(key), f"{'.'.join(key)}: {text} as the key")
+    name = f"{'.'.join(key)} = " if key else ""
+    return Mistake(tuple(key), f"{name}{brief(data, longest=80)}: {text}")
+
+
+def _fits(data: Any, kind: Any) -> bool:
+    try:
+        convert(data, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _choices(kind: Any) -> Iterator[Any]:
+    """The types that a value may have: each of a union, without the limits of Annotated."""
+    if get_origin(kind) is Annotated:
+        yield from _choices(get_args(kind)[0])
+    elif get_args(kind) and get_origin(kind) not in (list, tuple, dict, Mapping, Literal) and not _is_struct(kind):
+        for each in get_args(kind):
+            yield from _choices(each)
+    else:
+        yield kind
+
+
+def _inner(kind: Any, part: Any) -> Any:
+    """The type of one part of a value: of a field, of a key of a mapping or of an item of a list. Any if it has no such part."""
+    for choice in _choices(kind):
+        origin, args = get_origin(choice), get_args(choice)
+        if _is_struct(choice):
+            for field in msgspec.structs.fields(choice):
+                if field.encode_name == part:
+                    return field.type
+        elif origin in (dict, Mapping):
+            return args[1]
+        elif origin is tuple and args[-1:] != (...,) and isinstance(part, int):
+            return args[part]
+        elif origin in (list, tuple):
+            return args[0]
+    return Any
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def unknown_key(kind: type[msgspec.Struct], key: str) -> str:
+    """The end of a message about an unknown key: the nearest one, in a section below too, and the keys that there are."""
+    known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
+    inside = [path for path in _key_paths(kind) if path.rpartition(".")[2] == key]
+    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
+    return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
+
+
+def _key_paths(kind: type[msgspec.Struct]) -> Iterator[str]:
+    """The dotted names of the keys in the sections of a Struct."""
+    for field in msgspec.structs.fields(kind):
+        if _is_struct(field.type):
+            for inner in msgspec.structs.fields(field.type):
+                yield f"{field.encode_name}.{inner.encode_name}"
+            yield from (f"{field.encode_name}.{path}" for path in _key_paths(field.type))
