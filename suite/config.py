@@ -161,7 +161,8 @@ def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterab
 @cache
 def _config_kind(own: Any) -> type[RunConfig]:
     """RunConfig with the type of a workload's hyperparameters, so that they are checked too."""
-    return defstruct("RunConfig", [("hyperparameters", own)], bases=(RunConfig,), kw_only=True, frozen=True)
+    kind = defstruct("RunConfig", [("hyperparameters", own)], bases=(RunConfig,), kw_only=True, frozen=True)
+    return cast("type[RunConfig]", kind)
 
 
 def _find(descriptor: Descriptor, name: str) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
@@ -236,7 +237,9 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     text = text.replace("`object`", "a mapping").replace("`array`", "a list").replace("`", "")
     text = f"{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else text
     if of_key:
-        return Mistake(tuple(key), f"{'.'.join(key)}: {text} as the key")
+        of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
+        wrong = next(each for each in data if not _fits({each: None}, GenericAlias(dict, (of, Any))))
+        return Mistake((*key, str(wrong)), f"{'.'.join((*key, str(wrong)))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
     return Mistake(tuple(key), f"{name}{brief(data, longest=80)}: {text}")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from suite.errors import InputError
 from suite.files import brief
 from suite.log.values import finite
-from suite.machine.node_samples import Sample
+from suite.machine.node_samples import Better, Sample
 
 # Metrics with such names are better when less, as in SuperBench's own rule files.
 _LESS = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
@@ -55,6 +55,6 @@ def as_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
             if value > 0.0 and not metric.endswith("return_code"):
                 ranks.setdefault(metric, []).append(value)
         for metric, values in ranks.items():
-            better = "less" if _LESS.search(metric) else "more"
+            better: Better = "less" if _LESS.search(metric) else "more"
             found.append(Sample(node=node, metric=metric, better=better, values=tuple(values)))
     return found

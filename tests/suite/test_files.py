@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ValidationError
+from msgspec import Meta, Struct, ValidationError
 
-from suite.documents import convert
+from suite.documents import LARGEST_YAML, YamlSource, convert, find_mistake, parse_yaml
 from suite.errors import InputError
-from suite.files import LARGEST_YAML, YamlSource, first_error
 from suite.training.parallel.plan import ParallelPlan
 
 
@@ -30,7 +31,7 @@ def test_a_large_yaml_file_is_not_parsed(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("recompute: {blocks.*: {budget: 2}}", "4: recompute.blocks.*.budget = 2: "),
-        ("recompute: {blocks.*: {much: 2}}", "4: missing key 'recompute.blocks.*.budget'"),
+        ("recompute: {blocks.*: {much: 2}}", "4: unknown key 'much'"),
         ("recompute: {blocks.*: often}", "4: recompute.blocks.* = 'often': "),
         ("recompute: {blocks.*: [full]}", "4: recompute.blocks.* = ['full']: "),
         ("recompute: [full]", "4: recompute = ['full']: "),
@@ -42,6 +43,63 @@ def test_a_key_is_named_as_the_file_states_it(tmp_path: Path, line: str, says: s
     """Not by the kind of value that was tried."""
     (path := tmp_path / "plan.yaml").write_text(f"version: 1\ndescription: d\nparameters: {{a: replicate}}\n{line}\n")
     source = YamlSource.read(path)
+    with pytest.raises(InputError) as caught:
+        source.convert(ParallelPlan)
+    assert str(caught.value).startswith(f"{path}:{says}")
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    runs: Annotated[int, Meta(ge=1)]
+    root: Path | None = None
+    kind: Literal["a", "b"] = "a"
+
+
+class Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: Literal[1] = 1
+    sizes: dict[str, Part] = {}
+    parts: tuple[Part, ...] = ()
+    counts: Mapping[int, tuple[float, float] | None] = {}
+    one: Part = Part(runs=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "text"),
+    [
+        ({"sizes": {"a": {"runs": 1}, "b.c": {"runs": 0}}}, "sizes|b.c|runs", "sizes.b.c.runs = 0: expected int >= 1"),
+        ({"sizes": {"a": {}}}, "sizes|a", "missing key 'sizes.a.runs'"),
+        ({"sizes": {"a": {"runs": 1, "root": 3}}}, "sizes|a|root", "sizes.a.root = 3: expected a path, got int"),
+        ({"parts": [{"runs": 1}, {"runs": True}]}, "parts|1|runs", "parts.1.runs = True: expected int, got bool"),
+        (
+            {"parts": [{"run": 1}]},
+            "parts|0|run",
+            "unknown key 'run'; did you mean 'runs'? valid keys: kind, root, runs",
+        ),
+        ({"counts": {1: [1, 2], 2: [1]}}, "counts|2", "counts.2 = [1]: expected a list of length 2, got 1"),
+        ({"counts": {"x": None}}, "counts|x", "counts.x: expected int, got str as the key"),
+        ({3: 4}, "3", "3: expected str as the key"),
+        ({"one": {"runs": 1, "kind": "c"}}, "one|kind", "one.kind = 'c': expected one of 'a', 'b'"),
+        ({"one": 7}, "one", "one = 7: expected a mapping, got int"),
+        (
+            {"runs": 1},
+            "runs",
+            "unknown key 'runs'; did you mean 'one.runs'? valid keys: counts, one, parts, sizes, version",
+        ),
+        ([], "", "[]: expected a mapping, got a list"),
+    ],
+)
+def test_a_mistake_is_found_by_its_key_with_value_and_what_was_expected(data: Any, key: str, text: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        convert(source.data, ParallelPlan)
-    assert first_error(caught.value, source).startswith(f"{path}:{says}")
+        convert(data, Document)
+    assert find_mistake(data, Document, caught.value) == (tuple(key.split("|")) if key else (), text)
+
+
+def test_a_power_of_ten_is_a_number_and_in_quotes_a_text() -> None:
+    assert parse_yaml("[1e-3, 1.5E3, 2e+1, 1e, '1e-3', e5, 1e1234]") == [
+        0.001,
+        1500.0,
+        20.0,
+        "1e",
+        "1e-3",
+        "e5",
+        "1e1234",
+    ]

@@ -137,6 +137,8 @@ def moe(  # one parameter per option
     output: Path | None,
 ) -> None:
     """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
+    from workloads.moe.config import MoEConfig
+
 
     try:
         config = convert(

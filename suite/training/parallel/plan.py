@@ -181,7 +181,7 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
     extents: Annotated[
         dict[str, int | str],
         Meta(
-            description="positions of each dimension, or what says so: HYPERPARAMETER[ * samples][ + N]; of a list: what divides all"
+            description="positions of each dimension, or HYPERPARAMETER[ * samples][ + N]; of a list: what divides all"
         ),
     ] = {}
     inputs: Annotated[dict[str, Input], Meta(description="tensors of a batch; the model's first")] = {}
