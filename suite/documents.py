@@ -50,7 +50,20 @@ def _as_path(kind: type, value: Any) -> Any:
 
 def plain(value: Any, *, without_none: bool = False) -> Any:
     """Render a Struct as plain data for JSON or YAML: paths become text, tuples lists. ``without_none`` omits keys of None."""
-    return _plain(msgspec.to_builtins(value, enc_hook=str), without_none)
+    return _plain(msgspec.to_builtins(value, enc_hook=_as_plain), without_none)
+
+
+def as_json(value: Any) -> str:
+    """Render a Struct as one line of JSON, without a line end."""
+    return msgspec.json.encode(value, enc_hook=_as_plain).decode()
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # a number of NumPy
+        return value.item()
+    raise TypeError(f"documents hold no {type(value).__name__}")
 
 
 def _plain(value: Any, without_none: bool) -> Any:

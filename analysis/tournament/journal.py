@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct, json
+from msgspec import Meta, Struct
 
 from analysis.tournament.folder import Tournament, read_plain
 from analysis.tournament.race import Turn
-from suite.documents import read_json_document
+from suite.documents import as_json, read_json_document
 from suite.errors import InputError
 from suite.files import write_whole
 
@@ -100,7 +100,7 @@ class Journal:
         )  # fmt: skip
 
     def _add(self, note: Note) -> None:
-        text = json.encode(note).decode() + "\n"
+        text = as_json(note) + "\n"
         write_whole(self.folder / f"{note.number:06d}.json", text, overwrite=False)
         self.notes.append(note)
         self._last = hashlib.sha256(text.encode()).hexdigest()

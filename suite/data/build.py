@@ -235,7 +235,7 @@ def _write_all(
 def _record(path: Path, entry: ShardEntry) -> None:
     """Add the entry of a shard that is whole on the disk to this process's record, and force that to the disk."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(msgspec.json.encode(entry).decode() + "\n")
+        file.write(as_json(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

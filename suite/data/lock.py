@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, json
 
+from suite.documents import as_json
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, one_line, print_line
 from suite.processes import start_of
@@ -131,7 +132,7 @@ def _create(path: Path, owner: Owner) -> float | None:
     own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
     try:
         with own.open("x", encoding="utf-8") as file:
-            file.write(json.encode(owner).decode() + "\n")
+            file.write(as_json(owner) + "\n")
             file.flush()
             os.fsync(file.fileno())
         now = own.stat().st_mtime
@@ -143,7 +144,7 @@ def _create(path: Path, owner: Owner) -> float | None:
             return now
         except OSError:  # a file system without hard links
             with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-                file.write(json.encode(owner).decode() + "\n")
+                file.write(as_json(owner) + "\n")
                 return None
             return now
         return None

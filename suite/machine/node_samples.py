@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, json
+from msgspec import Meta, Struct
 
-from suite.documents import Positive
+from suite.documents import Positive, as_json
 from suite.errors import InputError
 
 END = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
@@ -40,4 +40,4 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
 def render(samples: Iterable[Sample]) -> str:
     """The text of a file of samples."""
-    return "".join(f"{json.encode(sample).decode()}\n" for sample in samples)
+    return "".join(f"{as_json(sample)}\n" for sample in samples)
