@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from suite.data.lock import locked_together
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
 from suite.data.shards import Compression, shard_path, write_shard
+from suite.documents import as_json
 from suite.errors import InputError, unknown
 from suite.files import PART_SUFFIX, write_whole
 from suite.world import World
