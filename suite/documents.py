@@ -247,7 +247,9 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     if text.startswith("Invalid enum value"):
         options = [each for choice in _choices(kind) if get_origin(choice) is Literal for each in get_args(choice)]
         text = f"expected one of {', '.join(map(repr, options))}"
-    text = text.replace("`object`", "a mapping").replace("`array`", "a list").replace("`", "")
+    if "matching regex" in text and (described := _description(kind)):
+        text = f"expected {described}"
+    text = re.sub("`([^`]*)`", lambda words: words[1].replace("object", "a mapping").replace("array", "a list"), text)
     text = f"{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else text
     if of_key:
         of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
@@ -274,6 +276,13 @@ def _choices(kind: Any) -> Iterator[Any]:
             yield from _choices(each)
     else:
         yield kind
+
+
+def _description(kind: Any) -> str | None:
+    """What the annotation says that a text must be, in words."""
+    if get_origin(kind) is Annotated:
+        return next((each.description for each in kind.__metadata__ if isinstance(each, msgspec.Meta)), None)
+    return next((found for each in get_args(kind) if (found := _description(each))), None)
 
 
 def _inner(kind: Any, part: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import DecodeError, json
 
 from analysis.fleet.superbench import as_samples, parse_results
+from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.files import read_bytes
 from suite.log.limits import limits
@@ -48,9 +49,10 @@ def read_samples(path: Path) -> list[Sample]:
     found = []
     for number, line in lines:
         try:
-            found.append(json.decode(line, type=Sample))
-        except (DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}:{number}: {error}") from None
+            data = json.decode(line)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"{path}:{number}: expected JSON: {error}") from None
+        found.append(YamlSource(Path(f"{path}:{number}"), data, {}).convert(Sample))
     return found
 
 

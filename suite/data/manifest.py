@@ -40,7 +40,7 @@ class ShardEntry(_Frozen, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
-            raise InputError(f"file {self.file!r}: expected a relative path inside the data set")
+            raise InputError("file: expected a relative path inside the data set")
 
 
 class Manifest(_Frozen, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import suite
 from suite.documents import YamlSource
 from suite.errors import InputError, unknown
 
-TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
 
 def time_limit_s(text: str) -> int:
@@ -37,8 +37,9 @@ def time_limit_s(text: str) -> int:
     return first * 60 + (second or 0)
 
 
-Line = Annotated[str, Meta(pattern=r"\A[^\n]*\S[^\n]*\Z")]
-Word = Annotated[str, Meta(pattern=r"\A[^\s\"'`$\\#;&|<>()]+\Z")]
+Line = Annotated[str, Meta(pattern=r"\A[^\n]*\S[^\n]*\Z", description="one line of text")]
+TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT.pattern, description="minutes, h:mm:ss or d-hh:mm:ss")]
+Word = Annotated[str, Meta(pattern=r"\A[^\s\"'`$\\#;&|<>()]+\Z", description="one word without shell characters")]
 
 
 class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpus_per_task: Annotated[int, Meta(ge=1)] = 1
     gpus_per_node: Annotated[int, Meta(ge=0)] = 0
     exclusive: bool = True
-    time_limit: str = "01:00:00"
+    time_limit: TimeLimit = "01:00:00"
     signal_margin_s: Annotated[int, Meta(ge=1), "seconds before the time limit at which ranks save and stop"] = 120
     requeue: Annotated[bool, "the site allows `scontrol requeue` from inside a job"] = False
     mpi: Annotated[Word, "srun --mpi=; `srun --mpi=list` shows the site's"] = "pmi2"
@@ -84,9 +85,6 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Line | None, "folder in which `submit --preflight` keeps what it measured of good nodes"
     ] = None
     flops_per_s_per_rank: Annotated[float, Meta(gt=0), "stated rate for the estimate of `--dry-run`"] | None = None
-
-    def __post_init__(self) -> None:
-        time_limit_s(self.time_limit)
 
 
 class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,7 +118,7 @@ class Job:
     seed: int | None = None
     run: str | None = None
     python: str = "python3"
-    time_limit: str = "01:00:00"
+    time_limit: TimeLimit = "01:00:00"
     output: str = "%x-%j.out"
     overrides: tuple[str, ...] = ()
     preflight: int = 0

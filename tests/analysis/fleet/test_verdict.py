@@ -190,11 +190,11 @@ def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> N
         ("x", ":1: "),
         (
             '{"node": "a", "metric": "m", "better": "more", "values": [0]}',
-            "values.0 = 0: Input should be greater than 0",
+            "values.0 = 0: expected float > 0.0",
         ),
         ('{"node": "a", "metric": "m", "better": "up", "values": [1]}', "better = 'up'"),
         ('{"node": "a", "metric": "m", "better": "more", "values": []}', "expected values, or failed with the reason"),
-        ('{"node": "a", "metric": "m", "better": "more", "values": [1], "x": 1}', "x = 1: Extra inputs"),
+        ('{"node": "a", "metric": "m", "better": "more", "values": [1], "x": 1}', "unknown key 'x'"),
         ('{"version": 2, "node": "a", "metric": "m", "better": "more", "values": [1]}', "version = 2"),
         ('{"node": "a", "metric": "m", "better": "more", "values": [NaN]}', ":1: "),
     ],

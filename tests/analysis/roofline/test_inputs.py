@@ -34,9 +34,9 @@ Build = Callable[..., Any]
     [
         ({"kind": "profile"}, "expected a file of kind 'ceilings', found 'profile'"),
         ({"version": 2}, "ceilings version 2; this suite reads 1"),
-        ({"ranks": 0}, "ranks: Input should be greater than or equal to 1"),
-        ({"roofs": [{"resource": "compute"}]}, "roofs.0.name: Field required"),
-        ({"device": None}, "device: "),
+        ({"ranks": 0}, "ranks = 0: expected int >= 1"),
+        ({"roofs": [{"resource": "compute"}]}, "missing keys 'roofs.0.name', "),
+        ({"device": None}, "device = None: "),
         (
             {"curves": [{"resource": "all_reduce", "name": "x", "points": [{"x": 8, "value": -1}]}]},
             "curves.0.points.0.value",

@@ -194,7 +194,7 @@ def test_facts_are_written_once_per_node_and_read_back(tmp_path: Path, monkeypat
     [
         ("{", "expected JSON"),
         ('{"version": 9}', "expected facts of version 1, found 9"),
-        ('{"version": 1}', "collected: "),
+        ('{"version": 1}', "missing keys 'collected', 'node', 'hostname'"),
     ],
 )
 def test_facts_that_are_none_say_what_was_wanted(tmp_path: Path, text: str, message: str) -> None:

@@ -96,7 +96,7 @@ def test_a_system_file_wins_over_the_facts_and_its_launcher_block_is_not_ours(he
             ":5: unknown key 'coolin'; did you mean 'cooling'? valid keys: accelerator_",
         ),
         ("memory_per_node_gib: 512", "memory_per_node_gib: lots", ":7: description.memory_per_node_gib = 'lots': "),
-        ("description:\n", "description: text\nx:\n", ":3: description: expected a mapping, found 'text'"),
+        ("description:\n", "description: text\nx:\n", ":3: description = 'text': expected a mapping | null, got str"),
     ],
 )
 def test_a_mistake_in_the_description_says_file_line_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
