@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, field, structs
 
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
@@ -119,12 +119,12 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workload: str | None = None
     epoch_counts_samples: bool = False
     throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
-    closed: dict[str, KeyRule] = {}
-    reference_points: dict[int, tuple[float, ...]] = {}
+    closed: dict[str, KeyRule] = field(default_factory=dict)
+    reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
     reference_slack: float = 0.0  # by so much a submission may converge faster than the test allows
-    parts: dict[str, KeyRule] = {}  # of a metric of several: what the value of each must be
+    parts: dict[str, KeyRule] = field(default_factory=dict)  # of a metric of several: what the value of each must be
     offline_evals: bool = False  # evaluations may be made after the run, by other processes
-    numbered: dict[str, tuple[str, ...]] = {}
+    numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     card: SizeCard | None = None
 
