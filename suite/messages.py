@@ -13,7 +13,7 @@ import msgspec
 
 
 def encode(value: Any) -> bytes:
-    """Encode numbers, texts, bytes, lists, dicts, data classes, paths and numpy arrays."""
+    """Encode numbers, texts, bytes, lists, dicts, data classes, Structs, paths and numpy arrays."""
     return msgspec.msgpack.encode(value, enc_hook=_encode_other)
 
 
@@ -42,8 +42,6 @@ def _encode_other(value: Any) -> Any:
         return value.item()
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "model_dump"):  # a pydantic model
-        return value.model_dump(mode="json")
     raise NotImplementedError(f"{type(value).__name__} cannot be sent to other ranks")
 
 
@@ -55,6 +53,4 @@ def _decode_other(kind: Any, value: Any) -> Any:
         return np.frombuffer(data, dtype).reshape(shape)
     if kind is Path:
         return Path(value)
-    if hasattr(kind, "model_validate"):  # a pydantic model
-        return kind.model_validate(value)
     raise NotImplementedError(f"{kind} cannot be received from other ranks")

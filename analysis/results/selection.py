@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
@@ -69,10 +69,10 @@ def select(
 
 
 def _believing(target: Target) -> Target:
-    return _Believing(**{each.name: getattr(target, each.name) for each in fields(Target)})
+    return _Believing(**{name: getattr(target, name) for name in Target.__struct_fields__})
 
 
-class _Believing(Target):
+class _Believing(Target, frozen=True):
     """A target that any evaluation meets: what a log's own status says then decides."""
 
     def reached(self, value: float) -> bool:

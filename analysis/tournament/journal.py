@@ -22,7 +22,9 @@ from suite.errors import InputError
 from suite.files import write_whole
 
 VERSION: Final = 1
-OPENED, STARTED, ENDED = "opened", "started", "ended"
+OPENED: Final = "opened"
+STARTED: Final = "started"
+ENDED: Final = "ended"
 
 
 class Note(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

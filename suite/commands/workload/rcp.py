@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from suite.compliance import convergence
 from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
 from suite.descriptor import descriptor as find_descriptor
+from suite.documents import plain
 from suite.errors import InputError
 from suite.files import print_line, write_whole
 from suite.log.reader import read_events
@@ -61,7 +61,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     merged = tuple(point for _, point in sorted((earlier | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
     path = folder / "rcp" / f"{size}.json"
-    write_whole(path, json.dumps(asdict(document), indent=1) + "\n")
+    write_whole(path, json.dumps(plain(document), indent=1) + "\n")
     for point in points.values():
         print_line(_line(point))
     print_line(f"{path}: written")
@@ -76,7 +76,7 @@ def show(workload: str, style: str) -> None:
     descriptor = find_descriptor(workload)
     if style == JSON:
         known_points = [read_reference_points(descriptor.folder, size) for size in descriptor.card().sizes]
-        print_line(json.dumps([asdict(points) for points in known_points if points], indent=1))
+        print_line(json.dumps([plain(points) for points in known_points if points], indent=1))
         return
     for size, card in descriptor.card().sizes.items():
         known = read_reference_points(descriptor.folder, size)

@@ -75,7 +75,7 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
 
 def hyperparameters(config: RunConfig) -> dict[str, Any]:
     """The hyperparameters to log, key to value, as the configuration has them, and the global batch size."""
-    stated = plain(config.hyperparameters)
+    stated: dict[str, Any] = plain(config.hyperparameters)
     return {"global_batch_size": config.global_batch_size} | stated
 
 

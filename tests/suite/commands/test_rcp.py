@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from suite.commands.rcp import reference_point
 
-from suite import fitted
 from suite.card import ReferencePoints
 from suite.compliance.ruleset import ruleset
+from suite.documents import convert
 from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
@@ -30,7 +30,7 @@ def test_record_writes_epochs_and_seeds_beside_the_card(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "batch 16: 3.09 +- 0.30 epochs, n=11, 1 did not converge" in done.stdout
 
-    points = fitted(ReferencePoints, json.loads((tmp_path / "out" / "rcp" / "smoke.json").read_text()))
+    points = convert(json.loads((tmp_path / "out" / "rcp" / "smoke.json").read_text()), ReferencePoints)
     (point,) = points.points
     assert (points.workload, points.size, point.global_batch_size) == ("cosmoflow", "smoke", 16)
     assert point.not_converged == (103,)
@@ -47,7 +47,7 @@ def test_a_point_spans_data_sets(tmp_path: Path) -> None:
         write(path, edit("data_manifest", value="f" * 64)(log))
     done = mlhpc("workload", "rcp", "record", first, second, "-o", tmp_path)
     assert "batch 16: 3.50 +- 0.53 epochs, n=10 on 2 data sets" in done.stdout, done.stderr
-    (point,) = fitted(ReferencePoints, json.loads((tmp_path / "rcp" / "smoke.json").read_text())).points
+    (point,) = convert(json.loads((tmp_path / "rcp" / "smoke.json").read_text()), ReferencePoints).points
     assert point.data_manifests[5:] == ("f" * 64,) * 5
     assert len({*zip(point.seeds, point.data_manifests, strict=True)}) == 10
     assert len(set(point.seeds)) == 5
