@@ -128,7 +128,7 @@ class Common:
     """What predictions of one configuration have in common, whatever its plan and mesh are."""
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None
