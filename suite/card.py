@@ -7,16 +7,15 @@ rules from the card and never from the log: a run must not state its own rules.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import YamlSource, convert, read_json_document
+from suite.documents import YamlSource, read_json_document
 from suite.errors import InputError, unknown
-from suite.files import compiled
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 CARD_VERSION = 1
@@ -192,8 +191,6 @@ class ReferencePoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def std(self) -> float:
         """Sample standard deviation (n - 1) of epochs to target; 0.0 for one seed."""
-        import statistics
-
         return statistics.stdev(self.epochs) if len(self.epochs) > 1 else 0.0
 
 
@@ -206,14 +203,8 @@ class ReferencePoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     points: tuple[ReferencePoint, ...]
 
 
-def read_card(path: Path, *, shipped: bool = False) -> Card:
-    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys.
-
-    ``shipped``: the card is part of an installed package, and may lie compiled beside its file (`suite.files.compiled`).
-    """
-    if shipped and (data := compiled(path)) is not None:
-        with suppress(ValueError):  # what is wrong with it, the file itself tells
-            return convert(data, Card)
+def read_card(path: Path) -> Card:
+    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys."""
     return YamlSource.read(path).convert(Card)
 
 

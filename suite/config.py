@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
 from suite.descriptor import Descriptor
@@ -180,8 +181,6 @@ def _find(descriptor: Descriptor, name: str) -> Path:
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
     """Set one ``key=value`` in ``data``; returns the parts of its key."""
-    import yaml
-
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise InputError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.card import Card, read_card
 from suite.errors import InputError, unknown
-from suite.plugins import CARDS, WORKLOADS, Plugin, find_plugins, leave_out, package_of, reason
+from suite.plugins import CARDS, WORKLOADS, find_plugins, leave_out, reason
 
 if TYPE_CHECKING:
     from suite.config import Hyperparameters
@@ -50,7 +51,7 @@ class Descriptor:
 
     def card(self) -> Card:
         """Read the workload's card, once for each state of its file."""
-        return _read_once(self.card_path, _stamp(self.card_path), shipped=self.implementation is not None)
+        return _read_once(self.card_path, _stamp(self.card_path))
 
     def load_hyperparameters(self) -> Any:
         """The class of the hyperparameters, imported if only its name is given. Without one: a dict with any keys."""
@@ -75,8 +76,8 @@ class Descriptor:
 
 
 @lru_cache(maxsize=64)
-def _read_once(path: Path, stamp: int, *, shipped: bool = False) -> Card:
-    return read_card(path, shipped=shipped)
+def _read_once(path: Path, stamp: int) -> Card:
+    return read_card(path)
 
 
 def _stamp(path: Path) -> int:
@@ -94,16 +95,16 @@ def descriptors() -> dict[str, Descriptor]:
     """
     found: dict[str, Descriptor] = {}
     names: dict[str, str] = {}
-    for point in find_plugins(WORKLOADS).values():
+    for name, plugin in find_plugins(WORKLOADS).items():
         try:
-            loaded = _load(point)
-            first = names.setdefault(loaded.card().mlperf_name, point.name)
-            if first != point.name:
+            loaded = _load(plugin.point)
+            first = names.setdefault(loaded.card().mlperf_name, name)
+            if first != name:
                 raise InputError(f"its benchmark name {loaded.card().mlperf_name!r} is that of workload {first!r}")
         except Exception as error:  # a stranger's code: whatever it raises, the other workloads are not affected
-            leave_out("workload", point.name, package_of(point), reason(error))
+            leave_out("workload", name, plugin.package, reason(error))
         else:
-            found[point.name] = loaded
+            found[name] = loaded
     for path, _ in given_cards():
         _add_card(found, path)
     return dict(sorted(found.items()))
@@ -160,17 +161,17 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
 
 def descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. InputError names the installed ones, or says why this one cannot be used."""
-    points = find_plugins(WORKLOADS)
-    if name not in points:
+    plugins = find_plugins(WORKLOADS)
+    if name not in plugins:
         known = descriptors() if given_cards() else {}
         if name in known:
             return known[name]
-        raise InputError(unknown("workload", name, sorted({*points, *known})))
+        raise InputError(unknown("workload", name, sorted({*plugins, *known})))
     try:
-        loaded = _load(points[name])
+        loaded = _load(plugins[name].point)
         loaded.card()
     except Exception as error:
-        package = package_of(points[name])
+        package = plugins[name].package
         raise InputError(f"workload {name!r} of package {package} cannot be used: {reason(error)}") from error
     return loaded
 
@@ -181,7 +182,7 @@ def installed_cards() -> dict[str, Card]:
     return {card.mlperf_name: card for card in cards}
 
 
-def _load(point: Plugin) -> Descriptor:
+def _load(point: EntryPoint) -> Descriptor:
     loaded = point.load()
     if not isinstance(loaded, Descriptor):
         raise InputError(f"{point.value} is no suite.descriptor.Descriptor but {type(loaded).__name__}")

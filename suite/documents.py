@@ -13,22 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
+import yaml
 
 from suite.errors import InputError, did_you_mean
 from suite.files import brief, byte_text, read_json
-
-if TYPE_CHECKING:
-    import yaml
 
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]  # neither infinite nor NaN
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 LARGEST_YAML = 2**22  # bytes
 _LARGEST_JSON = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
-_SHORT = 2**13  # characters: the fast loader calls itself for each level, and ends the process where 2**15 are nested
+# The fast loader calls itself for each level, and ends the process where 2**15 are nested.
+_MOST_OPENINGS = 2**13
 _MOST_VALUES = 10**6  # an alias counts as all values that it stands for: a message may show them
 _POWER = re.compile(
     r"[-+]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][-+]?[0-9]{1,2}"
@@ -99,8 +98,6 @@ class YamlSource:
     @staticmethod
     def read(path: Path) -> YamlSource:
         """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
-        import yaml
-
         try:
             with path.open("rb") as file:
                 text = file.read(LARGEST_YAML + 1).decode()
@@ -145,16 +142,14 @@ def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any
 
     If the fast loader finds a mistake, the slow one reads again: its message says more.
     """
-    import yaml
-
-    fast = getattr(yaml, "CSafeLoader", None)
-    if fast is not None and len(text) <= _SHORT:
+    openings = sum(text.count(mark) for mark in "[{-?")  # no level is opened without one of these, or a longer indentation
+    if hasattr(yaml, "CSafeLoader") and openings < _MOST_OPENINGS:
         with suppress(yaml.YAMLError):
-            return _construct(path, fast(text))
+            return _construct(path, yaml.CSafeLoader(text))
     return _construct(path, yaml.SafeLoader(text))
 
 
-def _construct(path: Path | None, loader: yaml.SafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:
+def _construct(path: Path | None, loader: yaml.SafeLoader | yaml.CSafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:
     lines: dict[tuple[str, ...], int] = {}
     try:
         node = loader.get_single_node()
@@ -177,8 +172,6 @@ def _collect(
 
     InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they are in.
     """
-    import yaml
-
     if (known := sizes.get(id(node))) is not None:
         if not known:
             raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")

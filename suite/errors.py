@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Iterable
 
-DEFECT = 70  # exit code, EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
+from suite import VERSION
+
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
 
 
@@ -21,8 +26,6 @@ class InputError(ValueError):
 
 def find_near(name: str, known: Iterable[str]) -> str | None:
     """The nearest of the known names, whatever its case; None if none is near."""
-    import difflib
-
     each = {item.lower(): item for item in known}
     near = difflib.get_close_matches(name.lower(), each, 1)
     return each[near[0]] if near else None
@@ -57,12 +60,6 @@ def keep_traceback(to: str = "") -> str:
 
     Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files (TMPDIR).
     """
-    import tempfile
-    import time
-    import traceback
-
-    from suite import VERSION
-
     lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
     try:
         with tempfile.NamedTemporaryFile(

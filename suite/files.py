@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from suite.errors import InputError
 
@@ -178,29 +177,6 @@ def brief(value: object, *, longest: int = 60) -> str:
     except (ValueError, RecursionError):
         return type(value).__name__
     return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def compiled(path: Path) -> Any | None:
-    """The content of a YAML file of an installed package by the JSON beside it; None if that was not made from this very file.
-
-    ``docs/write_compiled.py`` makes it. The file's length and CRC-32 are in it: whoever edits the YAML file gets what it says.
-    """
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        text = path.read_bytes()
-        known = json.loads(compiled_path(path).read_bytes())
-        if known["source"] == source_digest(text):
-            return known["data"]
-    return None
-
-
-def source_digest(text: bytes) -> str:
-    """The length of a text and its CRC-32, which finds any change of one number. Importing hashlib, with OpenSSL, takes 11 ms."""
-    return f"{len(text)} {crc32(text):08x}"
-
-
-def compiled_path(path: Path) -> Path:
-    """Where the compiled form of a YAML file lies."""
-    return path.with_name(f"{path.name}.json")
 
 
 def as_path(given: object) -> Path:

@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from suite import plugins
+from suite.cli.main import group
 from suite.commands.demo import ORG, demo
 from tests.fixtures.readme import COMMANDS, MLHPC_COMMANDS, ROOT
 
@@ -106,7 +106,9 @@ def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_
     def execute(command: list[str], limit_s: float | None) -> tuple[int, str]:
         name, *words = command[command.index("suite") + 1 :]
         if name in {"data", "run", "ceilings"}:
-            parse(plugins.find_plugins(plugins.COMMANDS)[name].load(), words)
+            loaded = group.get_command(click.Context(group), name)
+            assert loaded is not None
+            parse(loaded, words)
             if name == "run":
                 folder = Path(words[words.index("-o") + 1])
                 shutil.copytree(followed[0] / "runs" / "first", folder)

@@ -15,19 +15,17 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.compliance.check import check as check_paths
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.statistics import Outcome
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 3
-
 DEFAULT_FOLDER = Path("history")
-SLOWER, NO_SCORE, INCONCLUSIVE = 1, 3, 4  # exit codes, as those of compare
 
 _FOLDER = click.argument("folder", default=DEFAULT_FOLDER, type=click.Path(path_type=Path))
 _SINCE = click.option(
     "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
 )
+
 _RATE = click.option(
     "--false-alarms",
     "rate",
@@ -79,7 +77,7 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
         print_line(f"{path}: added" if path else f"{folder / made.name}: there already")
         known.append(made)
     if refused:
-        raise click.exceptions.Exit(NO_SCORE)
+        raise click.exceptions.Exit(ExitCode.NO_SCORE)
 
 
 @history.command()
@@ -126,8 +124,8 @@ def _code(verdicts: Sequence[Verdict]) -> int:
     """The exit code of the most urgent verdict."""
     words = {verdict.word for verdict in verdicts}
     if Outcome.SLOWER in words:
-        return SLOWER
-    return INCONCLUSIVE if Outcome.INCONCLUSIVE in words else 0
+        return ExitCode.FINDINGS
+    return ExitCode.INCONCLUSIVE if Outcome.INCONCLUSIVE in words else ExitCode.OK
 
 
 def _read(folder: Path, since: str | None) -> list[record.Record]:

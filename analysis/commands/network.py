@@ -22,9 +22,6 @@ from suite.cli.options import JSON, format_option
 from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 5
-
 
 @click.command(
     epilog="""\b
@@ -39,7 +36,7 @@ Examples:
 @click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
 @format_option()
 def network(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
-    """Fit a machine's links to all-to-all sweeps, say how wrong the fit is, and extrapolate the MoE layer to many ranks."""
+    """Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error."""
     if not sweeps and not paper:
         raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
     fits = []

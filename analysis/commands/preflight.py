@@ -20,15 +20,12 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.documents import YamlSource
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, printable, write_whole
 from suite.machine.node_list import expand_nodes
 from suite.machine.node_samples import Sample, render
-from suite.plugins import find_plugins, leave_out, package_of, reason
+from suite.plugins import find_plugins, leave_out, reason
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 6
-
-BAD, UNSURE = 1, 4  # exit codes; 4 as that of compare: inconclusive
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)
 PARTS = "mlhpc.preflight"  # the entry points of the commands that measure
@@ -50,11 +47,11 @@ def preflight() -> None:
     """Find slow nodes before they cost a run: measure each, and judge with a promised rate of false alarms."""
 
 
-for _point in find_plugins(PARTS).values():
+for _plugin in find_plugins(PARTS).values():
     try:
-        preflight.add_command(_point.load())
+        preflight.add_command(_plugin.point.load())
     except Exception as error:  # a stranger's code: the other commands are not affected
-        leave_out("command", _point.name, package_of(_point), reason(error))
+        leave_out("command", _plugin.point.name, _plugin.package, reason(error))
 
 
 @preflight.command()
@@ -131,7 +128,9 @@ def judge(
     else:
         print_line("\n".join(map(printable, lines(found))))
     words = set(found.words.values())
-    raise click.exceptions.Exit(BAD if "bad" in words else UNSURE if "inconclusive" in words else 0)
+    raise click.exceptions.Exit(
+        ExitCode.FINDINGS if "bad" in words else ExitCode.INCONCLUSIVE if "inconclusive" in words else ExitCode.OK
+    )
 
 
 @preflight.command()
@@ -161,7 +160,7 @@ def watch(file: Path, effect: float, style: str) -> None:
             print_line(printable(text))
         if not found:
             print_line(f"no worker became slower by {effect:.0%} or more")
-    raise click.exceptions.Exit(BAD if found else 0)
+    raise click.exceptions.Exit(ExitCode.FINDINGS if found else ExitCode.OK)
 
 
 def lines(found: verdict.FleetVerdict) -> list[str]:

@@ -16,7 +16,7 @@ import click
 
 from suite.cli.options import card_option
 from suite.cli.progress import plain_progress
-from suite.errors import DEFECT
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 PARTS = ("report.html", "report.json", "tables")
 SMALL_REPORT = 2**20  # bytes: what a report takes at least on the disk, with its tables
 FORMS = ("svg", "png", "pdf")  # of files with figures
-
-HELP_GROUP = "Compare"
-HELP_ORDER = 2
 
 
 @click.command(
@@ -112,7 +109,7 @@ def report(
     from analysis.figures import is_ours
 
     if any(is_ours(figure) for figure, _ in rendered.defects):
-        sys.exit(DEFECT)
+        sys.exit(ExitCode.DEFECT)
 
 
 def _render(

@@ -17,6 +17,7 @@ from suite.cli.options import settings as config_name
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress, printable, write_whole
 from suite.log.reader import read_events
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from analysis.tournament.outcome import Outcome
 
 Objective = Literal["time_to_train", "cpu_seconds"]
-HELP_GROUP = "Compare"
-HELP_ORDER = 4
-
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 
@@ -171,7 +169,7 @@ def run(folder: Path) -> None:
     race, count = run_tournament(folder, _tell)
     if race is None:
         print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: mlhpc tournament run {folder}")
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
     print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc tournament rank {folder}")
 
 
@@ -223,7 +221,7 @@ def rank(folder: Path, prices: tuple[str, ...], output: Path | None, style: str)
         write_whole(output, document + "\n")
     print_line(document if style == JSON else "\n".join(map(printable, lines(ranking))))
     if ranking.findings:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 @tournament.command()
@@ -243,4 +241,4 @@ def finals(folder: Path, level: int, output: Path | None) -> None:
     for final in done:
         print_line(printable(f"{final.entry}: level {level}: {words[final.reproduced]} ({final.reason})"))
     if not all(final.reproduced for final in done):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -20,7 +20,7 @@ import pandas as pd
 
 from analysis.study import Study
 from suite.errors import InputError
-from suite.plugins import FIGURES, OURS, Plugin, find_plugins, leave_out, package_of, reason
+from suite.plugins import FIGURES, OURS, Plugin, find_plugins, leave_out, reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,14 +54,14 @@ PARTS = ("TITLE", "CAPTION", "ORDER", "table", "answer", "draw")
 def packages() -> dict[str, ModuleType]:
     """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one line."""
     loaded: dict[str, ModuleType] = {}
-    for name, point in find_plugins(FIGURES).items():
+    for name, plugin in find_plugins(FIGURES).items():
         try:
-            package = importlib.import_module(point.value)
+            package = importlib.import_module(plugin.point.value)
             if not hasattr(package, "__path__"):
-                raise InputError(f"{point.value} is a module; expected a package of figures")
+                raise InputError(f"{plugin.point.value} is a module; expected a package of figures")
             loaded[name] = package
         except Exception as error:
-            _leave_out(point, point.name, error)
+            _leave_out(plugin, name, error)
     return loaded
 
 
@@ -80,7 +80,7 @@ def is_ours(figure: str) -> bool:
     return figures()[figure].__name__.startswith(f"{__name__}.")
 
 
-def _modules(point: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
+def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
     for info in pkgutil.iter_modules(package.__path__):
         try:
             module = importlib.import_module(f"{package.__name__}.{info.name}")
@@ -88,12 +88,12 @@ def _modules(point: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureMo
             if missing:
                 raise InputError(f"{module.__name__} lacks {', '.join(missing)}")
         except Exception as error:
-            _leave_out(point, info.name, error)
+            _leave_out(plugin, info.name, error)
         else:
             yield info.name, cast(FigureModule, module)
 
 
-def _leave_out(point: Plugin, name: str, error: Exception) -> None:
-    if package_of(point) == OURS:
+def _leave_out(plugin: Plugin, name: str, error: Exception) -> None:
+    if plugin.package == OURS:
         raise error
-    leave_out("figure", name, package_of(point), reason(error))
+    leave_out("figure", name, plugin.package, reason(error))

@@ -19,12 +19,12 @@ from analysis.tournament.race import Race, Turn, run_race
 from suite.config import default_data_root
 from suite.data.lock import locked
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.launch.local import suite_command
 from suite.processes import end_with_parent
 
 GRACE_S = 60.0  # for what a run does before run_start; and `mlhpc run` gives its ranks 30 s to end
-USAGE = 2  # exit code: nothing was run
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -51,7 +51,7 @@ class ProcessRunner:
         outcome = read_outcome(self.tournament, turn)
         self.journal.end(turn, code, outcome.log_sha256)
         self.tell(outcome)
-        if code == USAGE:
+        if code == ExitCode.USAGE:
             raise InputError(
                 f"block {turn.block}, entry {turn.entry!r}: mlhpc run could not begin, which counts: {last}"
             )

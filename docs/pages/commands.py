@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator
 
 import click
 
-from suite.cli.former import FORMER_COMMANDS, FORMER_OPTIONS, FORMER_VALUES
-from suite.cli.group import OTHER, LazyGroup
+from suite.cli.commands import SECTIONS
 from suite.cli.main import group
 
 VERBATIM = "\b"  # click: the paragraph that follows keeps its lines
@@ -36,17 +34,15 @@ mlhpc itself, 130 Ctrl-C. Further codes are said where a command has them. An er
 
 def page() -> str:
     """The whole page. Commands of packages other than ours are left out."""
-    assert isinstance(group, LazyGroup)
     context = click.Context(group, info_name="mlhpc")
-    infos = [info for info in group.infos() if info.group != OTHER]
     lines = [HEAD]
-    for heading, members in itertools.groupby(infos, key=lambda info: info.group):
+    for heading, entries in SECTIONS.items():
         lines.append(f"## {heading}\n")
-        for info in members:
-            command = group.get_command(context, info.name)
+        for entry in entries:
+            command = group.get_command(context, entry.name)
             assert command is not None
-            lines += _command(command, click.Context(command, info_name=info.name, parent=context), 3)
-    return "\n".join([*lines, *_former()]).rstrip() + "\n"
+            lines += _command(command, click.Context(command, info_name=entry.name, parent=context), 3)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _command(command: click.Command, context: click.Context, depth: int) -> Iterator[str]:
@@ -110,18 +106,3 @@ def _default(option: click.Option) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _former() -> Iterator[str]:
-    yield "## Former spellings\n"
-    yield "Each is refused with the one that holds now.\n"
-    yield "| was | is |"
-    yield "| --- | --- |"
-    for was, now in FORMER_COMMANDS.items():
-        yield f"| `mlhpc {was}` | `mlhpc {now}` |"
-    for (command, option), now in FORMER_OPTIONS.items():
-        yield f"| `{f'{command} {option}'.strip()}` | `{now}` |"
-    for (option, value), now in FORMER_VALUES.items():
-        yield f"| `{option} {value}` | `{option} {now}` |"
-    yield "| `--config NAME` | `--size NAME` |"
-    yield "| `profile --size FILE` | `profile --config FILE` |"

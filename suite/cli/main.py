@@ -8,14 +8,12 @@ import sys
 import click
 
 from suite import VERSION
-from suite.cli.former import explain_usage
 from suite.cli.group import LazyGroup, asks_for_help
 from suite.cli.options import shared
-from suite.errors import DEBUG, DEFECT, InputError, keep_traceback
+from suite.cli.usage_errors import explain_usage
+from suite.errors import DEBUG, InputError, keep_traceback
+from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line
-
-FINDINGS = 1
-USAGE = 2
 
 EPILOG = """\b
 Examples:
@@ -54,19 +52,19 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.exceptions.NoArgsIsHelpError as usage:
         usage.show()
-        sys.exit(USAGE)
+        sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         print_line(f"mlhpc: {explain_usage(error)}", error=True)
-        sys.exit(USAGE)
+        sys.exit(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         print_line("mlhpc: stopped", error=True)
-        sys.exit(130)
+        sys.exit(ExitCode.INTERRUPTED)
     except (InputError, OSError) as error:
         print_line(f"mlhpc: {one_line(error)}", error=True)
-        sys.exit(USAGE if isinstance(error, InputError) else FINDINGS)
+        sys.exit(ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED)
     except Exception as error:
         if DEBUG in os.environ:
             raise
         name, text = type(error).__name__, one_line(error)
         print_line(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", error=True)
-        sys.exit(DEFECT)
+        sys.exit(ExitCode.DEFECT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,13 +11,25 @@ import click
 from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
-from suite.compliance.exchange.formats import FORMATS
-from suite.compliance.output import print_table
+from suite.compliance.exchange.document import as_json
+from suite.compliance.exchange.given_points import read_given_points
+from suite.compliance.exchange.sarif import as_sarif
+from suite.compliance.exchange.waivers import read_waivers, waive
+from suite.compliance.explanations import explanation, rule_list
+from suite.compliance.official import run_official
+from suite.compliance.official_rules import write_rules
+from suite.compliance.output import as_github, as_junit, as_table, print_table
 from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 
-HELP_GROUP = "Judge"
-HELP_ORDER = 2
+FORMATS: dict[str, Callable[[Verdict], str]] = {
+    "text": as_table,
+    "json": as_json,
+    "sarif": as_sarif,
+    "junit": as_junit,
+    "github": as_github,
+}
 
 
 @click.command()
@@ -85,45 +98,28 @@ def check(
       mlhpc check --explain last-eval
     """
     if explain is not None or list_rules:
-        from suite.compliance.explanations import explanation, rule_list
-
         print_line(rule_list() if explain is None else explanation(explain))
         return
     if write_official_rules is not None:
-        from suite.compliance.official_rules import write_rules
-
         print_line("\n".join(map(str, write_rules(write_official_rules))))
         return
     if not paths:
         raise click.UsageError("Missing argument 'PATH...'")
     if ruleset_name is not None:
         ruleset(ruleset_name)
-    verdict = _judge(list(paths), ruleset_name, waive_file, rcp)
+    given = read_given_points(rcp) if rcp is not None else None
+    waivers = read_waivers(waive_file, paths) if waive_file is not None else None
+    verdict = check_paths(list(paths), ruleset_name, given)
+    if waivers is not None:
+        verdict = waive(verdict, waivers)
     if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:
         print_line(FORMATS[style](verdict))
     accepted = True
     if official:
-        from suite.compliance.official import run_official
-
         official_verdict = run_official(list(paths))
         print_line(official_verdict.text(), error=style != TEXT)
         accepted = official_verdict.accepted
     if not verdict.compliant or not accepted or (fail_on == "warning" and verdict.count("warning")):
-        raise click.exceptions.Exit(1)
-
-
-def _judge(paths: list[Path], ruleset_name: str | None, waive_file: Path | None, rcp: Path | None) -> Verdict:
-    """Judge with what two further files say, which few checks have: what reads them is imported for them."""
-    given, waivers = None, None
-    if rcp is not None:
-        from suite.compliance.exchange.given_points import read_given_points
-
-        given = read_given_points(rcp)
-    if waive_file is not None:
-        from suite.compliance.exchange.waivers import read_waivers, waive
-
-        waivers = read_waivers(waive_file, paths)
-    verdict = check_paths(paths, ruleset_name, given)
-    return verdict if waivers is None else waive(verdict, waivers)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -15,17 +15,14 @@ from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.check import check
 from suite.compliance.result import Result, first_named
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.log.comparable import unlike
 from suite.log.score import Throughput
 from suite.statistics import Outcome, judge_interval
 from suite.statistics.comparison import TimeRatio, welch_ratio
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 1
-
 CONFIDENCE = 0.95  # of all intervals of one command together
-SLOWER, NO_SCORE, INCONCLUSIVE = 1, 3, 4  # exit codes; of several comparisons the first of these that applies
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,11 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
         several = len(others) > 1
         print_line("\n".join(printable(render(item, tolerance, confidence, named=several)) for item in found))
     if any(item.verdict == Outcome.SLOWER for item in found):
-        raise click.exceptions.Exit(SLOWER)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not all(item.scores for item in found):
-        raise click.exceptions.Exit(NO_SCORE)
+        raise click.exceptions.Exit(ExitCode.NO_SCORE)
     if any(item.verdict == Outcome.INCONCLUSIVE for item in found):
-        raise click.exceptions.Exit(INCONCLUSIVE)
+        raise click.exceptions.Exit(ExitCode.INCONCLUSIVE)
 
 
 def compare_results(

@@ -22,6 +22,7 @@ from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError, unknown
+from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line, print_progress, write_whole
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 EXPORT_PREFIX = "export_"
 LARGE = 2**26  # bytes of a data set whose baselines may take minutes
-
-
-HELP_GROUP = "Run"
-HELP_ORDER = 4
 
 
 @click.group(
@@ -154,7 +151,7 @@ def verify(root: Path, deep: bool) -> None:
         manifest = read_manifest(root)
     except ValueError as problem:
         print_line(str(problem), error=True)
-        sys.exit(1)
+        sys.exit(ExitCode.FINDINGS)
     seen = 0
     with progress(f"verify {root}", shown=deep) as tell:
 
@@ -167,7 +164,7 @@ def verify(root: Path, deep: bool) -> None:
     for text in problems:
         print_line(text, error=True)
     if problems:
-        sys.exit(1)
+        sys.exit(ExitCode.FINDINGS)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
     print_line(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
 
@@ -269,7 +266,7 @@ def _world() -> Iterator[World]:
     except (InputError, OSError):
         if world.is_first:
             raise
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
     except Exception:
         if world.size == 1:
             raise

@@ -19,6 +19,7 @@ import click
 from suite.cli.options import output_option, ranks_option, size_option
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress, write_whole
 from suite.launch.local import suite_command
 from suite.log.run_folder import default_folder
@@ -28,8 +29,6 @@ ORG = "demo"
 SYSTEM = "this-machine"
 STEPS = "steps.json"  # what became of each step, for the report
 STEPS_VERSION = 1
-INTERRUPTED = 130  # exit code of a command that Ctrl-C stopped
-STOPPED = 124  # exit code, as timeout(1) has it, of a step that took too long
 CEILINGS_LIMIT_S = 120.0  # twice what --quick is bound to: only a file system or a network that hangs takes longer
 
 
@@ -67,10 +66,6 @@ class Outcome:
     reason: str
 
 
-HELP_GROUP = "Run"
-HELP_ORDER = 1
-
-
 @click.command(
     epilog="""\b
 Examples:
@@ -85,7 +80,9 @@ Examples:
 @ranks_option(2)
 @output_option("New folder.", "demo/<workload>-<size>-<time>")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
-    """Run a benchmark, or all, end to end on this machine: data, training runs, package, checks, ceilings, report.
+    """Run a benchmark, or all, end to end on this machine.
+
+    It makes the data, trains, builds a package, checks and scores it, measures ceilings and writes a report.
 
     Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which is 1.
     """
@@ -105,7 +102,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
         shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
     failed = [outcome for outcome in outcomes if outcome.reason]
     _summary(root, workload, size, time.monotonic() - began, failed)
-    sys.exit(1 if failed else 0)
+    sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
 def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
@@ -164,11 +161,11 @@ def _run(step: Step) -> Outcome:
     print_progress(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
     begin = time.monotonic()
     code, last = _execute(suite_command(*arguments), step.limit_s)
-    if code in (INTERRUPTED, -signal.SIGINT):
+    if code in (ExitCode.INTERRUPTED, -signal.SIGINT):
         print_line(f"mlhpc: demo stopped: step {step.title!r} was interrupted", error=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
-    if code == STOPPED and step.limit_s:
+    if code == ExitCode.TIMED_OUT and step.limit_s:
         reason = f"stopped after {step.limit_s:g} s"
     return Outcome(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
 
@@ -192,10 +189,10 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
             code = process.wait()
         except KeyboardInterrupt:  # the terminal sent it to the command as well: it ends by itself
             process.wait()
-            return INTERRUPTED, ""
+            return ExitCode.INTERRUPTED, ""
         finally:
             timer.cancel()
-    return (STOPPED if late.is_set() and code != 0 else code), last.removeprefix("mlhpc: ")
+    return (ExitCode.TIMED_OUT if late.is_set() and code != 0 else code), last.removeprefix("mlhpc: ")
 
 
 def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:

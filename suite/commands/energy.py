@@ -14,6 +14,7 @@ from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.check import check
 from suite.compliance.result import Result
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, printable, write_whole
 from suite.log.energy.carbon import Carbon, read_carbon
 from suite.log.energy.keys import SCOPES
@@ -24,8 +25,6 @@ from suite.log.run_folder import RunFolder
 from suite.machine.power.sampler import file_name
 from suite.machine.power.sources import read_readings, render_estimate, render_power_log
 
-HELP_GROUP = "Judge"
-HELP_ORDER = 4
 _KWH = 3.6e6
 _UNKNOWN_OFFSET = (
     "state --clock-offset (seconds to add to the meter's times) and --clock-bound (how well that is known)"
@@ -34,7 +33,7 @@ _UNKNOWN_OFFSET = (
 
 @click.group(cls=Subcommands)
 def energy() -> None:
-    """Energy to solution: joules of each run and of the result, and readings of meters that mlhpc does not read itself.
+    """Show the energy to solution of runs and results, in joules, and import readings of other meters.
 
     \b
     Examples:
@@ -64,7 +63,7 @@ def show(paths: tuple[Path, ...], price: float | None, carbon: str | None, style
         for item in found:
             print_line("\n".join(map(printable, lines(*item, price, factor))))
     if not found or not all(item is not None and item.valid for _, item in found):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def as_dict(
@@ -95,9 +94,7 @@ def as_dict(
     }
 
 
-def lines(
-    scored: Result, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None
-) -> list[str]:
+def lines(scored: Result, result: EnergyToSolution | None, price: float | None, carbon: Carbon | None) -> list[str]:
     """One result for a terminal."""
     text = [str(scored.group.folder)]
     if result is None:

@@ -13,6 +13,7 @@ import click
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress, write_whole
 from suite.log.origin.installed import Environment, normal, read_environment
 from suite.package.environment import (
@@ -28,8 +29,6 @@ from suite.package.environment import (
     same_version,
 )
 
-HELP_GROUP = "Judge"
-HELP_ORDER = 6
 LOCK = "requirements.lock"
 
 _source = click.argument("source", type=click.Path(exists=True, path_type=Path))
@@ -96,7 +95,7 @@ def lock(source: Path, wheels: Path | None, output: Path | None) -> None:
     print_line(f"{path}: {len(others(found)) - len(missing)} of {len(others(found))} distributions with their hash")
     _tell_missing(missing)
     if missing:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 @environment.command()
@@ -146,7 +145,7 @@ def create(source: Path, wheels: Path | None, output: Path | None, other_suite: 
     same = len(others(found)) - len(problems)
     print_line(f"{root}: {same} of {len(others(found))} distributions are those of the package{rest}")
     if problems:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def _match(found: Environment, wheels: Path | None) -> tuple[dict[str, Wheel], dict[str, str]]:

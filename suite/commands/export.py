@@ -10,14 +10,13 @@ import click
 from suite.cli.options import card_option, output_option
 from suite.compliance.check import check
 from suite.compliance.exchange.result_forms import RESULT_FORMS
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 from suite.log.export.mlflow_store import write_mlflow
 from suite.log.export.prometheus_text import render_prometheus
 from suite.log.export.series import RunSeries, read_series
 from suite.log.export.tensorboard_files import write_tensorboard
 
-HELP_GROUP = "Compare"
-HELP_ORDER = 9
 PROMETHEUS = "prometheus"
 FOLDERS: dict[str, Callable[[RunSeries, Path], Path]] = {"mlflow": write_mlflow, "tensorboard": write_tensorboard}
 
@@ -61,7 +60,7 @@ def export(form: str, paths: tuple[Path, ...], output: Path | None) -> None:
     text = render_prometheus(read_series(paths)) if form == PROMETHEUS else RESULT_FORMS[form](scored)
     if not text.strip("{}\n"):
         print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to export", error=True)
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
     if output is None:
         print_line(text, end="")
     else:

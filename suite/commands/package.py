@@ -8,13 +8,10 @@ import click
 
 from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 
 _SYSTEMS = Path("submissions") / "systems"
-
-
-HELP_GROUP = "Judge"
-HELP_ORDER = 1
 
 
 @click.command()
@@ -118,4 +115,4 @@ def _verify(packages: tuple[Path, ...]) -> None:
         print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
     if count:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -24,6 +24,7 @@ from suite.cli.options import (
 from suite.config import RunConfig, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
     from suite.performance.plans.predict import Common, Cost
     from suite.performance.plans.step_time import StepTime
 
-HELP_GROUP = "Run"
-HELP_ORDER = 7
 DEFAULT_PLANS = ("spatial", "sharded")  # the first that a workload ships
-FINDINGS = 1  # exit code: no plan of a sweep is legal
 VERSION = 1
 SHOWN = 12  # plans of a sweep that are printed
 
@@ -122,7 +120,7 @@ def plan(
         for line in _sweep_lines(rows, refused) if sweep else _lines(*rows[0]):
             print_line(line)
     if not rows:
-        sys.exit(FINDINGS)
+        sys.exit(ExitCode.FINDINGS)  # no plan of the sweep is legal
 
 
 def _machine(

@@ -13,6 +13,7 @@ from suite import VERSION
 from suite.cli.options import JSON, card_option, format_option, output_option, ranks_option
 from suite.compliance.manifest import digest
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
@@ -32,9 +33,6 @@ from suite.package.reproduction.table import render_table
 
 if TYPE_CHECKING:
     from suite.package.reproduction.rerun import Rerun
-
-HELP_GROUP = "Judge"
-HELP_ORDER = 5
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def reproduce(
     output: Path | None,
     style: str,
 ) -> None:
-    """Judge whether the results of a package can be reproduced here, level by level, and name the first cause where not.
+    """Judge whether the results of a package can be reproduced here, and name the first cause if not.
 
     Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data. Exit
     code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2 usage.
@@ -159,7 +157,7 @@ def reproduce(
     path = write_reproduction(root, document)
     print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
     if not document.reproduced:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def _nothing_left(changes: list[Difference]) -> ResultVerdict:

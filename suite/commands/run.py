@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-_FIRST_LINE = time.perf_counter()
+import click
 
-import sys  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
-from datetime import UTC, datetime  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import TYPE_CHECKING  # noqa: E402
-
-import click  # noqa: E402
-
-from suite.cli.options import (  # noqa: E402
+from suite.cli.options import (
     DEFAULT_SIZE,
     output_option,
     plan_options,
@@ -23,20 +19,16 @@ from suite.cli.options import (  # noqa: E402
     settings,
     settings_options,
 )
-from suite.config import default_data_root, load_config  # noqa: E402
-from suite.descriptor import descriptor  # noqa: E402
-from suite.files import print_line  # noqa: E402
-from suite.log.attempts import began, find_way_on  # noqa: E402
-from suite.log.reader import read_events  # noqa: E402
-from suite.log.record import summarise  # noqa: E402
-from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info  # noqa: E402
+from suite.config import default_data_root, load_config
+from suite.descriptor import descriptor
+from suite.files import print_line
+from suite.log.attempts import began, find_way_on
+from suite.log.reader import read_events
+from suite.log.record import summarise
+from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info
 
 if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
-
-
-HELP_GROUP = "Run"
-HELP_ORDER = 5
 
 
 @click.command(
@@ -114,7 +106,7 @@ def run(
     if trial is not None and (launch is not None or ranks in (None, 1)):
         from suite.training.worker import work
 
-        sys.exit(work(plan, first_line=_FIRST_LINE))
+        sys.exit(work(plan))
     if launch is not None:
         raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
     sys.exit(_launch(plan, None if trial is None else [trial], ranks, overrides))

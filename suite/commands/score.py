@@ -12,11 +12,9 @@ from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.check import check
 from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
+from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
-
-HELP_GROUP = "Judge"
-HELP_ORDER = 3
 
 
 @click.command()
@@ -50,7 +48,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
         if not scored:
             print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
     if not scored or not all(item.valid for item in scored):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def lines(scored: Result, *, explain: bool) -> list[str]:

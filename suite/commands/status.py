@@ -61,10 +61,6 @@ class JobStatus:
     ended: bool | None = None
 
 
-HELP_GROUP = "Run"
-HELP_ORDER = 7
-
-
 @click.command(
     epilog="""\b
 Examples:
@@ -85,7 +81,7 @@ Examples:
     help="With --goodput: mean hours between failures. [learned from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
-    """Show runs and jobs: state, epoch, last evaluation against the target, time left; or where the time went (--goodput)."""
+    """Show runs and jobs: state, epoch, last evaluation, time left; with --goodput, where their time went."""
     if follow and style == JSON:
         raise click.UsageError("--follow shows tables: leave --format json out")
     if follow and goodput:

@@ -27,6 +27,7 @@ from suite.cli.options import (
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
@@ -37,11 +38,6 @@ if TYPE_CHECKING:  # only --estimate-from reads a log
 
 JOB_VERSION = 1
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
-FINDINGS = 1  # exit code: some sizes of a sweep are not possible
-
-
-HELP_GROUP = "Run"
-HELP_ORDER = 6
 
 
 @click.command(
@@ -144,7 +140,7 @@ def submit(
             print_line(f"job {job_id}: {_title(job)}: {folder}")
         print_line(f"state: mlhpc status {root}")
     if impossible:
-        sys.exit(FINDINGS)
+        sys.exit(ExitCode.FINDINGS)  # some sizes of the sweep are not possible
 
 
 def _by_hand(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:

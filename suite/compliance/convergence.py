@@ -10,6 +10,7 @@ judged by that pass, as they were, our own results by the hull.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,8 +46,6 @@ class _Point:
 
 def trimmed_mean(epochs: Sequence[float]) -> float:
     """The mean without the smallest and the largest value."""
-    import statistics
-
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
@@ -122,8 +121,6 @@ def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 
 def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
-    import statistics
-
     return [
         _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
         for batch, epochs in sorted(points.items())

@@ -16,7 +16,6 @@ from suite.compliance.rules.base import OURS, Rule, link
 from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
 from suite.documents import YamlSource
 from suite.errors import InputError, did_you_mean
-from suite.files import compiled
 
 TEXTS = Path(__file__).parent / "rules.yaml"
 SCOPES = ("one log", "the runs of a result", "a package")
@@ -85,8 +84,7 @@ def scope(rule: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = compiled(TEXTS) or YamlSource.read(TEXTS).data
-    return data
+    return YamlSource.read(TEXTS).data
 
 
 def _readable(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +36,6 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
 
 def digest(path: Path) -> str:
     """The sha256 of a file, in hexadecimal. OSError for a file that is too large to be read (suite.log.limits)."""
-    import hashlib
-
     with opened(path, limits().file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

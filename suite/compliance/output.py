@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import NO_LOG, Finding, link
@@ -169,12 +170,8 @@ def _data(text: str) -> str:
 
 
 def _attribute(text: str) -> str:
-    from html import escape
-
     return f'"{escape(printable(text))}"'
 
 
 def _text(text: str) -> str:
-    from html import escape
-
     return escape(printable(text), quote=False)

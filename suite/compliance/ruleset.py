@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from suite.compliance.derived import Scaled, Schedule
 from suite.descriptor import Descriptor, descriptors, given_cards
 from suite.documents import YamlSource, convert
 from suite.errors import InputError, unknown
-from suite.files import compiled
 from suite.log.record import RunRecord
 from suite.log.values import finite
 
@@ -252,8 +252,6 @@ class Ruleset:
 
 def fingerprint(runs: Sequence[RunRecord]) -> str:
     """A hash of the times at which runs began and ended, which tells a result from all others."""
-    import hashlib
-
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
@@ -325,7 +323,7 @@ def same(value: Any, expected: Any) -> bool:
 @cache
 def _merged(name: str) -> dict[str, Any]:
     """The data of a ruleset with those that it extends; nobody changes them."""
-    data: dict[str, Any] = compiled(path := FOLDER / f"{name}.yaml") or YamlSource.read(path).data
+    data: dict[str, Any] = YamlSource.read(FOLDER / f"{name}.yaml").data
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
 

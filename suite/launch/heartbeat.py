@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.exit_codes import WORKER_CODES
 from suite.files import read_bytes, read_json, write_whole
 from suite.log.limits import EXIT_CODE_BYTES, limits
 from suite.log.run_folder import RunFolder
@@ -19,7 +20,6 @@ from suite.processes import start_of
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
-WORKER_CODES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)

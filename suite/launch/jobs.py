@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -58,8 +59,6 @@ def parse_job_id(text: str) -> str:
 
 def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     """Give a script to sbatch and return the job id. InputError with the message of sbatch in one line."""
-    import subprocess
-
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)], env=clean_environment(environ), capture_output=True, text=True
@@ -126,8 +125,6 @@ def _most_active(states: set[str]) -> str:
 
 def _answer(*command: str) -> str:
     """The standard output of a query; empty if the program is missing, does not know the job or does not answer."""
-    import subprocess
-
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -23,11 +23,11 @@ from types import FrameType
 
 from suite import LAUNCH
 from suite.errors import InputError
-from suite.launch.heartbeat import WORKER_CODES, read_code
+from suite.exit_codes import WORKER_CODES
+from suite.launch.heartbeat import read_code
 from suite.machine.probes.allowance import usable
 from suite.processes import end_with_parent, find_marked, has_children, kill_marked, signal_marked
 
-STOPPED = 3  # ended by a signal, with a checkpoint left
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

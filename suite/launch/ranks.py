@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line
 from suite.launch.local import run_local, suite_command
 
 if TYPE_CHECKING:
     from suite.world import Launch, World
 
-FAILED, USAGE = 1, 2
 GRACE_S = 30.0  # between SIGTERM and SIGKILL to ranks that are stopped
 LATE_GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks whose time is over
 
@@ -73,15 +73,15 @@ def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[W
     except ValueError as error:
         if world.is_first:
             print_line(f"mlhpc: {one_line(error)}", error=True)
-        return USAGE
+        return ExitCode.USAGE
     try:
         body(world)
         world.barrier()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         where = "" if world.size == 1 else f" [rank {world.rank}]"
         print_line(f"mlhpc: {one_line(error)}{where}", error=True)
-        code = USAGE if isinstance(error, ValueError) else FAILED
+        code = ExitCode.USAGE if isinstance(error, ValueError) else ExitCode.FAILED
         if world.size > 1:
             world.transport.abort(code)
         return code
-    return 0
+    return ExitCode.OK

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import descriptor
 from suite.errors import InputError
@@ -116,8 +118,6 @@ class SeriesClock:
 
 
 def _config(path: Path) -> Mapping[str, object]:
-    import yaml
-
     try:
         data = yaml.safe_load(read_bytes(path, limits().json))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from suite.exit_codes import ExitCode
 from suite.files import QUIET, print_line, print_progress, write_whole
 from suite.launch.heartbeat import heartbeat
-from suite.launch.local import STOPPED, run_local, worker_command
+from suite.launch.local import run_local, worker_command
 from suite.launch.remaining import SeriesClock, find_expectation
 from suite.log.attempts import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
@@ -66,11 +67,11 @@ def run_trials(
                     say=progress.say,
                     echo=partial(_show, progress, clock, trial),
                     told=folder.exit_code(trial),
-                    on_stop=partial(stops.append, STOPPED),
+                    on_stop=partial(stops.append, ExitCode.STOPPED),
                 )
             _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
-            clock.end(reached=code == 0)
+            clock.end(reached=code == ExitCode.OK)
             codes.append(code)
             left = len(trials) - len(codes)
             if left and (why := _why_no_more(folder, trial, code, stopped=bool(stops))):
@@ -82,11 +83,11 @@ def run_trials(
 def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
     """Why the trial that ended with this code is the last of its series. ``stopped``: a signal came. None if it is not."""
     log = newest_log(folder, trial)
-    if code == 1 and (log is None or not began(log)):
+    if code == ExitCode.FAILED and (log is None or not began(log)):
         return "failed before it began"
-    if stopped and code == 0:
+    if stopped and code == ExitCode.OK:
         return "was done when a signal came"
-    return f"ended with exit code {code}" if stopped or code in (STOPPED, 2) else None
+    return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE) else None
 
 
 def _clock(folder: RunFolder, trials: int) -> SeriesClock:
@@ -111,7 +112,8 @@ def _keep_code(path: Path, code: int, say: Callable[[str], None]) -> None:
 def worst(codes: Iterable[int]) -> int:
     """The most important exit code: stopped before usage before failed before 0."""
     present = set(codes)
-    return next((code for code in (STOPPED, 2, 1) if code in present), 0)
+    urgent = (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.FAILED)
+    return next((code for code in urgent if code in present), ExitCode.OK)
 
 
 class _Plain:

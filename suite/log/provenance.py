@@ -5,6 +5,7 @@ They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<sce
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,6 @@ def problem_of_config(folder: Path, record: RunRecord) -> str | None:
 
     A copy that origin.json calls redacted has another sha256; it must still hold the settings that the log has in run_config.
     """
-    import hashlib
-
     if record.config_file is None:
         return None
     name, sha256 = record.config_file

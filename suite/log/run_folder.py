@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from suite import VERSION
 from suite.documents import plain
 from suite.errors import InputError
@@ -237,8 +239,6 @@ def write_run_info(
 
     ``loop`` is the program of a person's own loop.
     """
-    import yaml
-
     from suite.log.origin.installed import read_environment
 
     folder = RunFolder(root)

@@ -7,6 +7,7 @@ the slowest; throughput: models trained between the first run_start and the last
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,8 +120,6 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
 
     With more runs than the N required, the rules choose the N consecutive runs, by start, whose score is the median.
     """
-    import statistics
-
     need = target.required_runs
     runs = [JudgedRun(record, failure(record, target)) for record in records]
     eligible = [run for run in runs if not run.record.resumed]
@@ -235,8 +234,6 @@ def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
 
 
 def _window_score(window: list[JudgedRun]) -> float:
-    import statistics
-
     times = sorted(_time(run.record) if run.converged else math.inf for run in window)
     return statistics.fmean(times[1:-1])
 

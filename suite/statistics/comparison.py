@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,8 +39,6 @@ class TimeRatio:
 
 def welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
     """Compute the ratio of geometric means, B over A, with its Welch interval on log time. Two or more times each."""
-    import statistics
-
     logs = [[math.log(time) for time in times] for times in (a, b)]
     difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
     parts = [statistics.variance(values) / len(values) for values in logs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from suite.statistics import student_t
@@ -12,8 +13,6 @@ LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Compute the mean of two or more values and the half width of its Student-t interval."""
-    import statistics
-
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), student_t.quantile(0.5 + confidence / 2, len(values) - 1) * error
 

@@ -18,6 +18,7 @@ from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
 from suite.documents import plain
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.log import mllog
 from suite.log.attempts import newest_log
@@ -57,7 +58,6 @@ from suite.training.watchdog import Watchdog
 from suite.workload import Workload, load_workload
 from suite.world import World
 
-REACHED, MISSED, STOPPED = 0, 1, 3  # exit codes of a worker (2: usage)
 SHAPING = {
     *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
     *("precision", "channels_last", "compile", "hyperparameters"),
@@ -142,10 +142,10 @@ class _Trial:
         self.signals.ignore()
         self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
         if outcome.interrupted:
-            return STOPPED
+            return ExitCode.STOPPED
         if self.world.is_first:  # a trial that came to its end is not resumed
             self.checkpoint.remove()
-        return REACHED if outcome.reached else MISSED
+        return ExitCode.OK if outcome.reached else ExitCode.FAILED
 
     def _initialise_and_train(self) -> Outcome:
         self._connect()

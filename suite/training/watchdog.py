@@ -29,11 +29,11 @@ import msgspec
 import numpy as np
 
 from suite.config import Watching
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.training.progress import Progress, marked_transport
 from suite.world import World, node_name, own_address
 
-FAILED = 1
 ANSWER_S = 3.0  # for the other ranks to say what they do
 ASK_EVERY_S = 0.5
 ASK_AT_ONCE = 256  # more answers at a time would overflow a socket's buffer
@@ -230,7 +230,7 @@ class Watchdog:
                 self._heard = False
             case "end":
                 self._write_stacks()
-                os._exit(FAILED)
+                os._exit(ExitCode.FAILED)
         return message.state
 
     def _investigate(self) -> None:
@@ -261,7 +261,7 @@ class Watchdog:
             for _ in range(3):
                 self._tell(ranks, "end")
                 time.sleep(0.2)  # the launcher may discard what ranks print once one of them has ended
-            os._exit(FAILED)
+            os._exit(ExitCode.FAILED)
 
     def _marks(self) -> int:
         return sum(self._progress.counts.values())

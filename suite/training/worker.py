@@ -11,8 +11,10 @@ import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
+from suite import FIRST_LINE_S
 from suite.data.lock import locked_together
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line, write_whole
 from suite.log.attempts import WayOn, clear_way
 from suite.log.run_folder import write_run_info
@@ -21,13 +23,10 @@ from suite.training.startup import InterruptedTrialError, StopSignals, ended_wit
 from suite.workload import load_workload
 from suite.world import World, node_name
 
-FAILED = 1
-USAGE = 2
 
-
-def work(plan: TrialPlan, *, first_line: float) -> int:
-    """Run one trial as one rank and return the exit code. ``first_line``: perf_counter at the suite's first line."""
-    interpreter_s = process_age_s() - (time.perf_counter() - first_line)
+def work(plan: TrialPlan) -> int:
+    """Run one trial as one rank and return the exit code."""
+    interpreter_s = process_age_s() - (time.perf_counter() - FIRST_LINE_S)
     raise_open_files()
     gc.disable()  # of what is loaded here nothing is garbage
     with watched_start(plan.config.watchdog), ended_with_launcher():
@@ -45,7 +44,7 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()
         world, dog = watch(world, plan.config.watchdog, stacks, lambda text: _say(plan, text), progress)
-        startup = statement.Startup(interpreter_s, imported_at - first_line, imported_at)
+        startup = statement.Startup(interpreter_s, imported_at - FIRST_LINE_S, imported_at)
         with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
             way = _way_on(plan, world)
             if way.code is not None:
@@ -60,16 +59,16 @@ def work(plan: TrialPlan, *, first_line: float) -> int:
             if world.is_first:
                 _tell(plan, code)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
-        return _end(world, plan, f"{error}", USAGE)
+        return _end(world, plan, f"{error}", ExitCode.USAGE)
     except KeyboardInterrupt:
-        return _end(world, plan, "stopped by SIGINT before training", FAILED)
+        return _end(world, plan, "stopped by SIGINT before training", ExitCode.FAILED)
     except OSError as error:  # the machine: a full disk, a file server that does not answer
-        return _end(world, plan, one_line(error), FAILED)
+        return _end(world, plan, one_line(error), ExitCode.FAILED)
     except InterruptedTrialError as error:
-        return _end(world, plan, f"{type(error).__name__}: {error}", FAILED)
+        return _end(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _end(world, plan, text + _keep_traceback(plan, world), FAILED)
+        return _end(world, plan, text + _keep_traceback(plan, world), ExitCode.FAILED)
     finally:
         if dog is not None:
             dog.close()

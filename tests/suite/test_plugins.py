@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -166,13 +167,26 @@ def test_a_forgotten_method_is_named_when_the_workload_is_constructed() -> None:
         Forgetful()  # type: ignore[abstract]
 
 
+COMMAND = '''
+    import click
+
+    @click.command()
+    def command() -> None:
+        """Say hello. Nothing more."""
+        print("hello")
+'''
+
+
 def test_a_broken_command_stands_in_the_help_with_its_reason_and_fails_alone(site: Site) -> None:
-    site.install(
-        "[mlhpc.commands]\nstrange = stranger.missing:command\nhurt = stranger.hurt:command\n", {"hurt.py": "1 / 0"}
-    )
+    names = {"strange": "stranger.missing", "hurt": "stranger.hurt", "good": "stranger.good", "check": "stranger.good"}
+    lines = [f"{name} = {module}:command" for name, module in names.items()]
+    site.install("\n".join(["[mlhpc.commands]", *lines, ""]), {"hurt.py": "1 / 0", "good.py": COMMAND})
     done = site.mlhpc("--help")
     assert done.returncode == 0
-    assert "strange  (cannot be loaded" in done.stdout
+    assert re.search(r"good +Say hello", done.stdout)
+    assert "(command 'strange' of package stranger cannot be loaded: " in " ".join(done.stdout.split())
+    assert "command 'check' of package stranger is left out: its name is taken by suite." in done.stderr
+    assert site.mlhpc("good").stdout == "hello\n"
     called = site.mlhpc("hurt")
     assert called.returncode == 2
     assert called.stderr == (

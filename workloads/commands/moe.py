@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from suite.cli.options import JSON, device_option, format_option, output_option,
 from suite.cli.progress import progress
 from suite.documents import convert
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 
 if TYPE_CHECKING:
@@ -29,10 +31,6 @@ if TYPE_CHECKING:
     from workloads.moe.bench import Shape
 
 MIB = 1 << 20
-
-
-HELP_GROUP = "Machine"
-HELP_ORDER = 4
 
 
 @click.command(
@@ -228,7 +226,7 @@ def _failing_together(world: World) -> Iterator[None]:
     except (ValueError, OSError):
         if world.is_first:
             raise
-        sys.exit(2)
+        sys.exit(ExitCode.USAGE)
     except Exception:
         if world.size > 1:  # the other ranks would wait for this one in their next collective, forever
             traceback.print_exc()
@@ -258,8 +256,6 @@ def _layer_table(result: dict[str, Any]) -> str:
 
 def _sweep_table(result: dict[str, Any]) -> str:
     """Render a sweep: median microseconds per message size, a column per grid and algorithm."""
-    import statistics
-
     lines = [
         f"{result['ranks']} ranks, {result['ranks_per_node']} per node, {result['cores_per_node']} cores per node, "
         f"{result['backend']}, {result['device']}; all-to-all, median us"

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from suite.performance.ab.sides import Contest, Side
     from suite.world import World
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 3
 VERSION = 2
 NONE = "none"
 COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same samples on the same machine for both
@@ -90,7 +88,7 @@ def ab(
     output: Path | None,
     style: str,
 ) -> None:
-    """Compare two plans or settings in one job: blocks of steps by turns, from one checkpoint and on the same data.
+    """Compare two plans or settings in one job: alternating blocks of steps on the same data.
 
     Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an interval and a
     verdict: slower or faster (of an amount more or less), equivalent (to the last bit), or inconclusive. All intervals

@@ -24,10 +24,6 @@ THIS_MACHINE = "this-machine"
 BUSY = 0.1  # busy cores per allowed core above which a person is warned
 
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 1
-
-
 @click.group(
     cls=Subcommands,
     invoke_without_command=True,

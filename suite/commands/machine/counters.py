@@ -30,7 +30,7 @@ Examples:
 @click.option("--steps", type=click.IntRange(1), required=True, help="Training steps that were counted, on one rank.")
 @output_option("New JSON file.", "counters.json")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:
-    """Import hardware counters: FLOPs and bytes by kernel, from CSV of ncu, rocprof, likwid-perfctr or perf stat."""
+    """Import hardware counters: FLOPs and bytes by kernel, from ncu, rocprof, likwid-perfctr or perf stat."""
     card = descriptor(workload).card()
     card.size(size)
     path = output or Path("counters.json")

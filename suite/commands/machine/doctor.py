@@ -25,6 +25,7 @@ import click
 from suite import VERSION
 from suite.cli.options import JSON, format_option, ranks_option
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line
 from suite.launch import mpi
 from suite.launch.local import mpiexec_command
@@ -70,10 +71,6 @@ class Check:
     expected: str = ""
 
 
-HELP_GROUP = "Run"
-HELP_ORDER = 2
-
-
 @click.command(
     epilog="""\b
 Examples:
@@ -88,7 +85,7 @@ Exit codes: 0 a local run can start, 1 something it needs is missing.
 @ranks_option(2, "MPI ranks that a node is to run.")
 @format_option()
 def doctor(ranks: int, style: str) -> None:
-    """Show what is there and what is missing for runs here, on several nodes and through Slurm, and what to do about it."""
+    """Show what is missing for runs on this machine, on several nodes and through Slurm, and how to get it."""
     root = machine_root(os.environ)
     loaded, library = load_checks()
     checks = [*python_checks(), *loaded, *mpi_checks(), *machine_checks(usable(), ranks), *folder_checks(os.environ)]
@@ -98,7 +95,7 @@ def doctor(ranks: int, style: str) -> None:
     else:
         for line in lines(checks):
             print_line(line)
-    sys.exit(0 if can_run(checks, "local") else 1)
+    sys.exit(ExitCode.OK if can_run(checks, "local") else ExitCode.FINDINGS)
 
 
 def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:

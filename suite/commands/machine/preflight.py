@@ -15,8 +15,9 @@ from suite.cli.options import device_option, output_option, ranks_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
-from suite.launch.ranks import FAILED, in_world, start_ranks
+from suite.launch.ranks import in_world, start_ranks
 from suite.machine.node_samples import END, Sample, render
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def node(
     why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
     _note_end(path, node_name(), took, budget, why)
     print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
-    sys.exit(FAILED if code else 0)
+    sys.exit(ExitCode.FAILED if code else ExitCode.OK)
 
 
 @click.command(
@@ -136,7 +137,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
 
     def late() -> None:
         print_line(f"mlhpc: links between nodes: ended after {budget} s, at {where}", error=True)
-        os._exit(FAILED)
+        os._exit(ExitCode.FAILED)
 
     def at(text: str) -> None:
         nonlocal where

@@ -29,10 +29,6 @@ VERSION = 1
 SHOWN = 25  # layers in the table on the screen; the file has all
 
 
-HELP_GROUP = "Machine"
-HELP_ORDER = 2
-
-
 @click.command(
     epilog="""\b
 Examples:

@@ -10,9 +10,6 @@ from suite.commands.workload.list import list_
 from suite.commands.workload.new import new
 from suite.commands.workload.rcp import rcp
 
-HELP_GROUP = "Run"
-HELP_ORDER = 3
-
 
 @click.group(cls=Subcommands)
 def workload() -> None:

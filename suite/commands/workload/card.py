@@ -16,6 +16,7 @@ from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.documents import YamlSource
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def card(workload: str, size: str | None, output: Path | None) -> None:
         write_whole(target, text)
         print_line(f"{target}: written")
     if wrong:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def _empty(entry: SizeCard) -> bool:

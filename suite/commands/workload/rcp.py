@@ -30,7 +30,7 @@ from suite.machine.facts import read_facts
 
 @click.group(cls=Subcommands)
 def rcp() -> None:
-    """Reference convergence points: epochs to target of many seeds and data sets, by batch size, beside the card.
+    """Record and show reference convergence points: epochs to target by batch size, over many seeds.
 
     \b
     Examples:

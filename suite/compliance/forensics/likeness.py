@@ -9,6 +9,7 @@ Two seeds give two curves. How close they come by chance was measured on all pub
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -74,8 +75,6 @@ class Series:
     @cached_property
     def roughness(self) -> float:
         """The deviation of the values from a smooth curve: a curve that is a straight line has none and is no evidence."""
-        import statistics
-
         logs = self.logs
         bends = [abs(a - 2.0 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
         return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,9 +36,6 @@ class GitState:
 
 def read_git_state(cwd: Path | None = None) -> GitState | None:
     """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git."""
-    import hashlib
-    import subprocess
-
     here = cwd or Path(__file__).resolve().parent
 
     def git(arguments: Sequence[str]) -> bytes | None:
@@ -63,8 +62,6 @@ def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
 
     ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: those installed.
     """
-    import hashlib
-
     found: dict[str, str] = {}
     for name, folder in (_installed() if folders is None else folders).items():
         for path in sorted(folder.rglob("*")):
@@ -76,8 +73,6 @@ def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
 
 def digest_files(files: Mapping[str, str]) -> str:
     """Compute the sha256 of a list of files with their digests, in the form and order of sha256sum."""
-    import hashlib
-
     return hashlib.sha256("".join(f"{files[name]}  {name}\n" for name in sorted(files)).encode()).hexdigest()
 
 

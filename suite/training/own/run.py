@@ -5,46 +5,45 @@ It calls what the harness's trial calls: the same statement, records, clocks, fa
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar
 
-_FIRST_LINE = time.perf_counter()
+import torch
+from torch import nn, optim
 
-import signal  # noqa: E402
-import threading  # noqa: E402
-import traceback  # noqa: E402
-from collections.abc import Iterable, Iterator, Mapping  # noqa: E402
-from contextlib import ExitStack, contextmanager, suppress  # noqa: E402
-from dataclasses import asdict  # noqa: E402
-from datetime import UTC, datetime  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import FrameType, TracebackType  # noqa: E402
-from typing import Any, Self, TypeVar  # noqa: E402
-
-import torch  # noqa: E402
-from torch import nn, optim  # noqa: E402
-
-from suite.data.fingerprint import fingerprint  # noqa: E402
-from suite.data.lock import locked_together  # noqa: E402
-from suite.data.verification import Verification  # noqa: E402
-from suite.errors import InputError  # noqa: E402
-from suite.files import print_line, write_whole  # noqa: E402
-from suite.log import mllog  # noqa: E402
-from suite.log.mllog import EventLog  # noqa: E402
-from suite.log.run_folder import default_folder  # noqa: E402
-from suite.machine.page_cache import drop_page_caches  # noqa: E402
-from suite.training.gradients import measured_exchange  # noqa: E402
-from suite.training.instrument import Ledger  # noqa: E402
-from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_folder, read_config  # noqa: E402
-from suite.training.own.steps import OwnSteps  # noqa: E402
-from suite.training.plan import TrialPlan  # noqa: E402
-from suite.training.progress import Progress  # noqa: E402
-from suite.training.records import OtherWork, Records  # noqa: E402
-from suite.training.startup import (  # noqa: E402
+from suite import FIRST_LINE_S
+from suite.data.fingerprint import fingerprint
+from suite.data.lock import locked_together
+from suite.data.verification import Verification
+from suite.errors import InputError
+from suite.exit_codes import ExitCode
+from suite.files import print_line, write_whole
+from suite.log import mllog
+from suite.log.mllog import EventLog
+from suite.log.run_folder import default_folder
+from suite.machine.page_cache import drop_page_caches
+from suite.training.gradients import measured_exchange
+from suite.training.instrument import Ledger
+from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_folder, read_config
+from suite.training.own.steps import OwnSteps
+from suite.training.plan import TrialPlan
+from suite.training.progress import Progress
+from suite.training.records import OtherWork, Records
+from suite.training.startup import (
     InterruptedTrialError,
     process_age_s,
     watched_start,
 )
-from suite.training.statement import (  # noqa: E402
+from suite.training.statement import (
     Startup,
     Statement,
     check_parameters,
@@ -55,14 +54,13 @@ from suite.training.statement import (  # noqa: E402
     log_statement,
     open_log,
 )
-from suite.training.timing import DATA_WAIT, OPTIMIZER  # noqa: E402
-from suite.training.watchdog import watch  # noqa: E402
-from suite.world import World  # noqa: E402
+from suite.training.timing import DATA_WAIT, OPTIMIZER
+from suite.training.watchdog import watch
+from suite.world import World
 
 Batch = TypeVar("Batch")
-_STARTUP = Startup(
-    process_age_s() - (time.perf_counter() - _FIRST_LINE), time.perf_counter() - _FIRST_LINE, time.perf_counter()
-)
+_IMPORTED_S = time.perf_counter()
+_STARTUP = Startup(process_age_s() - (_IMPORTED_S - FIRST_LINE_S), _IMPORTED_S - FIRST_LINE_S, _IMPORTED_S)
 HEX_DIGITS = 64
 
 
@@ -307,7 +305,9 @@ class Run:
         self._stack.close()
         if self._world.is_first:
             with suppress(OSError):  # a full disk: then the log's own word counts
-                write_whole(self._plan.folder.exit_code(self.trial), f"{0 if self.reached else 1}\n")
+                write_whole(
+                    self._plan.folder.exit_code(self.trial), f"{ExitCode.OK if self.reached else ExitCode.FAILED}\n"
+                )
 
     def _abort(self, error: BaseException) -> None:
         """End every rank: MPI waits at the end of a rank for all others, which wait for this one in a collective."""

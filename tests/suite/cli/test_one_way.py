@@ -1,4 +1,4 @@
-"""One way to call things: one spelling for each meaning on every command, the former one refused with the one that holds now."""
+"""One way to call things: one spelling for each meaning on every command; a slip is answered with the nearest name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from suite.cli.main import group
 from suite.errors import did_you_mean
 from suite.files import QUIET, print_progress
-from suite.plugins import find_plugins
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_runs
 
@@ -75,21 +74,13 @@ def test_every_command_that_prints_results_prints_json_too() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("score . --json", "--json is now --format json"),
-        ("workload list --json", "--json is now --format json"),
-        ("status --json", "--json is now --format json"),
-        ("doctor --json", "--json is now --format json"),
-        ("check . --format table", "--format table is now --format text"),
-        ("moe-bench --ranks 2", "'moe-bench' is now 'moe'"),
-        ("help moe-bench", "'moe-bench' is now 'moe'"),
-        ("moe --mode capacity", "--mode is now --dispatch"),
         ("run cosmoflow --config smoke", "--config smoke: expected a YAML file; a size is --size smoke"),
         ("submit cosmoflow --system s --nodes 1 --config mini", "a size is --size mini"),
         ("profile cosmoflow --size my.yaml", "a file of settings is --config my.yaml"),
         ("run cosmoflow --size smoke --config my.yaml", "--size and --config: give one"),
     ],
 )
-def test_a_former_spelling_is_refused_in_one_line_with_the_present_one(words: str, said: str, tmp_path: Path) -> None:
+def test_a_size_and_a_file_of_settings_are_told_apart(words: str, said: str, tmp_path: Path) -> None:
     done = mlhpc(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1
@@ -149,7 +140,11 @@ def test_help_alone_is_the_list_of_commands() -> None:
 
 
 def test_the_shared_options_may_stand_before_the_command() -> None:
-    assert mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout == mlhpc("workload", "list", "cosmoflow", "-q").stdout != ""
+    assert (
+        mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout
+        == mlhpc("workload", "list", "cosmoflow", "-q").stdout
+        != ""
+    )
     assert QUIET not in os.environ
 
 
@@ -222,7 +217,3 @@ def test_a_strangers_command_gets_the_shared_options_and_keeps_its_own(monkeypat
     command = add_shared(theirs)
     assert CliRunner().invoke(command, ["-q", "--no-color"]).output == "shout True\n"
     assert len(add_shared(command).params) == len(command.params), "added once"
-
-
-def test_commands_come_from_entry_points() -> None:
-    assert {name.split()[0] for name in NAMES} == set(find_plugins("mlhpc.commands"))

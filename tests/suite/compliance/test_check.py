@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import suite.compliance
+from suite.commands.check import FORMATS
 from suite.compliance import convergence
 from suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
 from suite.compliance.check import Verdict, _check_group, check, check_log
-from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.forensics.copy_rules import SeenRuns
 from suite.compliance.manifest import digest
 from suite.compliance.output import print_table

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from msgspec import ValidationError
 
+from suite.commands.check import FORMATS
 from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict, check
 from suite.compliance.exchange.document import SCHEMA, VerdictDocument, as_json, schema
-from suite.compliance.exchange.formats import FORMATS
 from suite.compliance.exchange.given_points import read_given_points
 from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.exchange.waivers import read_waivers, waive

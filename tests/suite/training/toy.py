@@ -293,7 +293,6 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
     from suite.training.plan import TrialPlan
     from suite.training.worker import work
 
-    first_line = time.perf_counter()
     changes: dict[str, Any] = {}
     with mock.patch.dict(os.environ):
         for text in options:
@@ -316,7 +315,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
             replace_failed="replace" in options,
         )
         with hooked():
-            return work(plan, first_line=first_line)
+            return work(plan)
 
 
 class LateSignal:

@@ -1,0 +1,44 @@
+"""Explains mistakes on the command line in one line, with the nearest spelling that exists."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from suite.errors import did_you_mean, find_near
+
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
+_NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
+_ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
+
+
+def explain_usage(error: click.ClickException) -> str:
+    """The message of a mistake on the command line."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = " ".join(context.command_path.split()[1:]) if context is not None else ""
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+        bare = {name.lstrip("-"): name for name in known}  # else the dashes alone would make options alike
+        near = find_near(error.option_name.lstrip("-"), bare)
+        hint = f"; did you mean {bare[near]!r}?" if near else ";"
+        return f"no such option {error.option_name}{hint} {f'mlhpc help {command}'.rstrip()} has all"
+    if type(error) is click.BadParameter and error.param is not None:
+        return _explain_value(error, error.param, command)
+    if type(error) is click.UsageError and (extra := _EXTRA.fullmatch(error.message)):
+        return f"unexpected argument {extra[1]!r}; mlhpc help {command} says what it takes"
+    return error.format_message()
+
+
+def _explain_value(error: click.BadParameter, parameter: click.Parameter, command: str) -> str:
+    """The message of a value that an option or argument does not take."""
+    name, message = max(parameter.opts, key=len), error.message.rstrip(".")
+    if isinstance(parameter, click.Option):
+        if isinstance(parameter.type, click.Choice) and (given := message.split("'")[1:2]):
+            return f"{name}: {message}" + did_you_mean(given[0], map(str, parameter.type.choices))
+        if number := _NO_NUMBER.fullmatch(message):
+            return f"{name} {number[1]}: expected a {'whole number' if number[2] == 'integer' else 'number'}"
+        return f"{name}: {message}"
+    if absent := _ABSENT.fullmatch(message):
+        return f"{absent[1]}: does not exist; mlhpc help {command} says what is expected"
+    return f"{parameter.make_metavar(error.ctx or click.Context(click.Command(command)))}: {message}"
