@@ -189,9 +189,8 @@ def test_a_broken_command_stands_in_the_help_with_its_reason_and_fails_alone(sit
     assert site.mlhpc("good").stdout == "hello\n"
     called = site.mlhpc("hurt")
     assert called.returncode == 2
-    assert called.stderr == (
-        "mlhpc: command 'hurt' of package stranger cannot be loaded: ZeroDivisionError: division by zero\n"
-    )
+    *_, last = called.stderr.splitlines()
+    assert last == "mlhpc: command 'hurt' of package stranger cannot be loaded: ZeroDivisionError: division by zero"
 
 
 FIGURES = "[mlhpc.figures]\nstranger = stranger.figures\n"
