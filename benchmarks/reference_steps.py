@@ -323,7 +323,7 @@ def inputs_open_catalyst(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Frames of the data set, exported for the reference's loader."""
     settings = workload.config.hyperparameters
-    from workloads.open_catalyst.convert import export_lmdb
+    from tests.fixtures.export_open_catalyst import export_lmdb
 
     root, numbers = data / "open_catalyst-mini", [7 * each for each in range(samples)]
     export_lmdb(root, folder / "lmdb")

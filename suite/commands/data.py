@@ -1,4 +1,4 @@
-"""`mlhpc data`: makes, converts, exports, verifies, describes and fetches data sets, with functions of each workload's module."""
+"""`mlhpc data`: makes, converts, verifies, describes and fetches data sets, with functions of each workload's module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from suite.cli.options import output_option, ranks_option, size_option
 from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
-from suite.errors import InputError, unknown
+from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line, print_progress, write_whole
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from suite.descriptor import Descriptor
     from suite.world import World
 
-EXPORT_PREFIX = "export_"
 LARGE = 2**26  # bytes of a data set whose baselines may take minutes
 
 
@@ -113,27 +112,6 @@ def convert(
             function(source, root, world=world, size=size, progress=tell, **trust)
         _show(root, world)
         _show_baselines(chosen, root, world)
-
-
-@data.command()
-@click.argument("workload")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("--form", help="Form to write. [the workload's only one]")
-@output_option("New folder.", "the data set's, -<form> added")
-def export(workload: str, source: Path, form: str | None, output: Path | None) -> None:
-    """Write a data set of the sharded form in the field's own form, for other codes to read."""
-    generator = descriptor(workload).load_generator()
-    forms = [name.removeprefix(EXPORT_PREFIX) for name in dir(generator) if name.startswith(EXPORT_PREFIX)]
-    if form is None and len(forms) == 1:
-        form = forms[0]
-    if form not in forms:
-        problem = unknown("form", form, forms) if form else f"give --form; forms: {', '.join(forms) or 'none'}"
-        raise InputError(f"{workload}: {problem}")
-    folder = output or Path(f"{source}-{form}")
-    _check_new(folder)
-    with progress(f"{workload} {form}") as tell:
-        getattr(generator, EXPORT_PREFIX + form)(source, folder, progress=tell)
-    print_line(f"{folder}: {form} written from {source}")
 
 
 @data.command()
@@ -326,11 +304,6 @@ def _about(manifest: Manifest) -> str:
         size = f": {card.sizes[manifest.size].description}" if manifest.size in card.sizes else ""
         return f"Data of {card.title} ({card.domain}), size {manifest.size}{size}."
     return f"Data of {manifest.workload}, size {manifest.size}."
-
-
-def _check_new(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: not empty; choose a new folder")
 
 
 def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.world import World
+from tests.fixtures.export_cosmoflow import export_tfrecord
 from workloads.cosmoflow import DESCRIPTOR, generate
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.cosmology import Simulation
@@ -111,7 +112,7 @@ def found(
 ) -> dict[str, NDArray[Any]]:
     """What the reference reads and computes with the network's weights."""
     code, python = reference("mlcommons/hpc") / "cosmoflow", python_with("tensorflow", "keras", "numpy")
-    generate.export_tfrecord(data_set, tmp_path / "tfrecord")
+    export_tfrecord(data_set, tmp_path / "tfrecord")
     np.savez(tmp_path / "weights.npz", *map(keras_form, model.parameters()))
     given = json.dumps(settings(workload._settings))
     paths = [str(tmp_path / name) for name in ("weights.npz", "tfrecord", "found.npz")]

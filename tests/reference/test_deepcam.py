@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.world import World
+from tests.fixtures.export_deepcam import export_hdf5
 from tests.workloads.tiny import make
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS
-from workloads.deepcam.convert import export_hdf5
 from workloads.deepcam.data import DeepCamData
 from workloads.deepcam.metric import metrics, statistics
 from workloads.deepcam.model import DeepLabV3Plus

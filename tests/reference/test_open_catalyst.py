@@ -16,10 +16,10 @@ import torch
 from suite.config import load_config
 from suite.data.shards import ShardReader
 from suite.world import World
+from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.tiny import make
 from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.convert import export_lmdb
 from workloads.open_catalyst.lmdb_form import LmdbFile
 from workloads.open_catalyst.workload import OpenCatalyst
 

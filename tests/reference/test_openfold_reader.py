@@ -11,8 +11,8 @@ import pytest
 
 from suite.data.shards import ShardReader
 from suite.world import World
+from tests.fixtures.export_openfold import ALIGNMENTS, RELEASED, STRUCTURES, export_preprocessed
 from workloads.openfold import generate, residues
-from workloads.openfold.export import ALIGNMENTS, RELEASED, STRUCTURES, export_preprocessed
 from workloads.openfold.proteins import Families
 from workloads.openfold.public.structures import ATOMS_37
 from workloads.openfold.shard_form import proteins_of

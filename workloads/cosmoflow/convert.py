@@ -1,4 +1,4 @@
-"""Converts the public CosmoFlow data (TFRecord files, HDF5 universes) to shards and back. Downloads nothing."""
+"""Converts the public CosmoFlow data (TFRecord files, HDF5 universes) to shards. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
-from suite.data.manifest import read_manifest
-from suite.data.shards import Compression, ShardReader
+from suite.data.shards import Compression
 from suite.errors import InputError
 from suite.files import written_whole
 from suite.world import World
 from workloads.cosmoflow.summary import attributes, summarise
-from workloads.cosmoflow.tfrecord import Sample, read_tfrecord, write_tfrecord
+from workloads.cosmoflow.tfrecord import Sample, read_tfrecord
 from workloads.cosmoflow.universes import read_universe
 
 CONVERTER_VERSION = 1
@@ -78,28 +77,6 @@ def convert(
     }
     plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, attributes, compression)
     build(root, plan, world, progress)
-
-
-def export_tfrecord(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write a sharded data set in the reference's layout: ``<split>/<universe>_<cube>.tfrecord``, gzip, one sample each."""
-    manifest = read_manifest(root)
-    if destination.exists() and any(destination.iterdir()):
-        raise InputError(f"{destination}: not empty; choose another folder")
-    total, done = sum(manifest.samples(split) for split in manifest.splits), 0
-    for split in manifest.splits:
-        folder = destination / split
-        folder.mkdir(parents=True)
-        reader = ShardReader(root, split)
-        cubes: dict[int, int] = {}
-        for index in range(len(reader)):
-            sample = reader.read([index])
-            number = int(sample["universe"][0])
-            cube = cubes[number] = cubes.get(number, -1) + 1
-            path = folder / f"univ_{manifest.seed}_{number:010d}_{cube:03d}.tfrecord"
-            write_tfrecord(path, [(sample["x"][0], sample["y"][0])])
-            done += 1
-            if progress is not None:
-                progress(done, total)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

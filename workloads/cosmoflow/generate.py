@@ -1,6 +1,6 @@
 """Generates CosmoFlow data sets: snapshots (snapshots.py) or simulated universes (cosmology.py). convert.py reads the public data.
 
-The workload's descriptor names this module, so it also offers ``convert``, ``export_tfrecord`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from suite.data.generate import Generator, Synthetic
 from suite.data.shards import Compression
 from workloads.cosmoflow import cosmology, snapshots
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
-from workloads.cosmoflow.convert import convert, export_tfrecord, fetch, split_cubes
+from workloads.cosmoflow.convert import convert, fetch, split_cubes
 from workloads.cosmoflow.cosmology import Simulation
 from workloads.cosmoflow.snapshots import COUPLINGS, Snapshots
 from workloads.cosmoflow.summary import Summary, attributes, summarise
 
-__all__ = ["SIZES", "DataSize", "convert", "export_tfrecord", "fetch", "generate"]
+__all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 2
 

@@ -1,4 +1,4 @@
-"""Reads and writes the reference's TFRecord files (gzip or plain) of tf.train.Example, without TensorFlow.
+"""Reads the reference's TFRecord files (gzip or plain) of tf.train.Example, without TensorFlow.
 
 A record is a length (u64), its checksum, the payload, its checksum; checksums are masked CRC-32C. The payload is an
 Example with the features ``x`` (one byte string: little-endian int16 counts, channels last) and ``y`` (four floats).
@@ -7,10 +7,9 @@ Formats: tensorflow.org/tutorials/load_data/tfrecord, protobuf.dev/programming-g
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -18,22 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import InputError
-from suite.files import write_whole
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
 GZIP_MAGIC = b"\x1f\x8b"
-GZIP_LEVEL = 6
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 
 Sample = tuple[NDArray[np.int16], NDArray[np.float32]]
-
-
-def write_tfrecord(path: Path, samples: Iterable[Sample], *, compressed: bool = True) -> None:
-    """Write one file atomically. The same samples give the same bytes."""
-    content = b"".join(_frame(encode_example(x, y)) for x, y in samples)
-    if compressed:
-        content = gzip.compress(content, GZIP_LEVEL, mtime=0)
-    write_whole(path, content)
 
 
 def read_tfrecord(path: Path) -> Iterator[Sample]:
@@ -46,16 +35,6 @@ def read_tfrecord(path: Path) -> Iterator[Sample]:
             yield decode_example(payload)
         except ValueError as error:
             raise InputError(f"{path}: record at offset {offset}: {error}") from None
-
-
-def encode_example(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
-    """Serialise a tf.train.Example: the bytes that TensorFlow writes for ``x`` and ``y`` in this order."""
-    counts = np.ascontiguousarray(x, dtype="<i2").tobytes()
-    targets = np.ascontiguousarray(y, dtype="<f4").tobytes()
-    bytes_list = _delimited(1, _delimited(1, counts))  # Feature.bytes_list, BytesList.value
-    float_list = _delimited(2, _delimited(1, targets))  # Feature.float_list, FloatList.value (packed)
-    entries = [_delimited(1, key) + _delimited(2, value) for key, value in ((b"x", bytes_list), (b"y", float_list))]
-    return _delimited(1, b"".join(_delimited(1, entry) for entry in entries))  # Example.features, Features.feature
 
 
 def decode_example(payload: bytes) -> Sample:
@@ -141,27 +120,6 @@ def masked_crc32c(data: bytes) -> int:
     """Compute the CRC-32C, rotated and shifted as TFRecord stores it."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _frame(payload: bytes) -> bytes:
-    length = struct.pack("<Q", len(payload))
-    return b"".join(
-        (length, struct.pack("<I", masked_crc32c(length)), payload, struct.pack("<I", masked_crc32c(payload)))
-    )
-
-
-def _delimited(field: int, value: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    return bytes([field << 3 | 2]) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:

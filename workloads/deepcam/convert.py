@@ -1,8 +1,8 @@
-"""Converts the public DeepCAM data (a folder of HDF5 snapshots with stats.h5) to shards and back. Downloads nothing."""
+"""Converts the public DeepCAM data (a folder of HDF5 snapshots with stats.h5) to shards. Downloads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
-from suite.data.manifest import read_manifest
-from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam.fields import (
@@ -21,8 +19,6 @@ from workloads.deepcam.fields import (
     read_shape,
     read_snapshot,
     read_statistics,
-    write_snapshot,
-    write_statistics,
 )
 from workloads.deepcam.summary import Summary, merge, summarise
 
@@ -66,23 +62,6 @@ def convert(
     }
     attributes = partial(_attributes, survey.statistics)
     build(root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world, progress)
-
-
-def export_hdf5(root: Path, destination: Path, *, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write a sharded data set in the layout that the reference reads: ``<split>/data-<number>.h5`` and ``stats.h5``."""
-    manifest = read_manifest(root)
-    if destination.exists() and any(destination.iterdir()):
-        raise InputError(f"{destination}: not empty; choose another folder")
-    total, done = sum(manifest.samples(split) for split in manifest.splits), 0
-    for split in manifest.splits:
-        reader = ShardReader(root, split)
-        for index in range(len(reader)):
-            sample = reader.read([index])
-            write_snapshot(destination / split / f"data-{index:08d}.h5", sample["x"][0], sample["y"][0])
-            done += 1
-            if progress is not None:
-                progress(done, total)
-    write_statistics(destination / STATISTICS_NAME, Statistics(**manifest.attributes["statistics"]))
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Reads, checks and writes the public file format: one HDF5 file per snapshot and one ``stats.h5`` per data set.
+"""Reads and checks the public file format: one HDF5 file per snapshot and one ``stats.h5`` per data set.
 
 climate/data      (H, W, 16) float32, channels last
 climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river; `labels` in the set of 2019
@@ -7,7 +7,7 @@ stats.h5          climate/count, the number of snapshots; climate/{mean, sqmean,
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import InputError
-from suite.files import written_whole
 from workloads.deepcam.config import CHANNELS, CLASSES
 
 DATA, LABELS = "climate/data", ("climate/labels_0", "climate/labels")
@@ -82,13 +81,6 @@ def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
     return y.astype(np.uint8)
 
 
-def write_snapshot(path: Path, x: Fields, y: Labels) -> None:
-    """Write one file in the public format."""
-    with written_whole(path) as part, h5py.File(part, "w") as file:
-        file.create_dataset(DATA, data=x, track_times=False)
-        file.create_dataset(LABELS[0], data=y.astype(np.int64), track_times=False)
-
-
 def read_statistics(path: Path) -> Statistics:
     """Read ``stats.h5``. InputError if it is missing, incomplete, or a channel has no range."""
     if not path.exists():
@@ -115,14 +107,6 @@ def checked_statistics(statistics: Statistics, where: str) -> Statistics:
         if not low < high:
             raise InputError(f"{where}: channel {name} has minval {low:g} and maxval {high:g}: it cannot be normalised")
     return statistics
-
-
-def write_statistics(path: Path, statistics: Statistics) -> None:
-    """Write ``stats.h5`` in the public format."""
-    with h5py.File(path, "w") as file:
-        for name, value in asdict(statistics).items():
-            kind = np.int64 if name == "count" else np.float64
-            file.create_dataset(f"climate/{name}", data=np.asarray(value, dtype=kind), track_times=False)
 
 
 class _Opened:

@@ -1,6 +1,6 @@
 """Generates DeepCAM data sets of synthetic weather. climate.py has the physics, convert.py reads the public data.
 
-The workload's descriptor names this module, so it also offers ``convert``, ``export_hdf5`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from suite.data.build import SPLITS, Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
-from workloads.deepcam.convert import convert, export_hdf5, fetch
+from workloads.deepcam.convert import convert, fetch
 from workloads.deepcam.fields import checked_fields
 from workloads.deepcam.summary import Summary, merge, summarise
 
-__all__ = ["SIZES", "DataSize", "convert", "export_hdf5", "fetch", "generate"]
+__all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 1
 

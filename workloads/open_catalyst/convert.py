@@ -1,31 +1,23 @@
-"""Converts the public OC20 data (LMDB files or extended XYZ) to shards, and shards to LMDB files. Downloads nothing."""
+"""Converts the public OC20 data (LMDB files or extended XYZ) to shards. Downloads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
-from suite.data.manifest import read_manifest
-from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
-from workloads.open_catalyst.graph import Edges
-from workloads.open_catalyst.lmdb_form import LmdbFile, write_lmdb
-from workloads.open_catalyst.structures import Neighbourhood, Structure, shard_arrays, structures_of
+from workloads.open_catalyst.lmdb_form import LmdbFile
+from workloads.open_catalyst.structures import Neighbourhood, Structure, shard_arrays
 from workloads.open_catalyst.summary import attributes, summarise
 
 CONVERTER_VERSION = 1
 REFERENCE = Neighbourhood(6.0, 50)
 STRUCTURES_PER_SHARD = 10_000
 FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
-FOLDER_WRITTEN = {"train": "train", "validation": "val_id"}  # as the reference calls them
-READ_AT_ONCE = 500  # structures, while exporting
-# No less than in an LMDB file, with its pages, the names of fields and the heads of tensors
-BYTES_PER_ATOM, BYTES_PER_EDGE, BYTES_PER_SAMPLE = 64, 64, 32_768
 WHERE_THE_DATA_ARE = (
     "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
     "node get s2ef_train_2M.tar (3.4 GB, 17 GB unpacked) and s2ef_val_id.tar from "
@@ -69,37 +61,6 @@ def convert(
     }
     of_graphs = partial(attributes, REFERENCE)
     build(root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world, progress)
-
-
-def export_lmdb(root: Path, destination: Path, *, progress: Progress | None = None) -> None:
-    """Write a data set as the LMDB files that the reference reads: ``train`` and ``val_id``, one file per shard.
-
-    Their edges are those of the data set's own cutoff and number of neighbours.
-    """
-    manifest = read_manifest(root)
-    if manifest.workload != "open_catalyst":
-        raise InputError(f"{root}: holds data of {manifest.workload}, not of open_catalyst")
-    own = Neighbourhood(manifest.attributes["cutoff_angstrom"], manifest.attributes["max_neighbours"])
-    total, done = sum(map(manifest.samples, manifest.splits)), 0
-    for split in SPLITS:
-        reader, begin = ShardReader(root, split), 0
-        for number, shard in enumerate(manifest.splits[split]):
-            samples = range(begin, begin + shard.samples)
-            counts = reader.read(samples, ["atom.offsets", "edges"])
-            most = shard.samples * BYTES_PER_SAMPLE + int(counts["edges"].sum()) * BYTES_PER_EDGE
-            most += int(counts["atom.offsets"][-1]) * BYTES_PER_ATOM
-            path = destination / FOLDER_WRITTEN[split] / f"data.{number:05d}.lmdb"
-            write_lmdb(path, _with_edges(reader, samples, own), most_bytes=2 * most)
-            begin, done = begin + shard.samples, done + shard.samples
-            if progress is not None:
-                progress(done, total)
-
-
-def _with_edges(reader: ShardReader, samples: range, neighbourhood: Neighbourhood) -> Iterator[tuple[Structure, Edges]]:
-    for begin in range(samples.start, samples.stop, READ_AT_ONCE):
-        chosen = range(begin, min(begin + READ_AT_ONCE, samples.stop))
-        for structure in structures_of(reader.read(chosen)):
-            yield structure, neighbourhood.edges(structure.position, structure.cell)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """Generates OpenCatalyst data sets of synthetic slabs. slabs.py has the physics, convert.py reads the public data.
 
-The workload's descriptor names this module, so it also offers ``convert``, ``export_lmdb`` and ``fetch``.
+The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from functools import partial
 
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
-from workloads.open_catalyst.convert import convert, export_lmdb, fetch
+from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, require_ase, trajectory
 from workloads.open_catalyst.structures import Neighbourhood, shard_arrays
 from workloads.open_catalyst.summary import Summary, attributes, summarise
 
-__all__ = ["SIZES", "DataSize", "convert", "export_lmdb", "fetch", "generate"]
+__all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 1
 

@@ -1,4 +1,4 @@
-"""Reads and writes the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric.
+"""Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric.
 
 Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs a
 program; reading one here runs none: the unpickler builds tensors, arrays and containers, an inert record for each class of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from suite.errors import InputError
-from suite.files import written_whole
-from workloads.open_catalyst.graph import Edges
 from workloads.open_catalyst.structures import Structure
 
-PROTOCOL = 3  # the newest without frames, which could not be joined
-DATA_CLASS = b"torch_geometric.data.data\nData\n"
 FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
 
 
@@ -83,43 +79,6 @@ class LmdbFile:
             return self._load(value)
         except Exception as error:  # a damaged pickle can raise any exception
             raise InputError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
-
-
-def write_lmdb(path: Path, structures: Iterable[tuple[Structure, Edges]], *, most_bytes: int) -> None:
-    """Write structures with their edges as the reference's preprocessing does. ``most_bytes`` is no less than their size."""
-    with (
-        written_whole(path) as part,
-        _lmdb().open(str(part), subdir=False, map_size=most_bytes, lock=False) as environment,
-    ):
-        length = 0
-        with environment.begin(write=True) as transaction:
-            for structure, edges in structures:
-                transaction.put(str(length).encode(), _pickled(structure, edges))
-                length += 1
-            transaction.put(b"length", pickle.dumps(length))
-
-
-def _pickled(structure: Structure, edges: Edges) -> bytes:
-    """Pickle ``Data()`` with fields set as items, which versions 1 and 2 of torch_geometric load, and without either."""
-    fields = {
-        "pos": torch.from_numpy(structure.position.astype(np.float32)),
-        "cell": torch.from_numpy(structure.cell.astype(np.float32))[None],
-        "atomic_numbers": torch.from_numpy(structure.number.astype(np.float32)),
-        "natoms": len(structure.number),
-        "tags": torch.from_numpy(structure.tag.astype(np.int64)),
-        "fixed": torch.from_numpy(structure.fixed.astype(np.float32)),
-        "force": torch.from_numpy(structure.force.astype(np.float32)),
-        "y": float(structure.energy),
-        "sid": int(structure.trajectory),
-        "fid": int(structure.frame),
-        "edge_index": torch.from_numpy(np.stack([edges.source, edges.target])),
-        "cell_offsets": torch.from_numpy(edges.offset),
-    }
-    items = b"".join(
-        pickle.dumps(each, PROTOCOL)[2:-1] for pair in fields.items() for each in pair
-    )  # no header, no stop
-    made = pickle.PROTO + bytes([PROTOCOL]) + pickle.GLOBAL + DATA_CLASS + pickle.EMPTY_TUPLE + pickle.REDUCE
-    return made + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
 
 
 def _lmdb() -> Any:

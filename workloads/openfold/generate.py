@@ -1,7 +1,7 @@
 """Generates OpenFold data sets of synthetic protein families.
 
-proteins.py makes a family, convert.py reads real files, export.py writes those that the reference reads. The
-workload's descriptor names this module, so it also offers ``convert``, ``export_preprocessed`` and ``fetch``.
+proteins.py makes a family, convert.py reads real files. The
+workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from functools import partial
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from workloads.openfold.convert import convert, fetch
-from workloads.openfold.export import export_preprocessed
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.shard_form import shard_arrays
 from workloads.openfold.summary import Summary, attributes, summarise
 
-__all__ = ["SIZES", "DataSize", "convert", "export_preprocessed", "fetch", "generate"]
+__all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 2
 

@@ -1,13 +1,15 @@
-"""Reads the protein chains of an mmCIF file and renders one: the first model, heavy atoms of the twenty amino acids.
+"""Reads the protein chains of an mmCIF file: the first model, heavy atoms of the twenty amino acids.
 
 It reads ``_entity_poly_seq`` or ``_pdbx_poly_seq_scheme`` for the sequence (so that residues without atoms keep their place)
 and ``_atom_site``. Alternative locations: the one with the highest occupancy. MSE counts as MET, another modified residue as
-the parent that ``_pdbx_struct_mod_residue`` names. Errors name file and line.
+the parent that ``_pdbx_struct_mod_residue`` names. gemmi parses the file; an error names the file and the row of a table.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from suite.errors import InputError
 from workloads.openfold import residues
-from workloads.openfold.cif_tables import UNSET, Row, read_tables
 
 MODIFIED = {"MSE": "MET"}  # the modified residue OpenFold reads as its parent
 _RENAMED_ATOMS = {("MSE", "SE"): "SD"}
@@ -33,6 +34,17 @@ WANTED = (
     *("_pdbx_audit_revision_history", *(category for category, _ in RESOLUTIONS)),
 )
 _RESIDUE_OF = {name: number for number, name in enumerate(residues.NAMES)}
+
+UNSET = (".", "?")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: item names without the category to texts. ``place`` names it in errors."""
+
+    place: str
+    values: dict[str, str]
+
 
 Tables = Mapping[str, list[Row]]
 
@@ -67,23 +79,23 @@ class Entry:
 
 
 def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
-    """Read a chain by its author's name, else by its label; by default the first. InputError names file and line."""
+    """Read a chain by its author's name, else by its label; by default the first. InputError names the file and the place."""
     entry = read_entry(path)
     chain = entry.find(name)
     if chain is None:
-        raise InputError(f"{path}: line 1: no chain{f' {name!r}' if name else ''} of amino acids")
+        raise InputError(f"{path}: no chain{f' {name!r}' if name else ''} of amino acids")
     return entry, chain
 
 
 def read_entry(path: Path) -> Entry:
-    """Read all protein chains of a file, molecule by molecule as the file lists these. InputError names file and line."""
-    tables = read_tables(path, WANTED)
+    """Read all protein chains of a file, molecule by molecule as the file lists these. InputError names the file and the place."""
+    tables = _read_tables(path)
     sites = tables.get("_atom_site", [])
     if not sites:
-        raise InputError(f"{path}: line 1: no _atom_site loop: not an mmCIF file of a structure")
+        raise InputError(f"{path}: no _atom_site loop: not an mmCIF file of a structure")
     missing = [key for key in REQUIRED if key not in sites[0].values]
     if missing:
-        raise InputError(f"{path}: line {sites[0].line}: _atom_site has no {missing[0]}")
+        raise InputError(f"{path}: _atom_site has no {missing[0]}")
     parents = MODIFIED | {
         row.values["label_comp_id"]: row.values["parent_comp_id"]
         for row in tables.get("_pdbx_struct_mod_residue", [])
@@ -106,6 +118,35 @@ def read_entry(path: Path) -> Entry:
     chains.sort(key=lambda chain: listed.index(chain.entity) if chain.entity in listed else len(listed))
     name = tables["_entry"][0].values.get("id", "") if "_entry" in tables else ""
     return Entry(name.lower(), _release_date(path, tables), _resolution(tables), tuple(chains))
+
+
+def _read_tables(path: Path) -> dict[str, list[Row]]:
+    """Read the wanted categories of a file, which may be gzipped. A single item is a table of one row."""
+    try:
+        from gemmi import cif
+    except ImportError:
+        raise InputError("openfold: mmCIF files need gemmi: pip install 'mlhpc[openfold-data]'") from None
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    try:
+        document = cif.read_string(text)
+    except ValueError as error:  # such as "string:4:0(18): unterminated text field"
+        _, line, _, problem = str(error).split(":", 3)
+        raise InputError(f"{path}: line {line}: {problem.strip()}") from None
+    tables: dict[str, list[Row]] = {}
+    for category in WANTED if len(document) else ():
+        columns: dict[str, list[str | bool | None]] = document[0].get_mmcif_category(f"{category}.")
+        if columns:
+            # gemmi gives None for a bare ? and False for a bare dot.
+            texts = [[{None: "?", False: "."}.get(each, each) for each in column] for column in columns.values()]
+            tables[category] = [
+                Row(f"{category} row {number}", dict(zip(columns, values, strict=True)))
+                for number, values in enumerate(zip(*texts, strict=True), start=1)
+            ]
+    return tables
 
 
 def _chain(path: Path, tables: Tables, rows: list[Row], parents: Mapping[str, str], labels: tuple[str, ...]) -> Chain:
@@ -138,35 +179,6 @@ def _chain(path: Path, tables: Tables, rows: list[Row], parents: Mapping[str, st
     )
 
 
-def mmcif_text(name: str, aatype: NDArray[np.int8], atoms: NDArray[np.float32], atom_mask: NDArray[np.int8]) -> str:
-    """Render one chain, named A, as mmCIF that `read_chain` can read."""
-    names = [residues.NAMES[each] if each < residues.UNKNOWN else "UNK" for each in aatype.tolist()]
-    lines = [
-        f"data_{name}",
-        "#",
-        "loop_",
-        "_entity_poly_seq.entity_id",
-        "_entity_poly_seq.num",
-        "_entity_poly_seq.mon_id",
-    ]
-    lines += [f"1 {position} {each}" for position, each in enumerate(names, start=1)]
-    columns = (
-        "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id label_seq_id "
-        "Cartn_x Cartn_y Cartn_z occupancy auth_asym_id pdbx_PDB_model_num"
-    )
-    lines += ["#", "loop_", *(f"_atom_site.{column}" for column in columns.split())]
-    serial = 0
-    for position, residue in enumerate(aatype.tolist()):
-        for slot in np.flatnonzero(atom_mask[position]).tolist():
-            serial += 1
-            atom = residues.ATOM_NAMES[residue][slot]
-            x, y, z = atoms[position, slot].tolist()
-            lines.append(
-                f"ATOM {serial} {atom[0]} {atom} . {names[position]} A 1 {position + 1} {x:.3f} {y:.3f} {z:.3f} 1.00 A 1"
-            )
-    return "\n".join([*lines, "#"]) + "\n"
-
-
 def _sequence(path: Path, tables: Tables, label: str, atom_rows: list[Row]) -> list[str]:
     """Read the residue names in order, from the polymer tables if the file has any, else from the atoms."""
     entity = atom_rows[0].values.get("label_entity_id")
@@ -178,14 +190,14 @@ def _sequence(path: Path, tables: Tables, label: str, atom_rows: list[Row]) -> l
     if not names:
         names = {_whole(path, row, "label_seq_id"): row.values["label_comp_id"] for row in atom_rows}
     if min(names) < 1:
-        raise InputError(f"{path}: line {atom_rows[0].line}: residue number {min(names)}: expected numbers from 1")
+        raise InputError(f"{path}: {atom_rows[0].place}: residue number {min(names)}: expected numbers from 1")
     return [names.get(position, "UNK") for position in range(1, max(names) + 1)]
 
 
 def _position(path: Path, row: Row, sequence: list[str]) -> int:
     position = _whole(path, row, "label_seq_id") - 1
     if not 0 <= position < len(sequence):
-        raise InputError(f"{path}: line {row.line}: residue {position + 1} of a sequence of {len(sequence)}")
+        raise InputError(f"{path}: {row.place}: residue {position + 1} of a sequence of {len(sequence)}")
     return position
 
 
@@ -206,7 +218,7 @@ def _release_date(path: Path, tables: Tables) -> str | None:
         try:
             date.fromisoformat(text)
         except ValueError:
-            raise InputError(f"{path}: line {row.line}: revision_date is {text!r}, expected YYYY-MM-DD") from None
+            raise InputError(f"{path}: {row.place}: revision_date is {text!r}, expected YYYY-MM-DD") from None
     return min(dates, default=None)
 
 
@@ -230,9 +242,9 @@ def _number(path: Path, row: Row, key: str) -> float:
     try:
         value = float(row.values[key])
     except ValueError:
-        raise InputError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a number") from None
+        raise InputError(f"{path}: {row.place}: {key} is {row.values[key]!r}, expected a number") from None
     if not np.isfinite(value):
-        raise InputError(f"{path}: line {row.line}: {key} is {row.values[key]!r}, expected a finite number")
+        raise InputError(f"{path}: {row.place}: {key} is {row.values[key]!r}, expected a finite number")
     return value
 
 
@@ -241,5 +253,5 @@ def _whole(path: Path, row: Row, key: str) -> int:
         return int(row.values.get(key, ""))
     except ValueError:
         raise InputError(
-            f"{path}: line {row.line}: {key} is {row.values.get(key)!r}, expected a whole number"
+            f"{path}: {row.place}: {key} is {row.values.get(key)!r}, expected a whole number"
         ) from None

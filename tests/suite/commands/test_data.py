@@ -123,7 +123,6 @@ def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path:
     for words, message in (
         (("convert", "toy", tmp_path, "-o", tmp_path / "new"), "toy: has no `data convert`"),
         (("fetch", "toy"), "toy: has no `data fetch`"),
-        (("export", "toy", tmp_path, "-o", tmp_path / "new"), "toy: give --form; forms: none"),
         (("convert", "toy", tmp_path / "absent", "-o", tmp_path / "new"), f"{tmp_path}/absent: does not exist"),
     ):
         assert str(invoke(*words).exception).startswith(message)
@@ -192,19 +191,6 @@ def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
     generator.convert = lambda source, root, *, world, size, progress: None
     refused = invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", "--trust-pickles")
     assert str(refused.exception) == "toy: --trust-pickles: its files hold no pickles"
-
-
-def test_export_writes_the_only_form_there_is_and_never_into_a_full_folder(
-    generator: SimpleNamespace, tmp_path: Path
-) -> None:
-    calls: list[Any] = []
-    generator.export_tfrecord = lambda source, destination, *, progress: calls.append((source, destination))
-    assert invoke("export", "toy", tmp_path, "-o", tmp_path / "new").exit_code == 0
-    assert calls == [(tmp_path, tmp_path / "new")]
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/x").touch()
-    refused = invoke("export", "toy", tmp_path, "--form", "tfrecord", "-o", tmp_path / "full")
-    assert str(refused.exception) == f"{tmp_path}/full: not empty; choose a new folder"
 
 
 def test_several_ranks_become_mpiexec_with_the_same_command(

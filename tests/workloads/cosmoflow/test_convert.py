@@ -14,9 +14,10 @@ from suite.data.manifest import read_manifest, verify
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.export_cosmoflow import export_tfrecord, write_tfrecord
 from workloads.cosmoflow import convert as converter
-from workloads.cosmoflow.generate import convert, export_tfrecord, fetch
-from workloads.cosmoflow.tfrecord import read_tfrecord, write_tfrecord
+from workloads.cosmoflow.generate import convert, fetch
+from workloads.cosmoflow.tfrecord import read_tfrecord
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from suite.errors import InputError
-from workloads.cosmoflow.tfrecord import decode_example, encode_example, masked_crc32c, read_tfrecord, write_tfrecord
+from tests.fixtures.export_cosmoflow import encode_example, write_tfrecord
+from workloads.cosmoflow.tfrecord import decode_example, masked_crc32c, read_tfrecord
 
 X = np.arange(-4, 4, dtype=np.int16).repeat(4).reshape(2, 2, 2, 4)
 Y = np.array([0.5, -0.25, 1.0, -1.0], dtype=np.float32)

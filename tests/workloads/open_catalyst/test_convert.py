@@ -25,8 +25,9 @@ from suite.data.manifest import read_manifest, verify, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.convert import convert, export_lmdb, fetch
+from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, record_fields
 from workloads.open_catalyst.structures import Structure

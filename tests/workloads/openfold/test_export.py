@@ -19,10 +19,7 @@ from suite.data.manifest import read_manifest, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_a3m
-from workloads.openfold.convert import convert
-from workloads.openfold.export import (
+from tests.fixtures.export_openfold import (
     ALIGNMENTS,
     MOST_ENTRIES,
     RELEASED,
@@ -30,6 +27,9 @@ from workloads.openfold.export import (
     entry_name,
     export_preprocessed,
 )
+from workloads.openfold import residues
+from workloads.openfold.alignment_files import read_a3m
+from workloads.openfold.convert import convert
 from workloads.openfold.features import Protein
 from workloads.openfold.public.structures import ATOMS_37
 from workloads.openfold.shard_form import proteins_of
@@ -185,7 +185,7 @@ def test_data_of_another_workload_are_not_exported(tiny_data: Path, tmp_path: Pa
 def test_more_entries_than_names_are_refused_and_leave_no_table(
     tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workloads.openfold.export.MOST_ENTRIES", 4)
+    monkeypatch.setattr("tests.fixtures.export_openfold.MOST_ENTRIES", 4)
     with pytest.raises(InputError, match=r"^there are names of PDB entries for 4 chains and templates, and no more$"):
         export_preprocessed(tiny_data, tmp_path / "out")
     assert not (tmp_path / "out" / STRUCTURES / "chains.csv").exists()

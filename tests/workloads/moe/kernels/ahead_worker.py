@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 import triton
 
-from workloads.moe.kernels.ahead import TARGETS, Compiled, compile_form, list_forms, list_programs
+from tests.workloads.moe.kernels.ahead import TARGETS, Compiled, compile_form, list_forms, list_programs
 
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 FEW_BYTES = 16  # of two float32 programs for sm_100 that Triton 3.9 makes; 3.6 had none
