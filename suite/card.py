@@ -18,7 +18,6 @@ from suite.documents import YamlSource, read_json_document
 from suite.errors import InputError, unknown
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
-CARD_VERSION = 1
 RCP_VERSION: Final = 1
 
 

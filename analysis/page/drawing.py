@@ -225,13 +225,6 @@ def readable_on(colour: tuple[float, float, float]) -> str:
     return "#FFFFFF" if luminance < 0.179 else "#000000"
 
 
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit and name of the unit, for an axis up to ``longest_s``."""
-    if longest_s > 7200:
-        return 3600.0, "hours"
-    return (60.0, "minutes") if longest_s > 300 else (1.0, "seconds")
-
-
 def seconds(value: float) -> str:
     """Seconds as text for people: s below 10 minutes, then min, below 10 hours, then h."""
     if value != value:  # NaN

@@ -8,7 +8,6 @@ import pandas as pd
 
 from analysis.results.selection import Selection
 
-KWH = 3.6e6
 COLUMNS = (
     "energy_j",
     "energy_low_j",

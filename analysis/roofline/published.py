@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.published.scores import published
 from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
 from suite.documents import convert, parse_yaml
 from suite.errors import InputError
@@ -131,14 +130,6 @@ def demands(sample: Sample, samples: float, units: float, element_bytes: int) ->
         "all_reduce": Demand(moved, "modelled", f"gradients once over a ring, {of_format}"),
         "all_to_all": Demand(0.0, "modelled", "none"),
     }
-
-
-def modelled_results() -> list[tuple[dict[str, Any], Bounds]]:
-    """Every published time-to-train result whose step can be modelled, without results carried over from earlier rounds."""
-    rows = published()
-    rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna()]
-    rows_and_bounds = [({str(k): v for k, v in row.items()}, modelled(row)) for row in rows.to_dict("records")]
-    return [(row, bounded) for row, bounded in rows_and_bounds if bounded is not None]
 
 
 def _roofs(file: Published, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:

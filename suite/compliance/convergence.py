@@ -30,11 +30,6 @@ class Limit:
     minimum: float
     kind: str
 
-    @property
-    def max_speedup(self) -> float:
-        """How many times faster than the mean of the reference a submission may converge."""
-        return self.mean / self.minimum
-
 
 @dataclass(frozen=True)
 class _Point:

@@ -181,11 +181,6 @@ def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss
     return max(communication_bound, computing + 2 * (transfer.latency_s + transfer.streaming_s / degree))
 
 
-def best_degree(compute_s: float, transfer: Transfer, *, split_loss: float = SPLIT_LOSS) -> float:
-    """The best degree, not rounded, if computation dominates: more chunks shorten the ends of the pipeline but cost efficiency."""
-    return math.sqrt(2 * transfer.streaming_s / (split_loss * compute_s))
-
-
 def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
     """Bytes that a rank moves in forward and backward pass: tokens four times, gathered weights and scattered gradients."""
     if r == 0:
@@ -197,11 +192,6 @@ def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
 def best_r(shape: LayerShape, ranks: int) -> int:
     """The r with the least traffic; of equal ones the smallest."""
     return min(valid_r(shape.experts, ranks), key=lambda r: (traffic_bytes(shape, ranks, r), r))
-
-
-def continuous_r(shape: LayerShape) -> float:
-    """The r >= 1 with the least traffic, not rounded: sqrt(P_e / 2S), P_e the bytes of an expert."""
-    return math.sqrt(shape.expert_bytes / (2 * shape.dispatch_bytes))
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:

@@ -15,9 +15,7 @@ from suite.performance.cost_model import (
     Transfer,
     all_gather,
     all_reduce,
-    best_degree,
     best_r,
-    continuous_r,
     einsum_flops,
     layer_s,
     linear_all_to_all,
@@ -59,16 +57,6 @@ def test_pipelining_equals_the_simulation(
 
 def test_without_overlap_the_parts_add_up() -> None:
     assert pipelined_s(3.0, Transfer(0.5, 1.0), 1) == pytest.approx(6.0)
-
-
-def test_the_continuous_degree_is_a_minimum() -> None:
-    transfer = Transfer(0.0, 0.3)
-    best = best_degree(10.0, transfer)
-
-    def at(degree: float) -> float:
-        return 10.0 * (1 + 0.02 * (degree - 1)) + 2 * transfer.streaming_s / degree
-
-    assert at(best) < min(at(best * 0.9), at(best * 1.1))
 
 
 @pytest.mark.parametrize(("ranks", "paper_ms", "error"), [(16, 189.1, 0.02), (64, 323.8, 0.02), (256, 491.3, 0.085)])
@@ -128,12 +116,6 @@ def test_the_parallelism_of_the_base_model(load: int, r: int) -> None:
 @pytest.mark.parametrize(("load", "r"), [(1, 4), (2, 4), (4, 2), (8, 2), (16, 1)])
 def test_the_parallelism_of_the_large_model(load: int, r: int) -> None:
     assert best_r(LayerShape(1024, 2048, 32768, 16, 1, capacity_factor=load), 64) == r
-
-
-def test_the_continuous_r_lies_between_the_best_divisors() -> None:
-    shape = LayerShape(1024, 2048, 32768, 4, 1, capacity_factor=4)
-    assert continuous_r(shape) == pytest.approx(2.83, abs=0.01)
-    assert best_r(shape, 64) in (2, 4)
 
 
 def test_full_slicing_gathers_no_weights_and_r_zero_moves_no_token() -> None:
