@@ -8,9 +8,9 @@ from pathlib import Path
 
 from analysis.network.fit import Fit, fit_sweep
 from analysis.network.sweep import is_sweep, read_sweep
+from analysis.page.contests import Section, is_ranking, read_rankings
 from analysis.page.issues import Issue
 from analysis.page.steps import is_steps, read_failures
-from analysis.page.tournaments import Section, is_ranking, read_rankings
 from analysis.roofline.inputs import Inputs, read_inputs, split
 from suite.errors import InputError
 from suite.log.reader import read_events
@@ -18,13 +18,13 @@ from suite.log.reader import read_events
 
 @dataclass(frozen=True)
 class Sources:
-    """What is at some paths: folders and files of logs, ceilings and counters, sweeps, failures of a demo, tournaments."""
+    """What is at some paths: folders and files of logs, ceilings and counters, sweeps, failures of a demo, contests."""
 
     logs: tuple[Path, ...]
     inputs: Inputs
     networks: tuple[Fit, ...]
     failures: tuple[Issue, ...]
-    tournaments: tuple[Section, ...] = ()
+    contests: tuple[Section, ...] = ()
 
 
 def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
@@ -39,5 +39,5 @@ def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources
         if path.is_file() and not read_events(path, steps=False).events:
             raise InputError(f"{path}: holds no MLLOG event and is no file that a report reads")
     networks = tuple(fit_sweep(read_sweep(path)) for path in sweeps)
-    failures, tournaments = tuple(read_failures(steps)), read_rankings(rankings)
-    return Sources(tuple(logs), read_inputs(files, what_if), networks, failures, tournaments)
+    failures, contests = tuple(read_failures(steps)), read_rankings(rankings)
+    return Sources(tuple(logs), read_inputs(files, what_if), networks, failures, contests)

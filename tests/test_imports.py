@@ -77,6 +77,7 @@ LAYERS: dict[str, set[str]] = {
         "suite.machine.choice",
         *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.performance", "suite.training.counts", "suite.performance.plans", "suite.statistics"),
+        *("suite.launch", "suite.compliance"),  # whole runs are processes, and their logs are checked
     },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
@@ -114,8 +115,8 @@ ANALYSIS_MAY_USE = {
     "suite.compliance.rules",
     "suite.compliance.forensics",
     "suite.performance",
+    "suite.performance.ab",
 }
-ANALYSIS_MORE = {"analysis.tournament": {"suite.data", "suite.launch"}}  # it starts runs, one process at a time
 WORKLOADS_MAY_USE = {
     *(
         "suite",
@@ -203,7 +204,7 @@ def test_contract_log_machine_launch_compliance_and_commands_load_nothing_heavy(
 @pytest.mark.parametrize("path", modules("analysis"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_analysis_reads_logs_and_cards_and_never_torch(path: Path) -> None:
     assert not heads(path) & {"torch", "mpi4py", "h5py", "workloads"}
-    assert used_folders(path, "suite") <= ANALYSIS_MAY_USE | ANALYSIS_MORE.get(folder(dotted(path)), set())
+    assert used_folders(path, "suite") <= ANALYSIS_MAY_USE
 
 
 def test_no_module_of_the_analysis_loads_torch_by_way_of_another() -> None:

@@ -91,7 +91,7 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of `mlhpc tournament`.
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of `mlhpc ab runs`.
     OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
     wanted = _forms(forms)
@@ -141,7 +141,7 @@ def _render(
             print_line(f"mlhpc: warning: {text}", error=True)
     checked = check_paths(found.logs, read.tables.judged)
     tell = plain_progress("drawing figures", time.monotonic)
-    return render_report(read, checked, found.failures, form, forms, tell, found.tournaments)
+    return render_report(read, checked, found.failures, form, forms, tell, found.contests)
 
 
 def _forms(given: str) -> tuple[str, ...]:

@@ -17,13 +17,13 @@ import pandas as pd
 
 from analysis.page.cells import count_text, is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
+from analysis.page.contests import Section
 from analysis.page.issues import Issue, issues
 from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures, waiting
 from analysis.page.scores import score_sections
 from analysis.page.summary import summary
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
 from analysis.page.tiles import tiles
-from analysis.page.tournaments import Section
 from analysis.study import Study
 from suite import VERSION
 from suite.files import harmless_cell
@@ -73,12 +73,12 @@ def render_report(
     form: str = "csv",
     forms: Sequence[str] = (),
     tell: Callable[[int, int], None] = lambda done, total: None,
-    tournaments: Sequence[Section] = (),
+    contests: Sequence[Section] = (),
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`).
 
     ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files. ``tell`` is
-    called with figures drawn and in total. ``tournaments`` get a section of the page.
+    called with figures drawn and in total. ``contests`` get a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
     doubts = [*failures, *undrawn, *issues(study)]
@@ -87,8 +87,8 @@ def render_report(
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
-        html=_page(study, checked, doubts, pictures, numbers, form, tournaments),
-        json=_document(study, checked, doubts, pictures, numbers, tournaments),
+        html=_page(study, checked, doubts, pictures, numbers, form, contests),
+        json=_document(study, checked, doubts, pictures, numbers, contests),
         csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
         defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
@@ -103,7 +103,7 @@ def _page(
     pictures: Sequence[Picture],
     numbers: Mapping[str, pd.DataFrame],
     form: str,
-    tournaments: Sequence[Section],
+    contests: Sequence[Section],
 ) -> str:
     goals = answer_goals(pictures)
     environment = jinja2.Environment(
@@ -121,7 +121,7 @@ def _page(
         goals=goals,
         waiting=waiting(goals),
         headline=score_sections(study),
-        tournaments=tournaments,
+        contests=contests,
         pictures=pictures,
         issues=doubts,
         findings=findings_table(checked),
@@ -145,7 +145,7 @@ def _document(
     doubts: Sequence[Issue],
     pictures: Sequence[Picture],
     numbers: Mapping[str, pd.DataFrame],
-    tournaments: Sequence[Section],
+    contests: Sequence[Section],
 ) -> str:
     document = {
         "version": REPORT_VERSION,
@@ -153,8 +153,8 @@ def _document(
         "verdicts": [item.as_dict() for item in checked],
         "results": _records(study.results),
         "issues": [vars(issue) for issue in doubts],
-        "tournaments": [
-            {"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in tournaments
+        "contests": [
+            {"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests
         ],
         "figures": [
             {

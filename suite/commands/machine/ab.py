@@ -1,4 +1,4 @@
-"""`mlhpc ab`: two plans or settings of a workload in one job, in blocks of steps by turns, and what differs between them."""
+"""`mlhpc ab`: is B slower than A? Interleaved blocks of steps of two plans or settings in one job, or of whole runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.cli.group import Subcommands
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
@@ -24,6 +25,7 @@ from suite.cli.options import (
     settings,
     settings_options,
 )
+from suite.commands.machine.ab_runs import runs
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
@@ -32,7 +34,7 @@ from suite.launch.ranks import in_world, refuse_ranks, start_ranks
 from suite.log.run_folder import default_folder
 
 if TYPE_CHECKING:
-    from suite.performance.ab.sides import Contest, Side
+    from suite.performance.ab.sides import Schedule, Side
     from suite.world import World
 
 VERSION = 2
@@ -40,14 +42,22 @@ NONE = "none"
 COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same samples on the same machine for both
 
 
-@click.command(
+@click.group(cls=Subcommands)
+def ab() -> None:
+    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of several configurations."""
+
+
+ab.add_command(runs)
+
+
+@ab.command(
     epilog="""\b
 Examples:
-  mlhpc ab moe_lm --size smoke --ranks 2 --b sharded
-  mlhpc ab deepcam --size mini --set-b precision=bfloat16
-  mlhpc ab cosmoflow --size mini --ranks 4 --b spatial --mesh-b data=2,spatial=2x1x1 --pairs 20
-  mlhpc ab moe_lm --size smoke --b ./recompute.yaml --format json
-  srun --ntasks=8 mlhpc ab cosmoflow --size full --a spatial --b sharded -o ab/spatial-sharded
+  mlhpc ab steps moe_lm --size smoke --ranks 2 --b sharded
+  mlhpc ab steps deepcam --size mini --set-b precision=bfloat16
+  mlhpc ab steps cosmoflow --size mini --ranks 4 --b spatial --mesh-b data=2,spatial=2x1x1 --pairs 20
+  mlhpc ab steps moe_lm --size smoke --b ./recompute.yaml --format json
+  srun --ntasks=8 mlhpc ab steps cosmoflow --size full --a spatial --b sharded -o ab/spatial-sharded
 """
 )
 @click.argument("workload")
@@ -60,7 +70,9 @@ Examples:
 @click.option("--mesh-b", metavar="AXES", help="Mesh of B. [the plan's]")
 @ranks_option()
 @click.option("--pairs", type=click.IntRange(2, 10_000), default=10, show_default=True, help="Blocks of each side.")
-@click.option("--steps", type=click.IntRange(1, 100_000), default=5, show_default=True, help="Timed steps of a block.")
+@click.option(
+    "--steps", "timed", type=click.IntRange(1, 100_000), default=5, show_default=True, help="Timed steps of a block."
+)
 @click.option(
     "--warmup", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Steps before the checkpoint."
 )
@@ -69,7 +81,7 @@ Examples:
 )
 @output_option("New folder.", "ab/<workload>-<size>-<time>")
 @format_option()
-def ab(
+def steps(
     workload: str,
     size: str | None,
     config: str | None,
@@ -82,7 +94,7 @@ def ab(
     mesh_b: str | None,
     ranks: int,
     pairs: int,
-    steps: int,
+    timed: int,
     warmup: int,
     seed: int,
     output: Path | None,
@@ -114,18 +126,19 @@ def ab(
 
     if launch is None and ranks > 1:
         check()
-        words = ["ab", workload, "--config" if is_file(name) else "--size", name, "--format", style, "-o", str(folder)]
+        words = ["ab", "steps", workload, "--config" if is_file(name) else "--size", name]
+        words += ["--format", style, "-o", str(folder)]
         words += [word for override in overrides for word in ("--set", override)]
         words += ["--a", plan_a, "--b", plan_b, "--seed", str(seed)]
-        words += ["--pairs", str(pairs), "--steps", str(steps), "--warmup", str(warmup)]
+        words += ["--pairs", str(pairs), "--steps", str(timed), "--warmup", str(warmup)]
         words += [word for key, mesh in (("--mesh-a", mesh_a), ("--mesh-b", mesh_b)) if mesh for word in (key, mesh)]
         words += [word for side, _, _, own in given for text in own for word in (f"--set-{side}", text)]
         sys.exit(start_ranks(words, ranks))
-    from suite.performance.ab.sides import Contest
+    from suite.performance.ab.sides import Schedule
 
-    contest = Contest(pairs, steps, warmup)
+    schedule = Schedule(pairs, timed, warmup)
     told = own_a, own_b
-    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, told, contest, seed, folder, style)))
+    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, told, schedule, seed, folder, style)))
 
 
 def _configured(
@@ -153,7 +166,7 @@ def _configured(
         raise InputError(
             f"--set-{side} compile: steps are counted by operators, compiled ones cannot be: expected false"
         )
-    return resolved.with_stated_precision("mlhpc ab")
+    return resolved.with_stated_precision("mlhpc ab steps")
 
 
 def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
@@ -204,7 +217,7 @@ def _compare(
     chosen: Descriptor,
     configs: list[RunConfig],
     settings: tuple[tuple[str, ...], ...],
-    contest: Contest,
+    schedule: Schedule,
     seed: int,
     folder: Path,
     style: str,
@@ -236,7 +249,7 @@ def _compare(
             Side.create(plan, world, device, root, place, manifest.sha256, own, choosing=choosing)
             for plan, own in zip(plans, settings, strict=True)
         ]
-        found = compete(sides[0], sides[1], contest)
+        found = compete(sides[0], sides[1], schedule)
     finally:
         if world.is_first:
             shutil.rmtree(place.parent, ignore_errors=True)
@@ -249,7 +262,7 @@ def _compare(
         **{"workload": config.workload, "size": config.size, "seed": seed},
         **{"manifest": manifest.sha256, "ranks": world.size, "nodes": world.nodes},
         **_machine(device, begun, load),
-        **asdict(contest),
+        **asdict(schedule),
     }
     _report(shown, sides, values, folder, style)
 

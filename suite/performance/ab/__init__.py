@@ -1,1 +1,1 @@
-"""Two plans in one job: blocks of steps in turn, from one checkpoint and the same data, and what differs."""
+"""A against B in interleaved blocks: steps of two plans or settings in one job, or whole runs of several configurations."""

@@ -21,6 +21,7 @@ from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.layout import ProcessWide, process_kept
 from suite.performance.ab.verdicts import LOSS
+from suite.statistics.blocks import Turn, alternate, run_block
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.flops import count
 from suite.training.counts.memory import LiveBytes
@@ -225,7 +226,7 @@ def _storages(tensors: Iterable[Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class Contest:
+class Schedule:
     """How blocks go: ``pairs`` of them, each of ``steps`` timed steps after two that are counted; ``warmup`` steps before all."""
 
     pairs: int
@@ -233,7 +234,7 @@ class Contest:
     warmup: int
 
 
-def compete(a: Side, b: Side, contest: Contest) -> tuple[list[Block], list[Block]]:
+def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Block]]:
     """Run both sides' blocks in turn, the order reversed in every second pair.
 
     Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count. InputError if
@@ -245,15 +246,16 @@ def compete(a: Side, b: Side, contest: Contest) -> tuple[list[Block], list[Block
             "the sides differ in their optimizer, or in whether weights are averaged: expected settings of one kind, for both "
             "sides begin at one checkpoint"
         )
-    a.block(0, contest.warmup, restored=False)
+    a.block(0, schedule.warmup, restored=False)
     a.save()
     b.trainer.state.seed = a.trainer.state.seed
-    found: dict[int, list[Block]] = {id(a): [], id(b): []}
-    each = contest.steps + COUNTED
-    for side in (a, b):
-        side.block(contest.warmup + COUNTED, contest.steps)
-    for pair in range(contest.pairs):
-        begin = contest.warmup + COUNTED + pair * each
-        for side in (a, b) if pair % 2 == 0 else (b, a):
-            found[id(side)].append(side.block(begin, contest.steps))
-    return found[id(a)], found[id(b)]
+    sides, first = {"a": a, "b": b}, schedule.warmup + COUNTED
+    for side in sides.values():
+        side.block(first, schedule.steps)
+
+    def run(turn: Turn) -> Block:
+        begin = first + (turn.block - 1) * (schedule.steps + COUNTED)
+        return sides[turn.entry].block(begin, schedule.steps)
+
+    pairs = [run_block(block, alternate(block, tuple(sides)), run) for block in range(1, schedule.pairs + 1)]
+    return [pair["a"] for pair in pairs], [pair["b"] for pair in pairs]

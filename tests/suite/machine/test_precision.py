@@ -174,7 +174,7 @@ def test_the_log_of_a_run_has_the_precision_that_was_chosen_and_the_checker_acce
 
 
 @pytest.mark.parametrize(
-    "words", [("ab", "cosmoflow", "--set-b", "precision=auto"), ("profile", "cosmoflow"), ("plan", "cosmoflow")]
+    "words", [("ab", "steps", "cosmoflow", "--set-b", "precision=auto"), ("profile", "cosmoflow"), ("plan", "cosmoflow")]
 )
 def test_commands_that_choose_none_want_it_stated(words: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     own = () if words[0] == "plan" else ("-o", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""`mlhpc ab`: twins are equal, recomputation is more FLOPs and less memory, wrong input is one line before anything runs."""
+"""`mlhpc ab steps`: twins are equal, recomputation is more FLOPs and less memory, wrong input is one line before anything runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(data: Path, *more: object) -> list[object]:
     settings = [*TINY["swinv2_moe"].overrides(read_manifest(data).attributes), f"data={data}", "global_batch_size=20"]
     settings += ["submission.division=open", "device=cpu"]
-    return ["ab", "swinv2_moe", "--size", "smoke", *(w for each in settings for w in ("--set", each)), *more]
+    return ["ab", "steps", "swinv2_moe", "--size", "smoke", *(w for each in settings for w in ("--set", each)), *more]
 
 
 def rows(document: dict[str, Any]) -> dict[str, str]:

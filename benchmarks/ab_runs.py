@@ -1,10 +1,10 @@
-"""How often tournaments are wrong: simulated ones with known truth, and real runs of a tournament's folder drawn anew.
+"""How often contests of whole runs are wrong: simulated ones with known truth, and real runs of a contest's folder drawn anew.
 
-    python benchmarks/tournament.py simulate --tournaments 1000 > benchmarks/results/DATE-tournament.txt
-    python benchmarks/tournament.py real --folder FOLDER --tournaments 20
+    python benchmarks/ab_runs.py simulate --contests 1000 > benchmarks/results/DATE-ab_runs.txt
+    python benchmarks/ab_runs.py real --folder FOLDER --contests 20
 
 `real` draws whole blocks of real runs, with replacement; for equal entries it permutes the times within each block. Both go
-through `analysis.tournament.race.run_race`, as `mlhpc tournament run` does; only what makes a run differs.
+through `suite.statistics.race.run_race`, as `mlhpc ab runs run` does; only what makes a run differs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.tournament.bradley_terry import fit
-from analysis.tournament.intervals import compute_ratio
-from analysis.tournament.race import Plan, Race, Turn, run_race
+from suite.statistics.bets import median_ratio
+from suite.statistics.blocks import Turn, draw
+from suite.statistics.race import Plan, Race, run_race
 
 ENTRIES = tuple("abcdefgh")
 BLOCKS, ERROR = 16, 0.05
 Noise = Callable[[random.Random, int, int], float]
-"""Log of the factor on a time, for a block and the run's place in the whole tournament."""
+"""Log of the factor on a time, for a block and the run's place in the whole contest."""
 
 
 def normal(chance: random.Random, block: int, place: int) -> float:
@@ -65,7 +65,7 @@ NOISES: Mapping[str, Noise] = {
 class World:
     """Makes runs with known log times. ``fails``: the chance of each entry not to finish. ``spreads``: its own further noise.
 
-    ``interrupted``: the chance that a run is lost because the tournament was killed.
+    ``interrupted``: the chance that a run is lost because the contest was killed.
     """
 
     levels: Mapping[str, float]
@@ -90,7 +90,7 @@ class World:
 
 
 def plan(seed: int, blocks: int = BLOCKS, entries: tuple[str, ...] = ENTRIES, error: float = ERROR) -> Plan:
-    """The plan of one tournament."""
+    """The plan of one contest."""
     return Plan(entries, error, blocks, 1000 * seed)
 
 
@@ -101,7 +101,7 @@ def levels(gap: float, entries: Sequence[str] = ENTRIES) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of tournaments: the best won, the best was dropped, somebody won; mean number of runs and of blocks."""
+    """Shares of contests: the best won, the best was dropped, somebody won; mean number of runs and of blocks."""
 
     won: float
     dropped: float
@@ -122,7 +122,7 @@ def rates(races: Sequence[Race], best: str = ENTRIES[0]) -> Rates:
 
 
 def simulate(count: int, **world: object) -> Rates:
-    """Run simulated tournaments, each with its own seed."""
+    """Run simulated contests, each with its own seed."""
     given = dict(world)
     blocks = given.pop("blocks", BLOCKS)
     entries = given.pop("entries", ENTRIES)
@@ -130,8 +130,8 @@ def simulate(count: int, **world: object) -> Rates:
 
 
 def table(count: int) -> None:
-    """Print the table of simulated tournaments."""
-    print(f"{count} tournaments a row, 8 entries, error {ERROR:g}, at most {BLOCKS} blocks; shares in %")
+    """Print the table of simulated contests."""
+    print(f"{count} contests a row, 8 entries, error {ERROR:g}, at most {BLOCKS} blocks; shares in %")
     print(f"{'noise':<12}{'truth':<40}{'best wins':>10}{'best dropped':>14}{'any winner':>12}{'runs':>7}{'blocks':>8}")
     cases: list[tuple[str, dict[str, object]]] = [
         ("all equal", {"levels": levels(0.0)}),
@@ -155,47 +155,35 @@ def table(count: int) -> None:
 
 
 def coverage(count: int, blocks: int) -> None:
-    """Print how often 95 % intervals hold the truth, of four entries over so many complete blocks."""
-    names, true = tuple("abcd"), {"a": 0.0, "b": 0.05, "c": 0.1, "d": 0.3}
+    """Print how often the 95 % intervals of ratios hold the truth, of four entries over so many complete blocks."""
+    true = {"a": 0.0, "b": 0.05, "c": 0.1, "d": 0.3}
     print(
-        f"\ncoverage of 95 % intervals, {count} tournaments of 4 entries (log times {tuple(true.values())}), {blocks} blocks each"
+        f"\ncoverage of 95 % intervals, {count} contests of 4 entries (log times {tuple(true.values())}), {blocks} blocks each"
     )
     for name, noise in NOISES.items():
-        odds = _true_odds(true, noise)
-        strengths = ratios = 0
+        held = 0
         for seed in range(count):
             world = World(true, noise, seed)
-            made = [
-                {n: world(Turn(b, n)) for n in plan(seed, blocks, names).order(b, names)} for b in range(1, blocks + 1)
-            ]
-            fitted = fit(names, made)
-            strengths += sum(fitted[n].low <= odds[n] <= fitted[n].high for n in names)
-            for n in names[1:]:
-                ratio = compute_ratio(n, "a", made)
-                ratios += ratio is not None and ratio.low <= math.exp(true[n]) <= ratio.high
-        shares = 100 * strengths / (4 * count), 100 * ratios / (3 * count)
-        print(f"  {name:<12} strength {shares[0]:5.1f} %   ratio to the best {shares[1]:5.1f} %", flush=True)
-
-
-def _true_odds(true: Mapping[str, float], noise: Noise) -> dict[str, float]:
-    """The strengths that very many blocks give: the truth of a model that is not exact for this noise."""
-    names = tuple(true)
-    world = World(true, noise, -1)
-    made = [{n: world(Turn(b, n)) for n in plan(-1, 1, names).order(b, names)} for b in range(1, 4001)]
-    return {name: strength.value for name, strength in fit(names, made).items()}
+            made = [{n: world(Turn(b, n)) for n in draw(b, tuple(true), seed)} for b in range(1, blocks + 1)]
+            for n in ("b", "c", "d"):
+                ratio = median_ratio([(block[n], block["a"]) for block in made])
+                if ratio is not None:
+                    held += (ratio.low or 0.0) <= math.exp(true[n]) <= (ratio.high or math.inf)
+        print(f"  {name:<12} ratio to the best {100 * held / (3 * count):5.1f} %", flush=True)
 
 
 def real(folder: Path, without: Sequence[str], count: int) -> None:
-    """Print what tournaments on blocks drawn from the real runs of a folder give, as they are and with the entries permuted."""
-    from analysis.tournament.ranking import read_ranking
+    """Print what contests on blocks drawn from the real runs of a folder give, as they are and with the entries permuted."""
+    from suite.performance.ab.contest import read_contest
+    from suite.performance.ab.ranking import read_ranking
+    from suite.performance.ab.runner import read_result
+    from suite.statistics.race import replay
 
-    ranking = read_ranking(folder)
-    settings, names = ranking.tournament.settings, [name for name in ranking.race.plan.entries if name not in without]
-    whole = [
-        {name: block[name] for name in names}
-        for block in ranking.race.blocks
-        if len(block) == len(ranking.race.plan.entries)
-    ]
+    contest, ranking = read_contest(folder), read_ranking(folder)
+    settings, names = contest.settings, [name for name in contest.plan.entries if name not in without]
+    known = {noted.turn: read_result(contest, noted.turn).value for noted in contest.read_journal().runs}
+    blocks = replay(contest.plan, known)[0].blocks
+    whole = [{name: block[name] for name in names} for block in blocks if len(block) == len(contest.plan.entries)]
     print(
         f"{settings.workload} {settings.size}, {settings.objective}: {len(whole)} blocks of {len(names)} real runs, findings: ",
         end="",
@@ -203,7 +191,7 @@ def real(folder: Path, without: Sequence[str], count: int) -> None:
     print(len(ranking.findings), f"(left out: {', '.join(without) or 'none'})")
     for block in whole:
         print("  " + "  ".join(f"{name} {seconds:.3g} s" for name, seconds in sorted(block.items())))
-    leader = next(place.name for place in ranking.places if place.name in names)
+    leader = next(place.entry for place in ranking.entries if place.entry in names)
     for shuffled, kind in (
         (False, f"as they are: {leader} leads"),
         (True, "entries permuted in each block: all are equal"),
@@ -211,12 +199,12 @@ def real(folder: Path, without: Sequence[str], count: int) -> None:
         races = [_redrawn(whole, names, seed, shuffled=shuffled) for seed in range(count)]
         found = rates(races, leader)
         won, winner = round(count * found.won), round(count * found.winner)
-        print(f"  {count} tournaments on these blocks, drawn with replacement, {kind}: at most {BLOCKS} blocks")
+        print(f"  {count} contests on these blocks, drawn with replacement, {kind}: at most {BLOCKS} blocks")
         print(f"    {leader} wins in {won}, anybody in {winner}; mean {found.runs:.0f} runs, {found.blocks:.1f} blocks")
 
 
 def _redrawn(blocks: Sequence[Mapping[str, float]], entries: Sequence[str], seed: int, *, shuffled: bool) -> Race:
-    """A tournament whose blocks are real ones, drawn with replacement; ``shuffled``: with the entries permuted."""
+    """A contest whose blocks are real ones, drawn with replacement; ``shuffled``: with the entries permuted."""
     chance, drawn = random.Random(f"redrawn {seed}"), {}
 
     def run(turn: Turn) -> float:
@@ -234,16 +222,16 @@ def main() -> None:
     """Read the arguments and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["simulate", "real"])
-    parser.add_argument("--tournaments", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, help="of a tournament that ran here")
+    parser.add_argument("--contests", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, help="of a contest that ran here")
     parser.add_argument("--without", action="append", default=[], help="an entry to leave out")
     given = parser.parse_args()
     if given.what == "real":
-        real(given.folder, given.without, given.tournaments)
+        real(given.folder, given.without, given.contests)
         return
-    table(given.tournaments)
+    table(given.contests)
     for blocks in (7, 16, 32):
-        coverage(max(1, given.tournaments // 5), blocks)
+        coverage(max(1, given.contests // 5), blocks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A tournament of CosmoFlow smoke whose runs are logs as a run leaves them, written without running."""
+"""A contest of CosmoFlow smoke whose runs are logs as a run leaves them, written without running."""
 
 from __future__ import annotations
 
@@ -11,58 +11,60 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from analysis.tournament.folder import Tournament, read_tournament
-from analysis.tournament.race import Race, Turn
-from analysis.tournament.runner import ProcessRunner, run_tournament
 from suite.log.run_folder import RunFolder
+from suite.performance.ab.contest import Contest, read_contest
+from suite.performance.ab.runner import Runner, run_contest
+from suite.statistics.blocks import Turn
+from suite.statistics.race import Race
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import COSMOFLOW, START_MS, Lines, edit, our_run, write
-from tests.fixtures.runs import node
 
 
 @dataclass
-class Contest:
-    """A tournament folder and what its runs will take: seconds of an epoch by entry, before noise. Infinite: misses the target."""
+class Played:
+    """A contest's folder and what its runs will take: seconds of an epoch by entry, before noise. Infinite: misses the target."""
 
     root: Path
     epoch_s: Mapping[str, float]
     mutate: dict[Turn, Callable[[Lines], Lines]] = field(default_factory=dict)
     noise: float = 0.02
-    facts: dict[Turn, dict[str, Any]] = field(default_factory=dict)
     stop_after: int | None = None
     ran: list[Turn] = field(default_factory=list)
 
     @property
-    def tournament(self) -> Tournament:
-        return read_tournament(self.root)
+    def contest(self) -> Contest:
+        return read_contest(self.root)
 
     def folder(self, block: int, entry: str) -> RunFolder:
-        return self.tournament.run(block, entry)
+        return self.contest.run(Turn(block, entry))
+
+    def ran_in(self, block: int) -> list[str]:
+        """The entries of a block in the order of their runs, from the journal."""
+        return [noted.entry for noted in self.contest.read_journal().runs if noted.block == block]
 
     def run(self) -> tuple[Race | None, int]:
-        return run_tournament(self.root, lambda outcome: self.ran.append(outcome.turn))
+        return run_contest(self.root, lambda result: self.ran.append(result.turn))
 
-    def rank(self, *words: str) -> tuple[int, dict[str, Any]]:
-        done = mlhpc("tournament", "rank", self.root, "--format", "json", *words)
+    def show(self, *words: str) -> tuple[int, dict[str, Any]]:
+        done = mlhpc("ab", "runs", "show", self.root, "--format", "json", *words)
         assert done.returncode in (0, 1), done.stderr
         return done.returncode, json.loads(done.stdout)
 
     def rules(self) -> set[str]:
         """The rules of the findings."""
-        code, document = self.rank()
+        code, document = self.show()
         assert code == bool(document["findings"])
         return {finding["rule"] for finding in document["findings"]}
 
-    def execute(self, runner: ProcessRunner, command: Sequence[str]) -> tuple[int, str]:
+    def execute(self, runner: Runner, command: Sequence[str]) -> tuple[int, str]:
         """Stand in for the process: write what a run leaves."""
         words = dict(pairwise(command))
         root, seed = Path(words["--output"]), int(words["--seed"])
         turn = Turn(int(root.parent.name.removeprefix("block_")), root.name)
-        tournament = runner.tournament
-        entry = next(each for each in tournament.entries if each.name == turn.entry)
+        contest = runner.contest
+        entry = next(each for each in contest.entries if each.name == turn.entry)
         chance = random.Random(f"{turn}")
         seconds = self.epoch_s[turn.entry]
         fails = seconds == float("inf")
@@ -72,43 +74,41 @@ class Contest:
             seed=seed,
             hyperparameters=hyper | {"global_batch_size": entry.config.global_batch_size},
             ranks=1,
-            start_ms=START_MS + 1_000_000 * len(runner.journal.notes),
+            start_ms=START_MS + 1_000_000 * len(runner.journal.runs),
             epoch_s=2.0 if fails else seconds * (1.0 + self.noise * chance.random()),
             values=tuple(v * (1 + 0.01 * random.Random(seed).random()) for v in (0.42, 0.39, 0.38 if fails else 0.35)),
         )
         config = stated | {
             "instrumentation": False,
-            "submission": {"org": "ACME", "platform": tournament.settings.system},
+            "submission": {"org": "ACME", "platform": contest.settings.system},
         }
         lines = edit("run_config", value=config)(lines)
-        lines = edit("submission_platform", value=tournament.settings.system)(lines)
+        lines = edit("submission_platform", value=contest.settings.system)(lines)
         write(root / "result_0.txt", self.mutate.get(turn, lambda same: same)(lines))
         (root / "run.json").write_text("{}")
-        (root / "facts").mkdir()
-        (root / "facts" / "node1.json").write_text(msgspec.json.encode(node(**self.facts.get(turn, {}))).decode())
-        if self.stop_after is not None and len(runner.journal.started()) >= self.stop_after:
+        if self.stop_after is not None and len(runner.journal.runs) >= self.stop_after:
             self.stop_after = None
             raise KeyboardInterrupt
         return int(fails), ""
 
 
-Make = Callable[..., Contest]
+Make = Callable[..., Played]
 
 
 def make_contest(
     folder: Path, patch: pytest.MonkeyPatch, epoch_s: Mapping[str, float], *options: object, **given: Any
-) -> Contest:
-    """Make a contest: entries by name with their seconds of an epoch; ``options`` of `mlhpc tournament new`."""
-    made = Contest(folder / "contest", epoch_s, **given)
+) -> Played:
+    """Make a contest: entries by name with their seconds of an epoch; ``options`` of `mlhpc ab runs new`."""
+    made = Played(folder / "contest", epoch_s, **given)
     data = folder / "data"
     data.mkdir()
     (data / "manifest.json").write_text("{}")
     words = ("cosmoflow", "--size", "smoke", "--system", "bed", "--seed", 7, "--data", data)
-    assert mlhpc("tournament", "new", made.root, *words, *options).returncode == 0
+    assert mlhpc("ab", "runs", "new", made.root, *words, *options).returncode == 0
     for number, name in enumerate(epoch_s):
-        done = mlhpc("tournament", "enter", made.root, name, "--set", f"hyperparameters.dropout={number / 100}")
+        done = mlhpc("ab", "runs", "enter", made.root, name, "--set", f"hyperparameters.dropout={number / 100}")
         assert done.returncode == 0, done.stderr
-    patch.setattr(ProcessRunner, "_execute", lambda runner, command: made.execute(runner, command))
+    patch.setattr(Runner, "_execute", lambda runner, command: made.execute(runner, command))
     return made
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from analysis.tournament.bradley_terry import Strength, fit
-from analysis.tournament.intervals import CANNOT_TELL, ON_FRONT, compute_ratio, find_front
-from analysis.tournament.race import STAKES, Plan, Race, Turn, evidence, outcome, replay, run_race
-from benchmarks.tournament import ENTRIES, NOISES, World, levels, plan, simulate
+from benchmarks.ab_runs import ENTRIES, NOISES, World, levels, plan, simulate
 from suite.errors import InputError
+from suite.statistics.bets import STAKES, evidence, median_ratio, sign_of
+from suite.statistics.blocks import Turn, draw
+from suite.statistics.race import Plan, Race, replay, run_race
 
 
 def test_wealth_does_not_grow_on_average_if_both_are_equally_fast() -> None:
@@ -73,13 +73,14 @@ def test_nobody_is_dropped_before_the_fewest_blocks_and_a_clear_loser_soon_after
     given = plan(1)
     race = run_race(given, {}, lambda turn: 1.0 if turn.entry == "a" else 2.0 + 0.1 * ENTRIES.index(turn.entry))
     assert race.winner == "a"
-    assert given.fewest <= min(drop.block for drop in race.dropped.values())
-    assert max(drop.block for drop in race.dropped.values()) <= given.fewest + 3
+    fewest = next(n for n in range(1, 100) if evidence(n, 0) >= given.threshold)
+    assert fewest <= min(drop.block for drop in race.dropped.values())
+    assert max(drop.block for drop in race.dropped.values()) <= fewest + 3
     assert all(drop.p <= 1.0 / given.threshold for drop in race.dropped.values())
 
 
 def test_runs_that_do_not_finish_are_slower_than_all_that_do_and_tie_with_each_other() -> None:
-    assert (outcome(math.inf, 3.0), outcome(3.0, math.inf), outcome(math.inf, math.inf)) == (1, -1, 0)
+    assert (sign_of(math.inf, 3.0), sign_of(3.0, math.inf), sign_of(math.inf, math.inf)) == (1, -1, 0)
     race = run_race(plan(1), {}, lambda turn: 1.0 if turn.entry == "c" else math.inf)
     assert race.winner == "c"
     race = run_race(plan(1), {}, lambda turn: math.inf)
@@ -104,15 +105,15 @@ def test_a_race_goes_on_where_it_was_interrupted_and_ends_the_same() -> None:
         known = dict(list(runs.items())[:cut])
         again = run_race(plan(3), known, lambda turn: runs[turn])
         assert (again.dropped, again.survivors) == (whole.dropped, whole.survivors)
-        race, turns = replay(plan(3), known)
-        assert not set(turns) <= known.keys() or not turns
+        race, demanded = replay(plan(3), known)
+        assert demanded[: len(known)] == list(known)
         assert race.blocks == whole.blocks[: len(race.blocks)]
 
 
 def test_orders_are_drawn_anew_for_each_block_and_no_entry_has_a_place_of_its_own() -> None:
     given = plan(5)
-    orders = [given.order(block, ENTRIES) for block in range(1, 801)]
-    assert orders == [given.order(block, ENTRIES[::-1]) for block in range(1, 801)]
+    orders = [draw(block, ENTRIES, given.seed) for block in range(1, 801)]
+    assert orders == [draw(block, ENTRIES[::-1], given.seed) for block in range(1, 801)]
     for name in ENTRIES:
         places = Counter(order.index(name) for order in orders)
         assert all(70 <= places[place] <= 135 for place in range(8)), places  # 100 each, four deviations
@@ -123,60 +124,26 @@ def test_a_race_of_one_is_refused() -> None:
         Race(Plan(("a",), 0.05, 3, 1))
 
 
-def test_strengths_are_those_of_the_closed_form_of_two_entries() -> None:
-    """Of two entries the posterior has one unknown: its maximum solves wins - n p = 2 x / PRIOR^2, x half of the log odds."""
-    blocks = [{"a": 1.0, "b": 2.0}] * 7 + [{"a": 2.0, "b": 1.0}] * 3
-    found = fit(["a", "b"], blocks)
-    assert found["a"].value == pytest.approx(-found["b"].value)
-    x = found["a"].value
-    assert 7 - 10 / (1 + math.exp(-2 * x)) == pytest.approx(x / 9.0, abs=1e-6)
-    assert 0.0 < x < math.log(7 / 3) / 2
-    assert found["a"].low < 0.0 < x < found["a"].high
-
-
-def test_an_entry_that_always_wins_has_a_finite_strength_and_one_without_runs_any() -> None:
-    found = fit(["a", "b", "c"], [{"a": 1.0, "b": 2.0}] * 9)
-    assert Strength.chance(found["a"].value) > 0.5
-    alone = fit(["a", "b"], [{"a": 1.0, "b": 2.0}] * 9)["a"]
-    assert 0.5 < Strength.chance(alone.low) < Strength.chance(alone.value) < 1.0
-    assert Strength.chance(found["c"].low) < 0.1 < 0.9 < Strength.chance(found["c"].high)
-    assert fit(["a", "b"], [])["a"].value == 0.0
-    tied = fit(["a", "b"], [{"a": 1.0, "b": 1.0}] * 9)
-    assert tied["a"].value == pytest.approx(0.0, abs=1e-9)
-    assert fit(["a", "b"], [{"a": math.inf, "b": math.inf}] * 9)["a"].value == 0.0
-
-
 def test_a_ratio_has_an_interval_only_once_blocks_are_enough() -> None:
-    blocks = [{"a": 1.0 + 0.01 * n, "b": 2.0} for n in range(12)]
-    six, twelve = compute_ratio("b", "a", blocks[:6]), compute_ratio("b", "a", blocks)
+    pairs = [(2.0, 1.0 + 0.01 * n) for n in range(12)]
+    six, twelve = median_ratio(pairs[:6]), median_ratio(pairs)
     assert six is not None
-    assert (six.low, six.high) == (0.0, math.inf)
+    assert (six.low, six.high) == (None, None)
     assert twelve is not None
-    assert 2.0 / 1.11 <= twelve.low < twelve.value < twelve.high <= 2.0
-    assert compute_ratio("a", "z", blocks) is None
-    failed = compute_ratio("a", "b", [{"a": math.inf, "b": 1.0}] * 12)
+    low, value, high = twelve.low or 0.0, twelve.value or 0.0, twelve.high or 0.0
+    assert 2.0 / 1.11 <= low < value < high <= 2.0
+    assert median_ratio([]) is None
+    assert median_ratio([(math.inf, math.inf)]) is None
+    failed = median_ratio([(math.inf, 1.0)] * 12)
     assert failed is not None
-    assert math.isinf(failed.value)
+    assert failed.value is None
 
 
 def test_the_interval_of_a_ratio_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for seed in range(200):
         world = World({"a": 0.0, "b": 0.2}, NOISES["cauchy"], seed)
-        ratio = compute_ratio("b", "a", [{name: world(Turn(n, name)) for name in "ab"} for n in range(20)])
+        ratio = median_ratio([(world(Turn(n, "b")), world(Turn(n, "a"))) for n in range(20)])
         assert ratio is not None
-        held += ratio.low <= math.exp(0.2) <= ratio.high
+        held += (ratio.low or 0.0) <= math.exp(0.2) <= (ratio.high or math.inf)
     assert held >= 190
-
-
-def test_the_front_of_two_objectives() -> None:
-    """a is fast, b is frugal, c is worse than a in both, d is like a in truth: nobody can tell."""
-    chance = random.Random(2)
-    names = {"a": (1.0, 2.0), "b": (2.0, 1.0), "c": (4.0, 4.0), "d": (1.0, 2.0)}
-
-    def blocks(which: int) -> list[dict[str, float]]:
-        return [{name: values[which] * chance.uniform(0.95, 1.05) for name, values in names.items()} for _ in range(14)]
-
-    found = find_front(list(names), {"time": blocks(0), "energy": blocks(1)})
-    assert found == {"a": CANNOT_TELL, "b": ON_FRONT, "c": "dominated by a, b, d", "d": CANNOT_TELL}
-    assert set(find_front(list(names), {"time": blocks(0)[:3]}).values()) == {CANNOT_TELL}

@@ -1,0 +1,59 @@
+"""Contests on the page: what `mlhpc ab runs show` wrote, as a verdict and a table each. Nothing is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from analysis.page.cells import HtmlTable, html_table
+from analysis.roofline.inputs import kind_of
+from suite.errors import InputError
+from suite.performance.ab.ranking import KIND, Ranking, ratio_text, verdict_text
+
+LONGEST = 300  # characters of a finding
+
+
+@dataclass(frozen=True)
+class Section:
+    """One contest as the template takes it."""
+
+    title: str
+    verdict: str
+    remarks: tuple[str, ...]
+    table: HtmlTable
+
+
+def is_ranking(path: Path) -> bool:
+    """Return True for a JSON file that `mlhpc ab runs show -o` wrote. InputError for a JSON file that is none."""
+    return path.is_file() and path.suffix == ".json" and kind_of(path) == KIND
+
+
+def read_rankings(paths: Sequence[Path]) -> tuple[Section, ...]:
+    """Read rankings. InputError, one line, for a file that is damaged."""
+    return tuple(_read_section(path) for path in paths)
+
+
+def _read_section(path: Path) -> Section:
+    try:
+        ranking = msgspec.json.decode(path.read_bytes(), type=Ranking)
+    except msgspec.DecodeError as error:  # a ValidationError is one
+        raise InputError(f"{path}: {error}") from None
+    entries, stated = ranking.entries, ranking.settings
+    columns = {
+        "entry": [each.entry for each in entries],
+        "verdict": [verdict_text(each) for each in entries],
+        "finished runs": [f"{each.finished} of {each.runs}" for each in entries],
+        f"mean {ranking.objective}": [each.mean for each in entries],
+        "spread, factor": [each.spread_factor for each in entries],
+        "time / leader, median [95 %]": [ratio_text(each.ratio_to_leader) for each in entries],
+    }
+    counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
+    return Section(
+        title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
+        verdict=ranking.verdict,
+        remarks=(counted, *(str(each)[:LONGEST] for each in ranking.findings)),
+        table=html_table(columns, f"Entries of {ranking.name}"),
+    )

@@ -1,0 +1,209 @@
+"""The folder of a contest of whole runs: what is the same for all, the entries, and a journal of every run that was started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from suite.card import Target
+from suite.config import RunConfig, load_config
+from suite.descriptor import descriptor
+from suite.errors import InputError
+from suite.files import YamlSource, one_line, read_bytes, write_whole
+from suite.log.limits import limits
+from suite.log.run_folder import RunFolder
+from suite.statistics.blocks import Turn
+from suite.statistics.race import Plan
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"
+SAME_FOR_ALL = ("data", "verify_data", "submission", "staging", "cache_drop_command", "instrumentation", "watchdog")
+"""Settings that no entry may state: some of them name commands and folders."""
+
+Document = TypeVar("Document", bound=Struct)
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """contest.yaml: what is the same for all entries and is never changed."""
+
+    version: Literal[1] = 1
+    workload: str
+    size: str
+    system: Annotated[str, Meta(min_length=1, max_length=200)]  # name of the machine; stated in every log
+    ranks: Annotated[int, Meta(ge=1, le=65536)] = 1
+    objective: Literal["time_to_train", "cpu_seconds"] = "time_to_train"
+    error: Annotated[float, Meta(ge=0.001, le=0.5)] = 0.05  # chance of a wrong answer
+    blocks: Annotated[int, Meta(ge=1, le=1000)] = 16  # the most runs that each entry gets
+    run_limit_s: Annotated[float, Meta(gt=0.0, le=1e7)] = 3600.0  # from start to end of a run
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    data: str
+
+
+class Started(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A run in the journal. It counts from when it was started. ``log_sha256`` is null if it left no log."""
+
+    block: int
+    entry: str
+    ended: bool = False
+    exit_code: int | None = None  # null, too, for a run whose contest was killed
+    log_sha256: str | None = None
+
+    @property
+    def turn(self) -> Turn:
+        """The turn of the run."""
+        return Turn(self.block, self.entry)
+
+
+class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
+    """journal.json: every run that was started, in order, and the digests of settings and entries when the first one was."""
+
+    version: Literal[1] = 1
+    digests: dict[str, str] = {}
+    runs: list[Started] = []
+
+    def changed(self, now: dict[str, str]) -> Iterator[str]:
+        """Yield a clause for each file of settings and entries that is not as it was when the first run was started."""
+        before = self.digests or now
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                what = "is gone" if name not in now else "was changed" if name in before else "was added"
+                yield f"{name} {what} since the first run was started"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry and its resolved configuration. ``path`` is the file of the configuration."""
+
+    name: str
+    path: Path
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The folder of a contest, its settings and its entries by name."""
+
+    root: Path
+    settings: Settings
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What decides the race. InputError with fewer than two entries."""
+        if len(self.entries) < 2:
+            raise InputError(f"{self.root}: a contest needs two entries; there are {len(self.entries)}")
+        names = tuple(entry.name for entry in self.entries)
+        return Plan(names, self.settings.error, self.settings.blocks, self.settings.seed)
+
+    def run(self, turn: Turn) -> RunFolder:
+        """Return the run folder of a turn."""
+        return RunFolder(self.root / "runs" / f"block_{turn.block:03d}" / turn.entry)
+
+    @property
+    def target(self) -> Target:
+        """What a run must reach: the card's, whatever an entry says."""
+        return descriptor(self.settings.workload).card().target(self.settings.size)
+
+    def digests(self) -> dict[str, str]:
+        """Compute the sha256 of everything that must stay once a run was started, by name."""
+        paths = [self.root / "contest.yaml", *(entry.path for entry in self.entries)]
+        return {path.relative_to(self.root).as_posix(): hashlib.sha256(read_plain(path)).hexdigest() for path in paths}
+
+    def read_journal(self) -> Journal:
+        """Read the journal; an empty one before the first run."""
+        path = self.root / "journal.json"
+        return _read(path, Journal) if path.exists() or path.is_symlink() else Journal()
+
+    def write_journal(self, journal: Journal) -> None:
+        """Write the journal as a whole, so that a kill never leaves half of it."""
+        write_whole(self.root / "journal.json", msgspec.json.format(msgspec.json.encode(journal), indent=1) + b"\n")
+
+
+def read_contest(root: Path) -> Contest:
+    """Read a contest. InputError for what is damaged: file, value and what was expected."""
+    if not (root / "contest.yaml").exists():
+        raise InputError(f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {root}")
+    settings = _read(root / "contest.yaml", Settings)
+    shipped = load_config(descriptor(settings.workload), settings.size)
+    folder = root / "entries"
+    entries = []
+    for path in sorted(folder.glob("*.yaml")) if not folder.is_symlink() else []:
+        if not NAME.fullmatch(path.stem):
+            raise InputError(f"{path}: expected {NAME_TEXT}")
+        read_plain(path)
+        entries.append(Entry(path.stem, path, read_config(str(path), (), settings, shipped)))
+    return Contest(root, settings, tuple(entries))
+
+
+def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None) -> RunConfig:
+    """Read the configuration of an entry. InputError if it is of another size, or states what is the same for all."""
+    known = descriptor(settings.workload)
+    config = load_config(known, name, overrides)
+    shipped = shipped or load_config(known, settings.size)
+    if config.size != settings.size:
+        raise InputError(f"{name}: size is {config.size!r}; this contest is of {settings.workload} {settings.size}")
+    for key in SAME_FOR_ALL:
+        if getattr(config, key) != getattr(shipped, key):
+            raise InputError(f"{name}: {key} is the same for all entries: leave it out")
+    return config
+
+
+def write_settings(root: Path, settings: Settings) -> None:
+    """Make the folder of a new contest. InputError if there is something at its path."""
+    if root.exists() or root.is_symlink():
+        raise InputError(f"{root}: exists already; a contest never writes into an earlier folder")
+    text = yaml.safe_dump(msgspec.to_builtins(settings), sort_keys=False)
+    write_whole(root / "contest.yaml", text, overwrite=False)
+
+
+def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
+    """Add an entry and return its file. InputError if the name or the configuration is taken, or the race has begun."""
+    if not NAME.fullmatch(name):
+        raise InputError(f"entry {name!r}: expected {NAME_TEXT}")
+    if contest.read_journal().runs:
+        raise InputError(f"{contest.root}: runs were started: nobody can enter any more")
+    for other in contest.entries:
+        if other.name.lower() == name.lower():
+            raise InputError(f"entry {name!r}: there is an entry {other.name!r} already")
+        if logged(other.config) == logged(config):
+            raise InputError(f"entry {name!r}: has the same configuration as {other.name!r}: one is enough")
+    path = contest.root / "entries" / f"{name}.yaml"
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    write_whole(path, text, overwrite=False)
+    return path
+
+
+def logged(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration as its log has it, without what is the same for all."""
+    text: dict[str, Any] = json.loads(json.dumps(config.logged(), default=str))
+    return {key: value for key, value in text.items() if key not in SAME_FOR_ALL}
+
+
+def read_plain(path: Path) -> bytes:
+    """Read a small regular file. InputError for a link, and for what is larger or no file."""
+    if path.is_symlink():
+        raise InputError(f"{path}: is a symbolic link, which is not followed")
+    try:
+        return read_bytes(path, limits().json)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or one_line(error)}") from None
+
+
+def _read(path: Path, kind: type[Document]) -> Document:
+    """Read a document, YAML or JSON. InputError names the file, the value and what was expected."""
+    read_plain(path)
+    source = YamlSource.read(path)  # JSON is YAML
+    try:
+        return msgspec.convert(source.data, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}") from None

@@ -1,0 +1,219 @@
+"""The ranking of a contest: who won, how large the differences are, and what forbids to trust it.
+
+`Ranking` is the JSON document of `mlhpc ab runs show`, which `mlhpc report` reads. A number that is not known or infinite is null.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from suite import RULESET
+from suite.compliance.check import judge_log
+from suite.compliance.ruleset import ruleset
+from suite.files import brief
+from suite.performance.ab.contest import Contest, Journal, read_contest
+from suite.performance.ab.runner import RunResult, read_result
+from suite.statistics import Outcome
+from suite.statistics.bets import MedianRatio, median_ratio
+from suite.statistics.blocks import Turn
+from suite.statistics.race import Race, replay
+
+KIND = "ab-runs"
+UNITS = {"time_to_train": "time to train, s", "cpu_seconds": "CPU time of the ranks, s"}
+
+
+class Finding(Struct, frozen=True):
+    """Something that must not be, and where: a path in the contest's folder."""
+
+    rule: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message} ({self.rule})"
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """An entry as it is ranked. ``verdict``: faster than all others, slower than the best, or inconclusive.
+
+    ``dropped_p``: the chance that the best entry looks like this or worse. ``mean`` is the geometric mean of its finished runs in
+    complete blocks, ``spread_factor`` the standard deviation of log time as a factor. The leader has no ``ratio_to_leader``.
+    """
+
+    entry: str
+    verdict: Outcome
+    dropped_after_block: int | None
+    dropped_p: float | None
+    runs: int
+    finished: int
+    mean: float | None
+    spread_factor: float | None
+    ratio_to_leader: MedianRatio | None
+
+
+class Ranking(Struct, frozen=True, kw_only=True):
+    """A contest as it stands. While there are findings, nothing that is ranked may be trusted."""
+
+    version: Literal[1] = 1
+    kind: Literal["ab-runs"] = KIND
+    name: str
+    settings: dict[str, Any]
+    objective: str
+    verdict: str
+    winner: str | None
+    over: bool
+    error: float
+    blocks: int
+    runs: int
+    findings: list[Finding]
+    entries: list[Place]
+
+
+def read_ranking(root: Path) -> Ranking:
+    """Read and judge a contest. InputError for a folder that is none."""
+    contest = read_contest(root)
+    settings = contest.settings
+    journal = contest.read_journal()
+    results = {noted.turn: read_result(contest, noted.turn) for noted in journal.runs if noted.ended}
+    race, demanded = replay(contest.plan, {turn: result.value for turn, result in results.items()})
+    findings = list(_inspect(contest, journal, results, demanded))
+
+    def last_block(name: str) -> int:
+        return race.dropped[name].block if name in race.dropped else len(race.blocks) + 1
+
+    ranked = sorted(race.plan.entries, key=lambda name: (-last_block(name), -race.points[name], name))
+    stated = msgspec.to_builtins(settings)
+    return Ranking(
+        name=root.resolve().name,
+        settings={key: value for key, value in stated.items() if key not in ("version", "data")},
+        objective=UNITS[settings.objective],
+        verdict=_verdict(race, len(findings)),
+        winner=None if findings else race.winner,
+        over=race.over,
+        error=settings.error,
+        blocks=len(race.blocks),
+        runs=len(results),
+        findings=findings,
+        entries=[_place(name, ranked[0], race) for name in ranked],
+    )
+
+
+def _verdict(race: Race, findings: int) -> str:
+    """Say in one sentence who won, that nobody can tell, that it goes on, or that it cannot be trusted."""
+    error, left, done = f"{100 * race.plan.error:g} %", ", ".join(race.survivors), len(race.blocks)
+    if findings:
+        return f"no verdict: {findings} finding{'s' * (findings > 1)}; the runs are not those of a fair contest"
+    if race.winner is not None:
+        return f"{race.winner} wins; the chance that the best entry was dropped is at most {error}"
+    if race.over:
+        return f"no winner: {left} are inconclusive after {done} block{'s' * (done != 1)} at an error of {error}"
+    return f"not over: {done} of at most {race.plan.blocks} blocks; in the race: {left}"
+
+
+def _place(name: str, leader: str, race: Race) -> Place:
+    times = [block[name] for block in race.blocks if name in block]
+    logs = [math.log(seconds) for seconds in times if math.isfinite(seconds)]
+    common = [(block[name], block[leader]) for block in race.blocks if name in block and leader in block]
+    dropped = race.dropped.get(name)
+    decided = Outcome.FASTER if race.winner == name else Outcome.INCONCLUSIVE
+    return Place(
+        entry=name,
+        verdict=decided if dropped is None else Outcome.SLOWER,
+        dropped_after_block=None if dropped is None else dropped.block,
+        dropped_p=None if dropped is None else dropped.p,
+        runs=len(times),
+        finished=len(logs),
+        mean=math.exp(statistics.fmean(logs)) if logs else None,
+        spread_factor=math.exp(statistics.stdev(logs)) if len(logs) > 1 else None,
+        ratio_to_leader=None if name == leader else median_ratio(common),
+    )
+
+
+def _inspect(
+    contest: Contest, journal: Journal, results: Mapping[Turn, RunResult], demanded: list[Turn]
+) -> Iterator[Finding]:
+    """Yield what was deleted, added, edited or made otherwise. The journal has the digest of each log, from when its run ended."""
+
+    def where(turn: Turn) -> str:  # reports name no place on a machine
+        return contest.run(turn).root.relative_to(contest.root).as_posix()
+
+    for text in journal.changed(contest.digests()):
+        yield Finding("as-it-began", contest.root.resolve().name, text)
+    started = [noted.turn for noted in journal.runs]
+    for number, turn in enumerate(started):
+        if number >= len(demanded) or turn != demanded[number]:
+            # A run that was taken out of the journal shows here: without it the race demands its turn again.
+            yield Finding("turns-as-drawn", where(turn), "was run out of its turn")
+            break
+    known, runs = {contest.run(turn).root for turn in started}, contest.root / "runs"
+    for folder in sorted(runs.glob("*/*")) if not runs.is_symlink() else []:
+        if folder not in known:
+            place = folder.relative_to(contest.root).as_posix()
+            yield Finding("runs-as-started", place, "no run was started here: a run that does not count was put here")
+    first: tuple[str, object] | None = None
+    for noted in journal.runs:
+        if not noted.ended:
+            continue
+        turn, result = noted.turn, results[noted.turn]
+        folder, record = contest.run(turn), result.record
+        if noted.log_sha256 != result.log_sha256:
+            what = "is gone" if result.log_sha256 is None else "was changed after the run ended"
+            yield Finding("log-unchanged", where(turn), f"its log {what}")
+        logs = [*folder.results(), *folder.resumed(), *folder.failed()] if folder.root.is_dir() else []
+        if more := [path.name for path in logs if path != folder.result(0)]:
+            yield Finding("runs-as-started", where(turn), f"has more logs than that of its run: {', '.join(more[:6])}")
+        if record is None or record.run_start_s is None:
+            continue
+        made_by = record.suite_version, record.data_manifest, record.nodes
+        first = first or (where(turn), made_by)
+        if made_by != first[1]:
+            message = f"suite version, data or nodes are {brief(made_by)}; those of {first[0]} are {brief(first[1])}"
+            yield Finding("same-for-all", where(turn), message)
+        if result.finished and result.log is not None:
+            for finding in judge_log(result.log, ruleset(RULESET), where(turn)).findings:
+                if finding.severity == "error":
+                    yield Finding(finding.rule, where(turn), finding.message)
+
+
+def lines(ranking: Ranking) -> list[str]:
+    """Render the ranking as text."""
+    stated = ranking.settings
+    return [
+        f"{stated['workload']} {stated['size']} on {stated['system']}: {len(ranking.entries)} entries, "
+        f"{ranking.blocks} complete blocks, {ranking.runs} run{'s' * (ranking.runs != 1)} ended; {ranking.objective}",
+        ranking.verdict,
+        *(f"  {finding}" for finding in ranking.findings),
+        "",
+        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7}  time / leader [95 %]",
+        *(
+            f"{place.entry:<24} {verdict_text(place):<34} {place.finished:>3} of {place.runs:<2} {_number(place.mean):>8} "
+            f"{_number(place.spread_factor):>7}  {ratio_text(place.ratio_to_leader)}"
+            for place in ranking.entries
+        ),
+    ]
+
+
+def verdict_text(place: Place) -> str:
+    """Render the verdict on an entry, with when it was dropped."""
+    if place.dropped_p is None:
+        return place.verdict
+    return f"{place.verdict}: dropped after block {place.dropped_after_block} (p {place.dropped_p:.2g})"
+
+
+def ratio_text(ratio: MedianRatio | None) -> str:
+    """Render a ratio to the leader with its interval."""
+    if ratio is None:
+        return "1"
+    ends = "unknown" if not ratio.low or ratio.high is None else f"{ratio.low:.3g}, {ratio.high:.3g}"
+    return f"{_number(ratio.value)} [{ends}]"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

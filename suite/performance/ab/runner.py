@@ -1,0 +1,207 @@
+"""Runs the turns of a contest as `mlhpc run` processes, one at a time. What a run gave is read from its log alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from suite.data.lock import locked
+from suite.errors import InputError
+from suite.files import print_line
+from suite.launch.local import suite_command
+from suite.launch.processes import end_with_parent
+from suite.log import mllog
+from suite.log.reader import Log, read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.score import failure
+from suite.log.values import finite
+from suite.performance.ab.contest import Contest, Journal, Started, read_contest
+from suite.statistics.blocks import Turn
+from suite.statistics.race import Race, run_race
+
+GRACE_S = 60.0  # for what a run does before run_start; and `mlhpc run` gives its ranks 30 s to end
+USAGE = 2  # exit code: nothing was run
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that was started. ``value`` is the objective in seconds, infinite if the run did not finish, then ``why`` says so."""
+
+    turn: Turn
+    value: float
+    why: str = ""
+    record: RunRecord | None = None
+    log: Log | None = field(default=None, repr=False)
+    log_sha256: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True if it reached the target within its budget."""
+        return math.isfinite(self.value)
+
+
+def read_result(contest: Contest, turn: Turn) -> RunResult:
+    """Read what the run of a turn left. Nothing that is in the folder raises: a run that cannot be read did not finish."""
+    folder = contest.run(turn)
+    path = folder.result(0)
+    if any(each.is_symlink() for each in (path, folder.root, folder.root.parent, folder.root.parent.parent)):
+        return RunResult(turn, math.inf, "is a symbolic link, which is not followed")
+    if not path.is_file():
+        return RunResult(turn, math.inf, "left no log")
+    total = hashlib.sha256()
+    try:
+        log = read_events(path, steps=False, seen=total.update)
+    except OSError as error:
+        return RunResult(turn, math.inf, f"its log cannot be read: {error.strerror}")
+    record = summarise(log, contest.target.metric)
+    value, why = _value(contest, log, record)
+    return RunResult(turn, value, why, record, log, total.hexdigest())
+
+
+def _value(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
+    """Return the objective, or infinity and the reason."""
+    if why := failure(record, contest.target):
+        return math.inf, why
+    limit_s, seconds = contest.settings.run_limit_s, record.time_to_train_s or 0.0
+    if record.status != "success" or seconds > limit_s:
+        return math.inf, f"status is {record.status!r}, after {seconds:.6g} s of a budget of {limit_s:.6g} s"
+    if contest.settings.objective == "time_to_train":
+        return seconds, ""
+    cpu_s = cpu_seconds(log)
+    return (cpu_s, "") if cpu_s else (math.inf, "its log has no CPU seconds of the ranks")
+
+
+def cpu_seconds(log: Log) -> float | None:
+    """Compute CPU seconds of the ranks from run_start to run_stop, over nodes; None if the log does not list every node."""
+    event = log.first(mllog.OTHER_WORK)
+    if event is None or not isinstance(event.value, list) or len(event.value) != event.metadata.get("nodes"):
+        return None
+    each = [finite(node.get("own_s")) if isinstance(node, dict) else None for node in event.value]
+    seconds = [number for number in each if number is not None and number > 0]
+    return math.fsum(seconds) if seconds and len(seconds) == len(each) else None
+
+
+class Stopped(Exception):
+    """A person asked the contest to end after the present run."""
+
+
+@dataclass
+class Runner:
+    """Starts the run of a turn and waits for it. A first signal ends the contest after this run, a second one ends the run."""
+
+    contest: Contest
+    journal: Journal
+    tell: Callable[[RunResult], None]
+    stopping: bool = False
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def __call__(self, turn: Turn) -> float:
+        """Run a turn and return its objective in seconds. Stopped if a signal came before it."""
+        if self.stopping:
+            raise Stopped
+        noted = Started(block=turn.block, entry=turn.entry)
+        self.journal.runs.append(noted)
+        self.contest.write_journal(self.journal)  # before the run begins: from here on it counts
+        noted.exit_code, last = self._execute(run_command(self.contest, turn))
+        result = read_result(self.contest, turn)
+        noted.ended, noted.log_sha256 = True, result.log_sha256
+        self.contest.write_journal(self.journal)
+        self.tell(result)
+        if noted.exit_code == USAGE:
+            raise InputError(
+                f"block {turn.block}, entry {turn.entry!r}: mlhpc run could not begin, which counts: {last}"
+            )
+        return result.value
+
+    def _execute(self, command: list[str]) -> tuple[int, str]:
+        """Return the exit code of a command and the last line of its standard error. End it when its time is over."""
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C of the terminal is for the contest, which lets the run end
+            preexec_fn=end_with_parent(os.getpid()),
+        )
+        with self._process as process:
+            try:
+                errors = process.communicate(timeout=self.contest.settings.run_limit_s + GRACE_S)[1]
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                try:
+                    errors = process.communicate(timeout=GRACE_S)[1]
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    errors = process.communicate()[1]
+        return process.returncode, (errors.strip().splitlines() or [""])[-1].removeprefix("mlhpc: ")
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self.stopping and self._process is not None:
+            self._process.terminate()
+        elif not self.stopping:
+            print_line("mlhpc: the contest ends after this run; once more ends the run, which then counts", error=True)
+        self.stopping = True
+
+
+def run_command(contest: Contest, turn: Turn) -> list[str]:
+    """Return the command line of a turn: the entry's configuration, the block's seed, and what is the same for all."""
+    settings = contest.settings
+    entry = next(entry for entry in contest.entries if entry.name == turn.entry)
+    words = ["run", settings.workload, "--config", str(entry.path), "--ranks", str(settings.ranks), "--runs", "1"]
+    words += ["--seed", str(block_seed(contest, turn.block)), "--output", str(contest.run(turn).root)]
+    stated = {"submission.platform": settings.system, "data": settings.data}
+    words += [part for key, value in stated.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    return suite_command(*words, "--quiet")
+
+
+def block_seed(contest: Contest, block: int) -> int:
+    """Return the seed of all runs of a block."""
+    return contest.settings.seed + block
+
+
+def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | None, int]:
+    """Run a contest to its end, or go on with it. Returns the race, None if a signal ended it, and how many runs were made.
+
+    InputError if another process runs it, if it is not as it began, or if a run could not begin.
+    """
+    contest = read_contest(root)
+    settings, plan = contest.settings, contest.plan
+    if not (Path(settings.data) / "manifest.json").is_file():
+        make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {settings.data}"
+        raise InputError(f"{settings.data}: no data set here; make it with: {make}")
+    with locked(root / "contest.lock", f"contest {root}"):
+        journal = contest.read_journal()
+        for text in journal.changed(contest.digests()):
+            raise InputError(f"{root}: {text}: a contest goes on as it began")
+        journal.digests = contest.digests()
+        for noted in journal.runs:
+            if not noted.ended:  # the contest was killed while it ran: it counts as what its log says
+                folder = contest.run(noted.turn)
+                if folder.root.is_dir():
+                    with locked(folder.lock(0), f"block {noted.block}, entry {noted.entry!r}"):
+                        pass  # InputError while the run still ends
+                noted.ended, noted.log_sha256 = True, read_result(contest, noted.turn).log_sha256
+        contest.write_journal(journal)
+        known = {noted.turn: read_result(contest, noted.turn).value for noted in journal.runs}
+        runner = Runner(contest, journal, tell)
+        before = {number: signal.signal(number, runner.stop) for number in SIGNALS}
+        try:
+            race = run_race(plan, known, runner)
+        except Stopped:
+            return None, len(journal.runs) - len(known)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return race, len(journal.runs) - len(known)

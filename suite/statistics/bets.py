@@ -1,0 +1,68 @@
+"""Evidence from wins and losses that may be looked at after every block: bets whose wealth does not grow by chance.
+
+Against "this entry is the best" a wealth of 1 is bet, block after block, on "a named rival is faster". If the entry is the
+best, the wealth does not grow on average, so it ever reaches w with a probability of at most 1/w (Ville, 1939), however long
+one looks and whatever the times are distributed like.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
+"""The shares of the wealth that are bet each time, and the part of the wealth that is bet so. The parts sum to 1."""
+LEVEL = 0.05  # chance that the interval of a median ratio misses it
+
+
+@dataclass
+class Bets:
+    """The wealth that is bet against one entry, part by part of `STAKES`."""
+
+    parts: list[float] = field(default_factory=lambda: [part for _, part in STAKES])
+
+    @property
+    def wealth(self) -> float:
+        """The evidence against the entry; 1 at the beginning."""
+        return math.fsum(self.parts)
+
+    def settle(self, lost: float) -> None:
+        """Settle the bets of a block: ``lost`` is 1 if the entry lost, -1 if it won, and between for a mean over rivals."""
+        self.parts = [part * (1.0 + stake * lost) for (stake, _), part in zip(STAKES, self.parts, strict=True)]
+
+
+def sign_of(mine: float, its: float) -> int:
+    """Return 1 if I was slower, -1 if I was faster, 0 for a tie: two that did not finish (infinite), or equal times."""
+    return (mine > its) - (mine < its)
+
+
+def evidence(lost: int, won: int) -> float:
+    """Compute the wealth after so many blocks lost to and won against one rival, named beforehand."""
+    return math.fsum(part * (1.0 + stake) ** lost * (1.0 - stake) ** won for stake, part in STAKES)
+
+
+@dataclass(frozen=True)
+class MedianRatio:
+    """The median ratio of two entries' times, and its 95 % interval. None: infinite, or no bound yet."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    blocks: int
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | None:
+    """Compute my time over its time from pairs of times. Infinite: did not finish. None if no pair tells."""
+    ratios = sorted(mine / its if math.isfinite(its) else 0.0 for mine, its in pairs if math.isfinite(min(mine, its)))
+    if not ratios:
+        return None
+    count = len(ratios)
+    cut = 0  # so many ratios from each end are outside of the interval
+    while cut < count and evidence(count - cut, cut) >= 2.0 / LEVEL:
+        cut += 1
+    low, high = (ratios[cut - 1], ratios[count - cut]) if 0 < cut <= (count + 1) // 2 else (0.0, math.inf)
+    bounded = high if math.isfinite(high) else None
+    middle = statistics.median(ratios)
+    return MedianRatio(middle if math.isfinite(middle) else None, low or None, bounded, count)
