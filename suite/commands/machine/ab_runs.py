@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -67,11 +67,7 @@ def runs() -> None:
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of orders and runs. [from the system]")
 @click.option("--data", type=click.Path(path_type=Path), help="Data root. [data/<workload>-<size>]")
-def new(
-    folder: Path, workload: str, size: str, system: str, ranks: int,
-    objective: Literal["time_to_train", "cpu_seconds"], error: float, blocks: int, run_limit_s: float,
-    seed: int | None, data: Path | None,
-) -> None:  # fmt: skip
+def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | None, **same_for_all: Any) -> None:
     """Begin a contest of WORKLOAD in FOLDER, which must not exist.
 
     What is stated here is the same for all entries and is never changed.
@@ -80,21 +76,12 @@ def new(
 
     descriptor(workload).code()
     descriptor(workload).card().size(size)
-    made = Settings(
-        workload=workload,
-        size=size,
-        system=system,
-        ranks=ranks,
-        objective=objective,
-        error=error,
-        blocks=blocks,
-        run_limit_s=run_limit_s,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
-        data=str((data or default_data_root(workload, size)).absolute()),
-    )
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    root = (data or default_data_root(workload, size)).absolute()
+    made = Settings(workload=workload, size=size, seed=seed, data=str(root), **same_for_all)
     write_settings(folder, made)
     print_line(
-        f"{folder}: {workload} {size}, up to {blocks} runs of each entry; next: mlhpc ab runs enter {folder} NAME"
+        f"{folder}: {workload} {size}, up to {made.blocks} runs of each entry; next: mlhpc ab runs enter {folder} NAME"
     )
 
 

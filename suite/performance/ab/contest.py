@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,29 +81,23 @@ class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """An entry and its resolved configuration. ``path`` is the file of the configuration."""
-
-    name: str
-    path: Path
-    config: RunConfig
-
-
-@dataclass(frozen=True)
 class Contest:
-    """The folder of a contest, its settings and its entries by name."""
+    """The folder of a contest, its settings and the resolved configurations of its entries by name."""
 
     root: Path
     settings: Settings
-    entries: tuple[Entry, ...]
+    entries: Mapping[str, RunConfig]
 
     @cached_property
     def plan(self) -> Plan:
         """What decides the race. InputError with fewer than two entries."""
         if len(self.entries) < 2:
             raise InputError(f"{self.root}: a contest needs two entries; there are {len(self.entries)}")
-        names = tuple(entry.name for entry in self.entries)
-        return Plan(names, self.settings.error, self.settings.blocks, self.settings.seed)
+        return Plan(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
+
+    def path_of(self, entry: str) -> Path:
+        """Return the file of an entry's configuration."""
+        return self.root / "entries" / f"{entry}.yaml"
 
     def run(self, turn: Turn) -> RunFolder:
         """Return the run folder of a turn."""
@@ -116,7 +110,7 @@ class Contest:
 
     def digests(self) -> dict[str, str]:
         """Compute the sha256 of everything that must stay once a run was started, by name."""
-        paths = [self.root / "contest.yaml", *(entry.path for entry in self.entries)]
+        paths = [self.root / "contest.yaml", *map(self.path_of, self.entries)]
         return {path.relative_to(self.root).as_posix(): hashlib.sha256(read_plain(path)).hexdigest() for path in paths}
 
     def read_journal(self) -> Journal:
@@ -136,13 +130,13 @@ def read_contest(root: Path) -> Contest:
     settings = _read(root / "contest.yaml", Settings)
     shipped = load_config(descriptor(settings.workload), settings.size)
     folder = root / "entries"
-    entries = []
+    entries: dict[str, RunConfig] = {}
     for path in sorted(folder.glob("*.yaml")) if not folder.is_symlink() else []:
         if not NAME.fullmatch(path.stem):
             raise InputError(f"{path}: expected {NAME_TEXT}")
         read_plain(path)
-        entries.append(Entry(path.stem, path, read_config(str(path), (), settings, shipped)))
-    return Contest(root, settings, tuple(entries))
+        entries[path.stem] = read_config(str(path), (), settings, shipped)
+    return Contest(root, settings, entries)
 
 
 def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None) -> RunConfig:
@@ -172,18 +166,18 @@ def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
         raise InputError(f"entry {name!r}: expected {NAME_TEXT}")
     if contest.read_journal().runs:
         raise InputError(f"{contest.root}: runs were started: nobody can enter any more")
-    for other in contest.entries:
-        if other.name.lower() == name.lower():
-            raise InputError(f"entry {name!r}: there is an entry {other.name!r} already")
-        if logged(other.config) == logged(config):
-            raise InputError(f"entry {name!r}: has the same configuration as {other.name!r}: one is enough")
-    path = contest.root / "entries" / f"{name}.yaml"
+    for other, its_config in contest.entries.items():
+        if other.lower() == name.lower():
+            raise InputError(f"entry {name!r}: there is an entry {other!r} already")
+        if _logged(its_config) == _logged(config):
+            raise InputError(f"entry {name!r}: has the same configuration as {other!r}: one is enough")
+    path = contest.path_of(name)
     text = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
     write_whole(path, text, overwrite=False)
     return path
 
 
-def logged(config: RunConfig) -> dict[str, Any]:
+def _logged(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as its log has it, without what is the same for all."""
     text: dict[str, Any] = json.loads(json.dumps(config.logged(), default=str))
     return {key: value for key, value in text.items() if key not in SAME_FOR_ALL}

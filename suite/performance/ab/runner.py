@@ -117,9 +117,8 @@ class Runner:
         self.contest.write_journal(self.journal)
         self.tell(result)
         if noted.exit_code == USAGE:
-            raise InputError(
-                f"block {turn.block}, entry {turn.entry!r}: mlhpc run could not begin, which counts: {last}"
-            )
+            where = f"block {turn.block}, entry {turn.entry!r}"
+            raise InputError(f"{where}: mlhpc run could not begin, which counts: {last}")
         return result.value
 
     def _execute(self, command: list[str]) -> tuple[int, str]:
@@ -158,17 +157,12 @@ class Runner:
 def run_command(contest: Contest, turn: Turn) -> list[str]:
     """Return the command line of a turn: the entry's configuration, the block's seed, and what is the same for all."""
     settings = contest.settings
-    entry = next(entry for entry in contest.entries if entry.name == turn.entry)
-    words = ["run", settings.workload, "--config", str(entry.path), "--ranks", str(settings.ranks), "--runs", "1"]
-    words += ["--seed", str(block_seed(contest, turn.block)), "--output", str(contest.run(turn).root)]
+    path = contest.path_of(turn.entry)
+    words = ["run", settings.workload, "--config", str(path), "--ranks", str(settings.ranks), "--runs", "1"]
+    words += ["--seed", str(settings.seed + turn.block), "--output", str(contest.run(turn).root)]
     stated = {"submission.platform": settings.system, "data": settings.data}
     words += [part for key, value in stated.items() for part in ("--set", f"{key}={json.dumps(value)}")]
     return suite_command(*words, "--quiet")
-
-
-def block_seed(contest: Contest, block: int) -> int:
-    """Return the seed of all runs of a block."""
-    return contest.settings.seed + block
 
 
 def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | None, int]:

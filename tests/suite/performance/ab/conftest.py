@@ -64,25 +64,25 @@ class Played:
         root, seed = Path(words["--output"]), int(words["--seed"])
         turn = Turn(int(root.parent.name.removeprefix("block_")), root.name)
         contest = runner.contest
-        entry = next(each for each in contest.entries if each.name == turn.entry)
+        config = contest.entries[turn.entry]
         chance = random.Random(f"{turn}")
         seconds = self.epoch_s[turn.entry]
         fails = seconds == float("inf")
-        stated = json.loads(json.dumps(entry.config.logged(), default=str))
+        stated = json.loads(json.dumps(config.logged(), default=str))
         hyper = {key: value for key, value in stated["hyperparameters"].items() if key in COSMOFLOW}
         lines = our_run(
             seed=seed,
-            hyperparameters=hyper | {"global_batch_size": entry.config.global_batch_size},
+            hyperparameters=hyper | {"global_batch_size": config.global_batch_size},
             ranks=1,
             start_ms=START_MS + 1_000_000 * len(runner.journal.runs),
             epoch_s=2.0 if fails else seconds * (1.0 + self.noise * chance.random()),
             values=tuple(v * (1 + 0.01 * random.Random(seed).random()) for v in (0.42, 0.39, 0.38 if fails else 0.35)),
         )
-        config = stated | {
+        logged = stated | {
             "instrumentation": False,
             "submission": {"org": "ACME", "platform": contest.settings.system},
         }
-        lines = edit("run_config", value=config)(lines)
+        lines = edit("run_config", value=logged)(lines)
         lines = edit("submission_platform", value=contest.settings.system)(lines)
         write(root / "result_0.txt", self.mutate.get(turn, lambda same: same)(lines))
         (root / "run.json").write_text("{}")
