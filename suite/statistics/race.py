@@ -49,9 +49,7 @@ class Race:
     survivors: list[str] = field(init=False)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     blocks: list[Times] = field(default_factory=list)
-    points: dict[str, float] = field(
-        init=False
-    )  # how much more often an entry was faster than slower, mean over rivals
+    points: dict[str, float] = field(init=False)  # mean over rivals of blocks won less blocks lost
     bets: dict[str, Bets] = field(init=False)
 
     def __post_init__(self) -> None:
