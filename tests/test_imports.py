@@ -22,7 +22,7 @@ HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
 LAYERS: dict[str, set[str]] = {
     "suite": set(),
     "suite.cli": {"suite"},
-    "suite.statistics": set(),
+    "suite.statistics": {"suite"},
     "suite.log": {"suite", "suite.log.origin", "suite.statistics"},
     "suite.log.origin": {"suite"},
     "suite.log.export": {"suite", "suite.log"},
