@@ -17,13 +17,13 @@ from suite.data.lock import locked
 from suite.errors import InputError
 from suite.files import print_line
 from suite.launch.local import suite_command
-from suite.launch.processes import end_with_parent
 from suite.log import mllog
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.score import failure
 from suite.log.values import finite
 from suite.performance.ab.contest import Contest, Journal, Started, read_contest
+from suite.processes import end_with_parent
 from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, run_race
 
