@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from analysis.page.cells import HtmlTable, html_table
-from analysis.roofline.inputs import kind_of
-from suite.errors import InputError
+from analysis.roofline.inputs import kind_of, validated
 from suite.performance.ab.ranking import KIND, Ranking, ratio_text, verdict_text
 
 LONGEST = 300  # characters of a finding
@@ -37,10 +34,7 @@ def read_rankings(paths: Sequence[Path]) -> tuple[Section, ...]:
 
 
 def _read_section(path: Path) -> Section:
-    try:
-        ranking = msgspec.json.decode(path.read_bytes(), type=Ranking)
-    except msgspec.DecodeError as error:  # a ValidationError is one
-        raise InputError(f"{path}: {error}") from None
+    ranking = validated(path, KIND, Ranking)
     entries, stated = ranking.entries, ranking.settings
     columns = {
         "entry": [each.entry for each in entries],

@@ -18,8 +18,9 @@ from msgspec import Meta, Struct
 from suite.card import Target
 from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
+from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import YamlSource, one_line, read_bytes, write_whole
+from suite.files import one_line, read_bytes, write_whole
 from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 from suite.statistics.blocks import Turn
@@ -156,7 +157,7 @@ def write_settings(root: Path, settings: Settings) -> None:
     """Make the folder of a new contest. InputError if there is something at its path."""
     if root.exists() or root.is_symlink():
         raise InputError(f"{root}: exists already; a contest never writes into an earlier folder")
-    text = yaml.safe_dump(msgspec.to_builtins(settings), sort_keys=False)
+    text = yaml.safe_dump(plain(settings), sort_keys=False)
     write_whole(root / "contest.yaml", text, overwrite=False)
 
 
@@ -172,7 +173,7 @@ def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
         if _logged(its_config) == _logged(config):
             raise InputError(f"entry {name!r}: has the same configuration as {other!r}: one is enough")
     path = contest.path_of(name)
-    text = yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
+    text = yaml.safe_dump(plain(config, without_none=True), sort_keys=False)
     write_whole(path, text, overwrite=False)
     return path
 
@@ -194,10 +195,6 @@ def read_plain(path: Path) -> bytes:
 
 
 def _read(path: Path, kind: type[Document]) -> Document:
-    """Read a document, YAML or JSON. InputError names the file, the value and what was expected."""
+    """Read a document, YAML or JSON, which is YAML. InputError names file, line, value and what was expected."""
     read_plain(path)
-    source = YamlSource.read(path)  # JSON is YAML
-    try:
-        return msgspec.convert(source.data, kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: {error}") from None
+    return YamlSource.read(path).convert(kind)
