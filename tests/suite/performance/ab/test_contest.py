@@ -248,7 +248,7 @@ def test_nobody_enters_once_a_run_was_started(played: Played) -> None:
     ("name", "text", "message"),
     [
         ("contest.yaml", "version: 2\n", "version"),
-        ("contest.yaml", "version: 1\nworkload: cosmoflow\n", "missing required field"),
+        ("contest.yaml", "version: 1\nworkload: cosmoflow\n", "missing keys"),
         ("contest.yaml", "- 1\n", "expected a mapping"),
         ("contest.yaml", "version: 1\nversion: 1\n", "is given twice"),
         ("entries/quick.yaml", "workload: cosmoflow\nsize: mini\n", "quick.yaml"),
