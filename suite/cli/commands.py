@@ -91,9 +91,9 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Follow a machine over time: add results to a folder, show them, check whether it changed",
         ),
         Command(
-            "tournament",
-            "analysis.commands.tournament:tournament",
-            "Let configurations compete on one system: equal budgets, paired runs, a stated chance of a wrong answer",
+            "ab",
+            "suite.commands.machine.ab:ab",
+            "Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations",
         ),
         Command("export", "suite.commands.export:export", "Write results, or the events of runs, for other tools"),
     ),
@@ -107,11 +107,6 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "profile",
             "suite.commands.machine.profile:profile",
             "Find the layer the time goes to, and the slow rank: a few steps under the torch profiler",
-        ),
-        Command(
-            "ab",
-            "suite.commands.machine.ab:ab",
-            "Compare two plans or settings in one job: alternating blocks of steps on the same data",
         ),
         Command(
             "moe",

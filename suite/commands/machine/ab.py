@@ -44,7 +44,7 @@ COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same
 
 @click.group(cls=Subcommands)
 def ab() -> None:
-    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of several configurations."""
+    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations."""
 
 
 ab.add_command(runs)

@@ -12,12 +12,12 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option, settings, settings_options, size_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor
+from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress, printable, write_whole
 
 if TYPE_CHECKING:
     from suite.performance.ab.runner import RunResult
 
-STOPPED = 1  # exit code
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 
@@ -117,7 +117,7 @@ def run(folder: Path) -> None:
     race, count = run_contest(folder, _tell)
     if race is None:
         print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: mlhpc ab runs run {folder}")
-        raise click.exceptions.Exit(STOPPED)
+        raise click.exceptions.Exit(ExitCode.FAILED)
     print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {folder}")
 
 
@@ -148,4 +148,4 @@ def show(folder: Path, output: Path | None, style: str) -> None:
         write_whole(output, document + "\n")
     print_line(document if style == JSON else "\n".join(map(printable, lines(ranking))))
     if ranking.findings:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)

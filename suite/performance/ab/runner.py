@@ -15,6 +15,7 @@ from types import FrameType
 
 from suite.data.lock import locked
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.launch.local import suite_command
 from suite.log import mllog
@@ -28,7 +29,6 @@ from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, run_race
 
 GRACE_S = 60.0  # for what a run does before run_start; and `mlhpc run` gives its ranks 30 s to end
-USAGE = 2  # exit code: nothing was run
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -116,7 +116,7 @@ class Runner:
         noted.ended, noted.log_sha256 = True, result.log_sha256
         self.contest.write_journal(self.journal)
         self.tell(result)
-        if noted.exit_code == USAGE:
+        if noted.exit_code == ExitCode.USAGE:
             where = f"block {turn.block}, entry {turn.entry!r}"
             raise InputError(f"{where}: mlhpc run could not begin, which counts: {last}")
         return result.value
