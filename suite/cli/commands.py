@@ -59,19 +59,9 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances",
         ),
         Command(
-            "energy",
-            "suite.commands.energy:energy",
-            "Show the energy to solution of runs and results, in joules, and import readings of other meters",
-        ),
-        Command(
             "reproduce",
             "suite.commands.reproduce:reproduce",
             "Judge whether the results of a package can be reproduced here, and name the first cause if not",
-        ),
-        Command(
-            "environment",
-            "suite.commands.environment:environment",
-            "Show, lock and make anew the Python environment of a package's runs",
         ),
     ),
     "Compare": (
@@ -95,7 +85,6 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "suite.commands.machine.ab:ab",
             "Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations",
         ),
-        Command("export", "suite.commands.export:export", "Write results, or the events of runs, for other tools"),
     ),
     "Machine": (
         Command(

@@ -31,6 +31,25 @@ _SYSTEMS = Path("submissions") / "systems"
     metavar="KINDS",
     help="Take out hosts, paths or account, separated by commas. Passwords and tokens always are.",
 )
+@click.option(
+    "--power",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Readings of an external power meter (docs/energy.md).",
+)
+@click.option(
+    "--power-columns",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="YAML",
+    help="What the columns of --power are, and what its meter sees.",
+)
+@click.option(
+    "--network-power",
+    "network_w",
+    type=click.FloatRange(0, 1e9, min_open=True),
+    metavar="WATTS",
+    help="Estimated power of the network: its highest specified power times the share that the runs were provided.",
+)
 @click.option("--verify", is_flag=True, help="RUNS are packages: verify that they are unchanged since they were built.")
 def package(
     runs: tuple[Path, ...],
@@ -41,6 +60,9 @@ def package(
     status: str | None,
     count_failed: bool,
     redact: str,
+    power: Path | None,
+    power_columns: Path | None,
+    network_w: float | None,
     verify: bool,
 ) -> None:
     """Build the results package of a submitter from run folders.
@@ -51,6 +73,7 @@ def package(
     Examples:
       mlhpc package runs/cosmoflow-mini-20260101T120000Z --system mycluster --submitter ACME -o submissions/ACME
       mlhpc package runs/A runs/B --system submissions/systems/mycluster.yaml --submitter ACME
+      mlhpc package runs/A --system mycluster --power pdu.csv --power-columns pdu.yaml
       mlhpc package --verify submissions/ACME
     """
     if verify:
@@ -58,13 +81,19 @@ def package(
         return
     if system is None:
         raise click.UsageError("Missing option '--system'")
+    if (power is None) != (power_columns is None):
+        raise click.UsageError("--power and --power-columns: give both")
     from suite.launch.slurm import read_system
+    from suite.log.energy.power_csv import read_power_columns, read_power_csv
     from suite.machine.system import read_description
     from suite.package.build import build_package
 
     file = _system_file(system)
     if file is not None:
         read_system(file)  # the whole file: a misspelt key of its launcher block is told here too
+    meter = None
+    if power is not None and power_columns is not None:
+        meter = read_power_csv(power, read_power_columns(power_columns))
     built = build_package(
         runs,
         system=Path(system).stem if file is not None else system,
@@ -75,6 +104,8 @@ def package(
         stated=read_description(file) if file is not None else None,
         count_failed=count_failed,
         redact=_kinds(redact),
+        meter=meter,
+        network_w=network_w,
     )
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""

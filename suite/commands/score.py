@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,22 +17,32 @@ from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
+if TYPE_CHECKING:
+    from suite.log.energy.score import EnergyToSolution
+
+FOM = "fom"
+_KWH_J = 3.6e6
+_LISTED_NOTES = 8
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @card_option
 @click.option("--explain", is_flag=True, help="Say of every run whether it is scored and why.")
-@format_option()
+@format_option(FOM)
+@click.option("--energy", is_flag=True, help="Also give the energy to solution, of each run and of the result.")
 @click.option("--ruleset", "ruleset_name", help="Judge by this ruleset instead of the one found from the content.")
-def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str | None) -> None:
+def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, ruleset_name: str | None) -> None:
     """Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances.
 
     PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and under it
-    whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if not.
+    whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if not; with --energy
+    every result must have a score of energy too. --format fom prints a line for each figure of merit (docs/exchange.md).
 
     \b
     Examples:
       mlhpc score runs/cosmoflow-mini-20260101T120000Z --explain
+      mlhpc score runs/cosmoflow-mini-20260101T120000Z --energy
       mlhpc score submissions/ACME --format json
     """
     if ruleset_name is not None:
@@ -40,14 +51,23 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, ruleset_name: str 
     if style == JSON:
         from suite.compliance.exchange.result_document import result_documents
 
-        document = {"version": 1, "groups": result_documents(scored)}
-        print_line(json.dumps(document, indent=1))
+        groups = result_documents(scored)
+        if energy:
+            groups = [group | {"energy": energy_document(item)} for group, item in zip(groups, scored, strict=True)]
+        print_line(json.dumps({"version": 1, "groups": groups}, indent=1))
+    elif style == FOM:
+        from suite.compliance.exchange.merit import render_lines
+
+        print_line(render_lines(scored), end="")
     else:
         for item in scored:
-            print_line("\n".join(map(printable, lines(item, explain=explain or not item.score.valid))))
-        if not scored:
-            print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
-    if not scored or not all(item.valid for item in scored):
+            text = lines(item, explain=explain or not item.score.valid)
+            text += energy_lines(item) if energy else []
+            print_line("\n".join(map(printable, text)))
+    if not scored and style != JSON:
+        print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
+    has_energy = all(item.energy is not None and item.energy.valid for item in scored) if energy else True
+    if not scored or not has_energy or not all(item.valid for item in scored):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
@@ -115,3 +135,83 @@ def _fate(run: JudgedRun) -> str:
     if run.dropped is not None:
         return f"dropped: {run.dropped}"
     return run.failure or "scored"
+
+
+def energy_document(scored: Result) -> dict[str, Any]:
+    """Return the energy of one result as JSON; a number that does not exist is null."""
+    result = scored.energy
+    if result is None:
+        return {"valid": False, "reason": "no power readings and no counters"}
+    return {
+        "valid": result.valid,
+        "reason": result.reason,
+        "joules": result.mean_j,
+        "interval95_j": result.interval_j,
+        "scope": result.scope,
+        "current": result.current,
+        "nodes": result.nodes,
+        "interconnect_estimated": result.estimated,
+        "seconds": result.mean_s,
+        "joule_seconds": result.delay_product_js,
+        "watts_per_node": result.watts_per_node,
+        "joules_per_sample": result.joules_per_sample,
+        "idle_share": result.idle_share,
+        "phases_j": dict(result.phases),
+        "run_list": [
+            {
+                "file": run.path.name if run.path else None,
+                "kept": run.path in result.kept,
+                "joules": run.joules,
+                "nodes_j": run.nodes_j,
+                "interconnect_j": run.interconnect_j,
+                "halfwidth95_j": run.halfwidth_j,
+                "uncovered_s": run.uncovered_s,
+                "reason": run.reason,
+                "notes": list(run.notes),
+            }
+            for run in result.runs
+        ],
+    }
+
+
+def energy_lines(scored: Result) -> list[str]:
+    """Return the energy of one result for a terminal."""
+    result = scored.energy
+    if result is None:
+        return ["  no power readings and no counters: docs/energy.md says how to measure"]
+    if result.mean_j is None:
+        return [f"  no energy: {result.reason}", *_run_energies(result)]
+    interval = result.interval_j
+    between = f", 95 % [{interval[0]:.6g}, {interval[1]:.6g}]" if interval else ", no interval: too few readings"
+    text = [
+        f"  {result.mean_j:.6g} J ({result.mean_j / _KWH_J:.4g} kWh), {result.what}, n={len(result.kept)}{between}"
+    ]
+    if result.reason:
+        text.append(f"  {result.reason}")
+    if result.estimated:
+        text.append("  the network is estimated: stated power x time")
+    if scored.scale_factor:
+        text.append(f"  with the shipped scaling.json {result.mean_j * scored.scale_factor:.6g} J")
+    derived = [
+        f"{result.watts_per_node:.5g} W a node" if result.watts_per_node else "",
+        f"energy x delay {result.delay_product_js:.5g} J s" if result.delay_product_js else "",
+        f"{result.joules_per_sample:.4g} J a sample" if result.joules_per_sample else "",
+        "idle power not measured" if result.idle_share is None else f"idle power would be {result.idle_share:.0%} of it",
+    ]
+    text.append(f"  {', '.join(filter(None, derived))}")
+    if result.phases:
+        phases = ", ".join(f"{name} {joules:.4g} J" for name, joules in result.phases.items())
+        text.append(f"  nodes by phase: {phases}")
+    return [*text, *_run_energies(result)]
+
+
+def _run_energies(result: EnergyToSolution) -> list[str]:
+    rows = []
+    for run in result.runs:
+        name = run.path.name if run.path else "?"
+        kept = "" if run.path in result.kept else ", not in the score"
+        half = f" ± {run.halfwidth_j:.3g}" if run.halfwidth_j is not None else ""
+        number = f"{run.joules:.6g}{half} J" if run.joules is not None else "no energy"
+        rows.append(f"    {name}  {number}{kept}{f': {run.reason}' if run.reason else ''}")
+    notes = dict.fromkeys(note for run in result.runs for note in run.notes)
+    return rows + [f"    note: {note}" for note in notes][:_LISTED_NOTES]

@@ -21,12 +21,14 @@ from suite.compliance.manifest import render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.errors import InputError
 from suite.files import write_whole
+from suite.log.energy.power_csv import MeterReadings
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST, POWER
 from suite.log.score import failure
 from suite.machine.system import System, describe_system, system_description
 from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
+from suite.package.power import write_power
 from suite.package.redaction import describe
 from suite.package.results import Result, Run, notes, read_run, results_of
 
@@ -56,13 +58,15 @@ def build_package(
     stated: System | None = None,
     count_failed: bool = False,
     redact: Collection[str] = (),
+    meter: MeterReadings | None = None,
+    network_w: float | None = None,
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
     Submitter, division and status default to what the logs say; ``stated`` is the description block of a system file.
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names kinds of `suite.package.redaction.KINDS` that
-    are taken out; secrets always are. InputError, before anything is written, if the runs
-    cannot be packaged together.
+    are taken out; secrets always are. ``meter`` has readings of an external meter, ``network_w`` is the estimated power of
+    the network in W. InputError, before anything is written, if the runs cannot be packaged together.
     """
     _check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
@@ -78,6 +82,8 @@ def build_package(
     division = division or _common(runs, "submission_division", lambda record: record.division)
     status = status or _common(runs, "submission_status", lambda record: record.submission_status)
     results = tuple(results_of(runs, system))
+    if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
+        raise InputError("a throughput result has no energy; expected neither --power nor --network-power")
     for result in results:
         _check_failures(result, count_failed)
     for result in results:
@@ -93,7 +99,7 @@ def build_package(
             described = describe_system(result.runs[0].nodes, stated)
             named = structs.replace(described, system_name=described.system_name or system)
             _write_system(staged, package, result, named, (submitter, division, status))
-            _write_logs(staged, result)
+            _write_logs(staged, result, meter, network_w)
             personal += write_implementation(staged, result, redact)
         _move(staged, package)
     write_crate(package)
@@ -189,21 +195,16 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
     write_whole(staged / name, text)
 
 
-def _write_logs(staged: Path, result: Result) -> None:
+def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, network_w: float | None) -> None:
+    """Copy the logs of a result, with the power readings of its scored runs."""
     for path, name in result.names.items():
         target = staged / result.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-        if target.parent == staged / result.folder:
-            _write_power(path.parent / POWER / path.stem, target.parent / POWER / target.stem)
-
-
-def _write_power(readings: Path, target: Path) -> None:
-    """Copy the power logs of a run beside its log, if there are any."""
-    for path in sorted(readings.glob("*.txt")) if readings.is_dir() and not readings.is_symlink() else ():
-        if path.is_file() and not path.is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / path.name)
+    for record in result.scored:
+        if record.path is not None:
+            name = Path(result.names[record.path]).stem
+            write_power(record, record.path, staged / result.folder / POWER / name, meter, network_w)
 
 
 def _move(staged: Path, package: Path) -> None:

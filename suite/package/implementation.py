@@ -45,7 +45,7 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
         }
         document = {"version": 1, "folder": run.folder.root.name, "logs": origin, "redacted": changed}
         write_whole(provenance / "origin.json", json.dumps(document, indent=1))
-    stated = state_result(score_of(result), result.benchmark, names)
+    stated = state_result(score_of(result), result.benchmark, names, staged / result.folder)
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
     write_whole(folder / "README.md", _readme(result))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)

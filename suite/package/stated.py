@@ -6,6 +6,7 @@ The score is never read from it: `mlhpc reproduce` recomputes it from the logs a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,15 @@ ENERGY = ("energy_j", "energy_of")  # only in a result whose energy was measured
 
 
 def state_result(
-    result: TimeToTrain | Throughput, benchmark: Benchmark, names: Mapping[Path, str] | None = None
+    result: TimeToTrain | Throughput,
+    benchmark: Benchmark,
+    names: Mapping[Path, str] | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """The content of result.json: seconds, joules, epochs; null for what does not exist. ``names``: of the logs in the package."""
+    """Return the content of result.json: seconds, joules, epochs; null for what does not exist.
+
+    ``names`` has the names of the logs in the package, ``folder`` is where they lie there with their power readings.
+    """
     rate = result if isinstance(result, Throughput) else None
     time = result if isinstance(result, TimeToTrain) else None
     return {
@@ -38,7 +45,7 @@ def state_result(
             _state_run(run.record, benchmark, names)
             for run in sorted(result.runs, key=lambda run: str(run.record.path))
         ],
-        **_state_energy(time),
+        **_state_energy(time, names or {}, folder),
     }
 
 
@@ -55,7 +62,15 @@ def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> lis
     return [(name, str(was)[:80], str(now)[:80]) for name, was, now in different]
 
 
-def _state_energy(result: TimeToTrain | None) -> dict[str, Any]:
+def _state_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder: Path | None) -> dict[str, Any]:
+    if result is not None and folder is not None:
+        # An external meter's readings are in the package only, so the energy is that of the logs there.
+        runs = []
+        for run in result.runs:
+            assert run.record.path is not None
+            packaged = replace(run.record, path=folder / names[run.record.path])
+            runs.append(replace(run, record=packaged))
+        result = replace(result, runs=tuple(runs))
     found = find_energy(result) if result is not None else None
     return {} if found is None or found.mean_j is None else dict(zip(ENERGY, (found.mean_j, found.what), strict=True))
 

@@ -1,4 +1,4 @@
-"""Integrate the readings of one meter. Pure functions of a power log: no extrapolation, and the published function beside ours.
+"""Integrate the readings of one meter. Pure functions of a power log, without extrapolation.
 
 The rules (training_policies, power_measurement.adoc): energy is the sum of each reading times the time since the reading before it.
 """
@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, START, STOP
+from suite.log.energy.keys import START
 from suite.log.energy.power_log import PowerLog
-from suite.log.values import finite
 from suite.statistics import student_t
 
 CONFIDENCE = 0.95
@@ -129,49 +128,3 @@ def _batches(readings: Iterable[tuple[float, float]], least_s: float) -> list[tu
     if found and seconds > 0.0:
         found[-1] = (found[-1][0] + seconds, found[-1][1] + joules)
     return found
-
-
-class OfficialError(ValueError):
-    """The published function has no value for a log."""
-
-
-def official_energy_j(log: PowerLog, time_to_train_ms: float) -> float:
-    """The value of MLCommons' own function (mlperf_logging, result_summarizer) for a node or a switch, to compare with.
-
-    It multiplies the mean power of the whole file with the run's time, whenever the file was measured. OfficialError where that
-    function raises: without a start, or where start and stop have one time.
-    """
-    events = sorted(
-        [(t, line, READING, w) for t, line, w in zip(log.times_ms, log.lines, log.watts, strict=True)]
-        + [(item.time_ms, item.line, item.key, finite(item.value)) for item in log.statements],
-        key=lambda event: event[:2],
-    )
-    if log.kind == "sw":
-        return _official_switch(log, time_to_train_ms)
-    start = stop = last = None
-    total, before, efficiency = 0.0, 0.0, 1.0
-    for at, _, key, value in events:
-        if key == START:
-            start = before = at
-        elif key == READING and start is not None and stop is None and value is not None:
-            total, before, last = total + value * (at - before), at, at
-        elif key == STOP:
-            stop = at
-        elif key == EFFICIENCY and value is not None:
-            efficiency = value
-    end = stop if stop is not None else last
-    if start is None or end is None or end == start:
-        raise OfficialError("no power_measurement_start" if start is None else "measured for 0 s: division by zero")
-    return efficiency * total * time_to_train_ms / (end - start) / 1e3
-
-
-def _official_switch(log: PowerLog, time_to_train_ms: float) -> float:
-    """The published function of a switch: the first estimate, by the last efficiency before it."""
-    efficiency = 1.0
-    for item in log.statements:
-        value = finite(item.value)
-        if item.key == EFFICIENCY and value is not None:
-            efficiency = value
-        if item.key == ESTIMATE and value is not None:
-            return efficiency * value * time_to_train_ms / 1e3
-    return 0.0

@@ -1,1 +1,1 @@
-"""Power and energy of a node: its counters, a process that samples them beside a run, files of other meters."""
+"""Power and energy of a node: its counters, and a process that samples them beside a run."""

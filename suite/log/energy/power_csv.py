@@ -1,0 +1,228 @@
+"""Read power readings of an external meter from a CSV, and write them as power logs in the official form.
+
+PDU, IPMI, Redfish and sacct exports are CSV tables or become one with a line of awk or jq. A YAML file says which column holds
+what and what is known of the meter; docs/energy.md has an example for each. Nothing is guessed: a value that does not fit is an
+InputError with file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from suite.errors import InputError
+from suite.files import YamlSource, brief, read_bytes
+from suite.log.energy.keys import ESTIMATE, READING, START, STOP
+
+_LARGEST_FILE = 256 * 2**20
+_WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}
+_JOULES = {"J": 1.0, "kJ": 1e3, "Wh": 3600.0, "kWh": 3.6e6}
+
+Point = tuple[float, float]  # Unix seconds, watts
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class PowerColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which columns of a CSV hold what, and what is known of its meter. docs/energy.md explains each key."""
+
+    scope: Literal["device", "package", "package+device", "node", "rack"]
+    current: Literal["AC", "DC"]
+    time: str
+    unit: Literal["mW", "W", "kW", "J", "kJ", "Wh", "kWh"]
+    power: str | list[str] | None = None  # several columns, such as one per device, are added
+    energy: str | None = None  # a counter, or if `since` is named, the energy since the time in that column
+    since: str | None = None
+    time_form: str = "iso"  # iso, s, ms, or a form of strptime
+    node: str | None = None
+    nodes: list[str] = []
+    rows: dict[str, str] = {}
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
+    accuracy: Share | None = None
+    rating_w: Positive | None = None
+    duty: Share | None = None
+    clock_offset_s: float | None = None
+    clock_bound_s: Annotated[float, Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.power is None) == (self.energy is None):
+            raise ValueError("expected either power or energy")
+        if self.unit not in (_WATTS if self.energy is None else _JOULES):
+            raise ValueError(f"{self.unit} is no unit of {'power' if self.energy is None else 'energy'}")
+        if self.since is not None and self.energy is None:
+            raise ValueError("since belongs to energy")
+        if (self.node is None) != (not self.nodes):
+            raise ValueError("node and nodes belong together")
+        if (self.clock_offset_s is None) != (self.clock_bound_s is None):
+            raise ValueError("clock_offset_s and clock_bound_s belong together")
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns that are read."""
+        values = [self.power] if isinstance(self.power, str) else self.power or [self.energy]
+        named = [self.time, *values, self.since, self.node, *self.rows]
+        return [name for name in named if name is not None]
+
+    @property
+    def stated(self) -> Mapping[str, object]:
+        """What the power logs say of the meter."""
+        known = {
+            "source": "csv",
+            "reads": "moment" if self.energy is None else "mean",
+            "scope": self.scope,
+            "measurement_type": self.current,
+            "accuracy": self.accuracy,
+            "rating_w": self.rating_w,
+            "duty": self.duty,
+            "clock_offset_s": self.clock_offset_s,
+            "clock_bound_s": self.clock_bound_s,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class MeterReadings:
+    """The readings of a CSV by number of the node, each in order of time."""
+
+    path: Path
+    columns: PowerColumns
+    by_node: Mapping[int, Sequence[Point]]
+
+    def during(self, start_s: float, stop_s: float) -> dict[int, list[Point]]:
+        """Return the readings between two times of the run's clock. InputError if a node has fewer than two.
+
+        The last reading before and the first one after are included: they say how far the others reach.
+        """
+        offset = self.columns.clock_offset_s or 0.0
+        found = {}
+        for node, points in self.by_node.items():
+            times = [time + offset for time, _ in points]
+            inside = list(points[max(bisect_left(times, start_s) - 1, 0) : bisect_right(times, stop_s) + 1])
+            if len(inside) < 2:
+                raise InputError(
+                    f"{self.path}: no readings of node {node} from {_iso(start_s)} to {_iso(stop_s)}; they are "
+                    f"from {_iso(points[0][0])} to {_iso(points[-1][0])} (is the time zone right?)"
+                )
+            found[node] = inside
+        return found
+
+
+def read_power_columns(path: Path) -> PowerColumns:
+    """Read the YAML file that names the columns. InputError says what was expected."""
+    source = YamlSource.read(path)
+    try:
+        return msgspec.convert(source.data, PowerColumns)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
+    """Read a CSV of readings. InputError names the line of a value that does not fit, or says what is missing."""
+    try:
+        lines = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+    table = csv.DictReader(lines, delimiter=columns.delimiter)
+    missing = [name for name in columns.columns if name not in (table.fieldnames or [])]
+    if missing:
+        raise InputError(
+            f"{path}:1: no column {', '.join(missing)}; the columns are {brief(', '.join(table.fieldnames or []))}"
+        )
+    by_node: dict[int, list[Point]] = {number: [] for number in range(len(columns.nodes) or 1)}
+    before: dict[int, Point] = {}  # time and counter of the row before, by node
+    for row in table:
+        where = f"{path}:{table.line_num}"
+        if any(row[name] != value for name, value in columns.rows.items()):
+            continue
+        if columns.node is not None and row[columns.node] not in columns.nodes:
+            continue  # another outlet of the same PDU
+        node = 0 if columns.node is None else columns.nodes.index(row[columns.node])
+        time = _time(row[columns.time], columns.time_form, where)
+        points = by_node[node]
+        if columns.since is not None:
+            assert columns.energy is not None
+            start = _time(row[columns.since], columns.time_form, where)
+            joules = _number(row[columns.energy], where) * _JOULES[columns.unit]
+            # Slurm's plug-ins leave 0 or 2**64 - 2 where they failed.
+            if not 0.0 < joules < 2.0**60:
+                raise InputError(f"{where}: {columns.energy} is {joules:g} J; expected more than 0")
+            if time <= start:
+                raise InputError(f"{where}: {columns.time} is not after {columns.since}")
+            found = [(start, joules / (time - start)), (time, joules / (time - start))]
+        elif columns.energy is not None:
+            joules = _number(row[columns.energy], where) * _JOULES[columns.unit]
+            earlier = before.get(node)
+            before[node] = (time, joules)
+            if earlier is None:
+                continue  # the counter's first value belongs to no interval
+            if joules < earlier[1] or time <= earlier[0]:
+                raise InputError(f"{where}: its time or {columns.energy} is not above that of the row before")
+            found = [(time, (joules - earlier[1]) / (time - earlier[0]))]
+        else:
+            names = [columns.power] if isinstance(columns.power, str) else columns.power or []
+            found = [(time, sum(_number(row[name], where) for name in names) * _WATTS[columns.unit])]
+        if points and found[0][0] <= points[-1][0]:
+            raise InputError(f"{where}: its time {_iso(found[0][0])} is not after that of the row before")
+        points += found
+    empty = [number for number, points in by_node.items() if len(points) < 2]
+    if empty:
+        raise InputError(f"{path}: {len(by_node[empty[0]])} readings of node {empty[0]}; expected two or more")
+    return MeterReadings(path, columns, by_node)
+
+
+def render_power_log(points: Sequence[Point], stated: Mapping[str, object]) -> str:
+    """Render readings of one node as a power log in the official form."""
+    begin, end = points[0][0], points[-1][0]
+    lines = [_line(START, None, begin, "INTERVAL_START", stated)]
+    lines += [_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
+    return "\n".join([*lines, _line(STOP, None, end, "INTERVAL_END", "")]) + "\n"
+
+
+def render_estimate(watts: float, time_s: float) -> str:
+    """Render the estimated power of a network as a power log in the official form."""
+    return _line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
+
+
+def _line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
+    event: dict[str, Any] = {"namespace": "", "time_ms": round(time_s * 1e3), "event_type": kind, "key": key}
+    return f":::MLLOG {json.dumps({**event, 'value': value, 'metadata': metadata})}"
+
+
+def _number(text: str | None, where: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{where}: {brief(text)} is no number")
+    return value
+
+
+def _time(text: str | None, form: str, where: str) -> float:
+    """Return Unix seconds. A date without a zone is UTC."""
+    if form in ("s", "ms"):
+        return _number(text, where) / (1e3 if form == "ms" else 1.0)
+    try:
+        found = datetime.fromisoformat(text or "") if form == "iso" else datetime.strptime(text or "", form)
+    except ValueError:
+        raise InputError(f"{where}: {brief(text)} is no time of the form {form!r} (time_form)") from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _iso(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g} s"

@@ -1,0 +1,55 @@
+"""Write the power readings of a run into a package: those beside its log, an external meter's, an estimate of the network."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from suite.errors import InputError
+from suite.log.energy.keys import SCOPES
+from suite.log.energy.power_csv import MeterReadings, render_estimate, render_power_log
+from suite.log.energy.power_log import read_power_log
+from suite.log.record import RunRecord
+from suite.log.results_tree import POWER
+
+_MARGIN_S = 60.0  # of an external meter's readings before and after a run, to show the idle power
+
+
+def write_power(
+    record: RunRecord, log: Path, target: Path, meter: MeterReadings | None, network_w: float | None
+) -> None:
+    """Write the readings of a run, whose ``log`` lies in its run folder, into a folder of the package.
+
+    InputError if the meter has no readings of the run, or sees no more than what was measured beside the run.
+    """
+    beside = log.parent / POWER / log.stem
+    for path in sorted(beside.glob("*.txt")) if beside.is_dir() and not beside.is_symlink() else ():
+        if path.is_file() and not path.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.name)
+    if meter is not None:
+        _write_meter(record, target, meter)
+    if network_w is not None:
+        if not target.is_dir():
+            raise InputError(f"{log}: has no power readings; the network alone is no energy")
+        if (target / "sw_0.txt").exists():
+            raise InputError(f"{beside / 'sw_0.txt'}: the network's power is known already; expected no --network-power")
+        (target / "sw_0.txt").write_text(render_estimate(network_w, record.run_start_s or 0.0), encoding="utf-8")
+
+
+def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
+    """Write the readings of each node. Narrower ones that were measured beside the run stay, as those of a part."""
+    start, stop = record.run_start_s, record.run_stop_s
+    if start is None or stop is None:
+        raise InputError(f"{record.path}: no run_start or no run_stop; readings cannot be brought to it")
+    staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
+    scope = meter.columns.scope
+    for node, points in meter.during(start + min(staging_s, 0.0) - _MARGIN_S, stop + _MARGIN_S).items():
+        path = target / f"node_{node}.txt"
+        if path.exists():
+            own = read_power_log(path).scope
+            if SCOPES.index(own) >= SCOPES.index(scope):
+                raise InputError(f"{record.path}: {own} of node {node} was measured beside the run; expected a wider scope")
+            path.rename(target / f"part_{node}_{own}.txt")
+        target.mkdir(parents=True, exist_ok=True)
+        path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")
