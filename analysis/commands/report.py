@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import card_option
+from suite.cli.options import card_option, output_option
 from suite.cli.progress import plain_progress
 from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
@@ -36,11 +36,18 @@ Examples:
   mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
   mlhpc report hpc_results_v3.0 --price "H100=2.50 USD/h" --price "A100=1.20 USD/h"
   mlhpc report packages/ACME --figures png,pdf
+  mlhpc report runs/* --form tensorboard -o boards
 """
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @card_option
-@click.option("-o", "--output", default="report", show_default=True, type=click.Path(path_type=Path), help="Folder.")
+@output_option("Folder. With --form the folder or file to write.", "report")
+@click.option(
+    "--form",
+    "tool",
+    type=click.Choice(["mlflow", "tensorboard", "prometheus"]),
+    help="Instead of a report, write the series of each run for another tool (docs/exchange.md).",
+)
 @click.option(
     "--tables",
     "form",
@@ -80,7 +87,8 @@ Examples:
 @click.option("--force", is_flag=True, help="Replace an existing report.")
 def report(
     paths: tuple[Path, ...],
-    output: Path,
+    output: Path | None,
+    tool: str | None,
     form: str,
     what_if: tuple[Path, ...],
     between: tuple[tuple[str, str], ...],
@@ -94,6 +102,14 @@ def report(
     (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of `mlhpc ab runs`.
     OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
     """
+    if tool is not None:
+        from suite.log.export import FORMS as tools
+        from suite.log.export import read_series
+
+        for text in tools[tool](read_series(paths), output):
+            print_line(text)
+        return
+    output = output or Path("report")
     wanted = _forms(forms)
     _refuse(output, form, wanted, force)
     with _reserved(output):

@@ -13,12 +13,11 @@ from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.document import as_json
 from suite.compliance.exchange.given_points import read_given_points
-from suite.compliance.exchange.sarif import as_sarif
 from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_list
 from suite.compliance.official import run_official
 from suite.compliance.official_rules import write_rules
-from suite.compliance.output import as_github, as_junit, as_table, print_table
+from suite.compliance.output import as_junit, as_table, print_table
 from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.exit_codes import ExitCode
 from suite.files import print_line
@@ -26,9 +25,7 @@ from suite.files import print_line
 FORMATS: dict[str, Callable[[Verdict], str]] = {
     "text": as_table,
     "json": as_json,
-    "sarif": as_sarif,
     "junit": as_junit,
-    "github": as_github,
 }
 
 

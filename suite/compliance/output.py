@@ -1,11 +1,10 @@
-"""Renders a verdict: a table for people; JUnit and GitHub annotations for machines. Only `print_table` prints."""
+"""Renders a verdict: a table for people, JUnit for CI systems. Only `print_table` prints."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from html import escape
 
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import NO_LOG, Finding, link
@@ -69,37 +68,26 @@ def _no_log(verdict: Verdict) -> Finding | None:
     return errors[0] if alone and errors[0].rule == NO_LOG else None
 
 
-def as_github(verdict: Verdict) -> str:
-    """Render as GitHub workflow commands: one annotation per finding."""
-    level = {"error": "error", "warning": "warning", "info": "notice", "waived": "notice"}
-    lines = [
-        f"::{level[_level(finding)]} file={_property(finding.file)},line={finding.line or 1},"
-        f"title={_property(finding.rule)}::{_data(f'{_message(finding)} ({link(finding.rule)})')}"
-        for finding in verdict.findings
-    ]
-    return "\n".join([*lines, summary(verdict)])
-
-
 def as_junit(verdict: Verdict) -> str:
     """Render as JUnit XML: one test case per finding; errors are failures, the rest is output."""
+    from xml.etree import ElementTree
+
     errors = verdict.counted("error")
     others = [finding for finding in verdict.findings if finding.severity != "error" or finding.waiver]
-    cases = [
-        f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
-        f"<failure message={_attribute(finding.message)}>{_text(f'{where(finding)} ({link(finding.rule)})')}</failure></testcase>"
-        for finding in errors
-    ]
-    cases += [
-        f"  <testcase classname={_attribute(finding.file)} name={_attribute(finding.rule)}>"
-        f"<system-out>{_text(f'{_level(finding)}: {_message(finding)}')}</system-out></testcase>"
-        for finding in others
-    ]
+    suite = ElementTree.Element("testsuite", name="mlhpc check", failures=str(len(errors)))
+    for finding in (*errors, *others):
+        # What `printable` replaces XML cannot hold.
+        case = ElementTree.SubElement(suite, "testcase", classname=printable(finding.file), name=finding.rule)
+        if finding in others:
+            ElementTree.SubElement(case, "system-out").text = printable(f"{_level(finding)}: {_message(finding)}")
+        else:
+            failure = ElementTree.SubElement(case, "failure", message=printable(finding.message))
+            failure.text = f"{where(finding)} ({link(finding.rule)})"
     if not errors:
-        cases.append(f'  <testcase classname="mlhpc check" name={_attribute(summary(verdict))}/>')
-    tests = f'tests="{len(cases)}" failures="{len(errors)}"'
-    return "\n".join(
-        ['<?xml version="1.0" encoding="UTF-8"?>', f'<testsuite name="mlhpc check" {tests}>', *cases, "</testsuite>"]
-    )
+        ElementTree.SubElement(suite, "testcase", classname="mlhpc check", name=printable(summary(verdict)))
+    suite.set("tests", str(len(suite)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 _HELP = "what a rule asks and how to mend a finding: mlhpc check --explain RULE"
@@ -158,20 +146,3 @@ def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
                 yield from ((finding, 0) for finding in listed)
                 if len(findings) > len(listed):
                     yield findings[-1], len(findings) - len(listed)
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _data(text: str) -> str:
-    plain = text.encode("utf-8", "replace").decode()
-    return plain.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _attribute(text: str) -> str:
-    return f'"{escape(printable(text))}"'
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=False)

@@ -17,9 +17,7 @@ import pytest
 
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import write_shard
-from suite.log.export.series import read_series
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import our_runs
 from tests.fixtures.package_mutations import example
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,12 +36,6 @@ def ask(python: str, program: str, *arguments: object, **environment: str) -> st
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def export(form: str, subject: Path, output: Path) -> Path:
-    done = mlhpc("export", form, subject, "-o", output)
-    assert done.returncode == 0, done.stderr
-    return output
 
 
 def test_rocrate_validator_accepts_a_package(
@@ -87,74 +79,18 @@ def test_cffconvert_accepts_the_citation(python_with: Find) -> None:
     assert "valid" in ask(python, program, ROOT / "CITATION.cff")
 
 
-def test_jsonschema_accepts_every_line(tmp_path: Path, python_with: Find) -> None:
+def test_jsonschema_accepts_every_score(tmp_path: Path, python_with: Find) -> None:
     python = python_with("jsonschema", "referencing")  # from 4.18 on
-    path = export("jsonl", example(tmp_path), tmp_path / "results.jsonl")
+    groups = json.loads(mlhpc("score", example(tmp_path), "--format", "json").stdout)["groups"]
+    (tmp_path / "groups.json").write_text(json.dumps(groups))
     program = (
         "import json, sys, jsonschema\n"
         "schema = json.load(open(sys.argv[1]))\n"
         "jsonschema.Draft202012Validator.check_schema(schema)\n"
-        "print(sum(jsonschema.validate(json.loads(line), schema) is None for line in open(sys.argv[2])))"
+        "print(sum(jsonschema.validate(group, schema) is None for group in json.load(open(sys.argv[2]))))"
     )
     schema = ROOT / "suite" / "compliance" / "exchange" / "result.schema.json"
-    assert int(ask(python, program, schema, path)) == len(path.read_text().splitlines())
-
-
-def test_prometheus_client_reads_every_sample(tmp_path: Path, python_with: Find) -> None:
-    python = python_with("prometheus_client")
-    path = export("prometheus", our_runs(tmp_path / "runs"), tmp_path / "runs.prom")
-    program = (
-        "import sys; from prometheus_client.parser import text_string_to_metric_families as read\n"
-        "print(sum(len(each.samples) for each in read(open(sys.argv[1]).read())))"
-    )
-    assert int(ask(python, program, path)) == sum(line[:1] != "#" for line in path.read_text().splitlines())
-
-
-def test_tensorboard_reads_every_point(tmp_path: Path, python_with: Find) -> None:
-    python = python_with("tensorboard")
-    runs = our_runs(tmp_path / "runs", 1)
-    export("tensorboard", runs, tmp_path / "board")
-    program = (
-        "import json, sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as A\n"
-        "a = A(sys.argv[1]); a.Reload()\n"
-        "print(json.dumps({t: [[e.step, e.value] for e in a.Scalars(t)] for t in a.Tags()['scalars']}))"
-    )
-    found = json.loads(ask(python, program, tmp_path / "board" / "runs" / "result_0"))
-    (run,) = read_series([runs])
-    expected = {
-        name: [[each.step, pytest.approx(each.value, rel=1e-6)] for each in points]
-        for name, points in run.series.items()
-    }
-    assert found == expected
-
-
-def test_mlflow_reads_every_point(tmp_path: Path, python_with: Find) -> None:
-    python = python_with("mlflow")
-    runs = our_runs(tmp_path / "runs", 1)
-    export("mlflow", runs, tmp_path / "store")
-    program = (
-        "import json, sys; from mlflow.tracking import MlflowClient\n"
-        "c = MlflowClient('file://' + sys.argv[1])\n"
-        "e, = c.search_experiments(); r, = c.search_runs([e.experiment_id])\n"
-        "h = lambda k: [[m.step, m.value] for m in c.get_metric_history(r.info.run_id, k)]\n"
-        "print(json.dumps([e.name, r.info.status, {k: h(k) for k in r.data.metrics}]))"
-    )
-    name, status, found = json.loads(ask(python, program, tmp_path / "store", MLFLOW_ALLOW_FILE_STORE="true"))
-    (run,) = read_series([runs])
-    assert (name, status) == ("cosmoflow-smoke", "FINISHED")
-    assert found == {key: [[each.step, each.value] for each in points] for key, points in run.series.items()}
-
-
-def test_superbench_reads_its_results(tmp_path: Path, python_with: Find, reference: Callable[[str], Path]) -> None:
-    python = python_with("pandas", "jsonlines", "openpyxl", "markdown", "colorlog", "omegaconf", "networkx")
-    path = export("superbench", our_runs(tmp_path / "runs"), tmp_path / "results.jsonl")
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from superbench.analyzer.file_handler import read_raw_data\n"
-        "table = read_raw_data(sys.argv[2]); print(*table.shape)"
-    )
-    row = json.loads(path.read_text())
-    assert ask(python, program, reference("microsoft/superbenchmark"), path).split() == ["1", str(len(row) - 1)]
+    assert int(ask(python, program, schema, tmp_path / "groups.json")) == len(groups)
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""What the checker exchanges with other tools and people: JSON, SARIF, waivers, reference points from a file."""
+"""What the checker exchanges with other tools and people: JSON, figures of merit, waivers, reference points from a file."""

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.superbench import parse_results
 from suite.compliance.check import check
 from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
 from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
-from suite.compliance.exchange.result_forms import RESULT_FORMS
 from suite.documents import convert
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write
@@ -36,7 +34,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_one_expression_reads_every_figure(runs: Path) -> None:
-    found = lines_of(mlhpc("export", "fom", runs).stdout)
+    found = lines_of(mlhpc("score", "--format", "fom", runs).stdout)
     (scored,) = check([runs]).results
     assert [(key, value, unit) for _, key, value, unit in found] == [each[:3] for each in figures(scored)]
     assert {unit for *_, unit in found} <= UNITS
@@ -70,18 +68,16 @@ def test_there_is_no_score_without_compliance(tmp_path: Path, what: str) -> None
                 folder / f"result_{index}.txt",
                 edit("number_of_ranks", value=-3)(lines) if what == "tampered" else lines,
             )
-    text = mlhpc("export", "fom", folder)
-    assert text.returncode == 0
+    text = mlhpc("score", "--format", "fom", folder)
+    assert text.returncode == 1
     found = {key: value for _, key, value, _ in lines_of(text.stdout)}
     assert found["valid"] == 0.0
     assert not {"score", "score_with_staging", "models_per_minute"} & set(found)
-    bencher = json.loads(mlhpc("export", "bencher", folder).stdout)
-    assert not any("score" in measures for measures in bencher.values())
 
 
 def test_a_log_of_nothing_has_figures_that_say_so(tmp_path: Path) -> None:
     write(tmp_path / "result_0.txt", drop("run_stop", "run_start", "submission_benchmark")(our_run()))
-    found = {key: value for _, key, value, _ in lines_of(mlhpc("export", "fom", tmp_path).stdout)}
+    found = {key: value for _, key, value, _ in lines_of(mlhpc("score", "--format", "fom", tmp_path).stdout)}
     assert (found["valid"], found["runs"], found["runs_converged"]) == (0.0, 1.0, 0.0)
     assert not any(key.startswith("time_to_train") for key in found)
 
@@ -91,12 +87,10 @@ def test_names_in_logs_cannot_forge_a_line(tmp_path: Path) -> None:
     for index in range(5):
         lines = chain(edit("submission_platform", value=evil))(our_run(seed=index + 1))
         write(tmp_path / f"result_{index}.txt", lines)
-    found = lines_of(mlhpc("export", "fom", tmp_path).stdout)
+    found = lines_of(mlhpc("score", "--format", "fom", tmp_path).stdout)
     (name,) = {result for result, *_ in found}
     assert re.fullmatch(r"[A-Za-z0-9._+/-]+", name)
     assert name.count("/") == 3
-    path = _written(tmp_path, "superbench", tmp_path)
-    assert parse_results(path, path.read_bytes()).keys() == {name.partition("/")[0]}
 
 
 def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
@@ -109,66 +103,20 @@ def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
         assert (found["models_per_minute"].unit, found["models_per_minute"].better) == ("{model}/min", "higher")
 
 
-def _written(folder: Path, form: str, subject: Path) -> Path:
-    path = folder / f"{form}.out"
-    assert mlhpc("export", form, subject, "-o", path).returncode == 0
-    return path
-
-
-def test_every_line_of_jsonl_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> None:
+def test_every_group_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> None:
     assert RESULT_SCHEMA.read_text() == result_schema(), "run python docs/write_rules.py"
-    package = example(tmp_path / "p")
-    path = tmp_path / "results.jsonl"
-    assert mlhpc("export", "jsonl", runs, package, "-o", path).returncode == 0
-    documents = [json.loads(line) for line in path.read_text().splitlines()]
+    documents = json.loads(mlhpc("score", runs, example(tmp_path / "p"), "--format", "json").stdout)["groups"]
     assert len(documents) > 1
     for document in documents:
         convert(document, ResultDocument)
         assert document["schema"] == "mlhpc-result-1"
-    groups = json.loads(mlhpc("score", runs, package, "--format", "json").stdout)["groups"]
-    assert groups == documents, "score and export say the same"
 
 
-def test_bencher_has_a_value_with_its_interval(runs: Path) -> None:
-    found = json.loads(mlhpc("export", "bencher", runs).stdout)
-    ((name, measures),) = found.items()
-    assert "/cosmoflow-smoke/strong/" in name
-    for measure in measures.values():
-        assert set(measure) <= {"value", "lower_value", "upper_value"}
-        assert all(isinstance(value, float) for value in measure.values())
-    score = measures["score"]
-    assert score["lower_value"] < score["upper_value"]
-    assert "runs" not in measures
-
-
-def test_superbench_results_are_read_by_our_reader(runs: Path, tmp_path: Path) -> None:
-    path = _written(tmp_path, "superbench", runs)
-    rows = parse_results(path, path.read_bytes())
-    ((_, row),) = rows.items()
-    (scored,) = check([runs]).results
-    assert len(row) == len(figures(scored))
-    assert all(name.startswith("mlhpc-cosmoflow-smoke-strong-1x2/") for name in row)
-
-
-@pytest.mark.parametrize("form", [*RESULT_FORMS])
-def test_nothing_to_export_is_one_line(tmp_path: Path, form: str) -> None:
-    done = mlhpc("export", form, tmp_path)
+@pytest.mark.parametrize("form", ["text", "fom"])
+def test_nothing_to_score_is_one_line(tmp_path: Path, form: str) -> None:
+    done = mlhpc("score", tmp_path, "--format", form)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "nothing to export" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("export fom /nonexistent", "/nonexistent"),
-        ("export fomm .", "'fomm' is not one of 'fom'"),
-        ("export fom", "PATHS"),
-    ],
-)
-def test_a_wrong_call_is_one_line(words: str, said: str, tmp_path: Path) -> None:
-    done = mlhpc(*words.split(" "), cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert said in done.stderr
+    assert "nothing to score" in done.stderr
 
 
 def test_values_that_are_no_numbers_have_no_line(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil"
 
 
 @pytest.mark.parametrize(
-    "command", [["check"], ["check", "--format", "junit"], ["check", "--format", "github"], ["score", "--explain"]]
+    "command", [["check"], ["check", "--format", "junit"], ["score", "--explain"]]
 )
 def test_commands_print_no_terminal_escape_of_a_log_or_a_folder(tmp_path: Path, command: list[str]) -> None:
     lines = insert(Line(f"key{EVIL}", EVIL), "init_stop")(hpc_run("cosmoflow"))

@@ -17,7 +17,7 @@ class Mlhpc(ExecutableApplication):
         "{mlhpc} run {workload_name} --size {size} --ranks {n_ranks} --runs {runs} -o {experiment_run_dir}/run",
         **_output,
     )
-    executable("figures", "{mlhpc} export fom {experiment_run_dir}/run", **_output)
+    executable("figures", "{mlhpc} score {experiment_run_dir}/run --format fom || test $? = 1", **_output)
     executable("judge", '{mlhpc} check {experiment_run_dir}/run; echo "MLHPC_CHECK $?"', **_output)
 
     _names = ("cosmoflow", "deepcam", "moe_lm", "open_catalyst", "openfold", "swinv2_moe")

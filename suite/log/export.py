@@ -1,0 +1,213 @@
+"""Write the numbers of logs as series for MLflow, TensorBoard and Prometheus, with these tools' own libraries.
+
+Names and values in a log are a stranger's, so names are cleaned before a library sees them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from suite.errors import InputError
+from suite.files import opened, printable, write_whole
+from suite.log import mllog
+from suite.log.limits import limits
+from suite.log.reader import Event, Log, read_events
+from suite.log.record import RunRecord, summarise
+from suite.log.results_tree import find_logs
+from suite.log.values import finite, whole
+
+_LONGEST_NAME = 100
+_LARGEST_STEP = 2**62
+_LARGEST_FLOAT32 = 3.4028234663852886e38  # TensorBoard keeps single precision
+_LONGEST_PARAMETER = 6000  # characters that MLflow takes
+_MOST_METRICS = 1000  # of one request to an MLflow server
+_LATEST_MS = 253_402_300_799_999  # the last millisecond of the year 9999
+
+
+class Point(NamedTuple):
+    """One value. ``step`` is a number of steps, or an epoch_num; ``time_ms`` Unix milliseconds."""
+
+    step: int
+    time_ms: int
+    value: float
+
+
+@dataclass(frozen=True)
+class RunSeries:
+    """The series of one log, by name, each in the order of the log. ``label`` is a path of clean names without ``..``."""
+
+    path: Path
+    label: str
+    record: RunRecord
+    series: Mapping[str, Sequence[Point]]
+
+
+def read_series(paths: Sequence[Path]) -> Iterator[RunSeries]:
+    """Read every log under the paths. InputError for a path without logs, OSError for a log that cannot be read."""
+    seen: set[str] = set()
+    for found in find_logs(paths)[0]:
+        label = "/".join(
+            clean(part) for part in Path(found.label).with_suffix("").parts if part not in ("/", ".", "..")
+        )
+        if label in seen:
+            raise InputError(f"{found.path}: another log is named {label} too; export them apart")
+        seen.add(label)
+        log = read_events(found.path)
+        yield RunSeries(found.path, label, summarise(log), _series(log))
+
+
+def clean(name: str) -> str:
+    """A name of letters, digits and ``_ . -`` that does not begin with a dot, of at most 100 characters."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LONGEST_NAME].lstrip(".") or "_"
+
+
+def _series(log: Log) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for event in log.until(mllog.RUN_STOP).events:
+        for name, step, value in _numbers(event):
+            time_ms = finite(event.time_ms)
+            if value is None or time_ms is None or not 0 <= time_ms <= _LATEST_MS or not 0 <= step < _LARGEST_STEP:
+                continue
+            found.setdefault(name, []).append(Point(step, int(time_ms), value))
+    return found
+
+
+def _numbers(event: Event) -> Iterator[tuple[str, int, float | None]]:
+    """Name, step and value of each number of an event that is a series; None for what is no number."""
+    key, value, metadata = event.key, event.value, event.metadata
+    if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+        yield key, _epoch(metadata), finite(value)
+    elif key == mllog.STEP_PHASES:
+        step = (whole(metadata.get("first_step")) or 0) + (whole(metadata.get("steps")) or 0)
+        yield "train/loss", step, finite(metadata.get("loss"))
+        yield from (("step_phase_seconds/" + name, step, number) for name, number in _items(value))
+    elif key == mllog.TRACKED_STATS:
+        named = ("train/samples_per_second" if name == "throughput" else f"train/{name}" for name, _ in _items(value))
+        yield from ((name, _epoch(metadata), number) for name, (_, number) in zip(named, _items(value), strict=True))
+    elif key == mllog.ENERGY and isinstance(value, Mapping):
+        for name, entry in value.items():
+            joules = finite(entry.get("joules")) if isinstance(entry, Mapping) else None
+            yield f"energy_joules/{clean(str(name))}", _epoch(metadata), joules
+
+
+def _items(value: object) -> list[tuple[str, float | None]]:
+    return [(clean(str(name)), finite(each)) for name, each in value.items()] if isinstance(value, Mapping) else []
+
+
+def _epoch(metadata: Mapping[str, object]) -> int:
+    """epoch_num, whole; -1, which no series takes, for one that is no number."""
+    number = finite(metadata.get("epoch_num", metadata.get("samples_count")))
+    return -1 if number is None else round(number)
+
+
+def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[str]:
+    """Log each run with MLflow's client and yield its id: into a folder, else to where MLFLOW_TRACKING_URI says.
+
+    InputError for a log that was exported there before.
+    """
+    if folder is not None:
+        # Newer releases of MLflow refuse to write folders unless this is set.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+    except ImportError:
+        raise InputError("--form mlflow needs MLflow: pip install 'mlhpc[mlflow]'") from None
+    client = MlflowClient(None if folder is None else folder.absolute().as_uri())
+    for run in runs:
+        record = run.record
+        name = printable("-".join(filter(None, (record.benchmark or "unknown", record.size))))
+        found = client.get_experiment_by_name(name)
+        experiment = client.create_experiment(name) if found is None else found.experiment_id
+        with opened(run.path, limits().file) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if client.search_runs([experiment], f"tags.`mlhpc.log_sha256` = '{digest}'"):
+            raise InputError(f"{run.path}: was exported before, to experiment {name}")
+        tags = {
+            "mlhpc.log_sha256": digest,
+            "mlhpc.suite_version": record.suite_version,
+            "mlhpc.ruleset": record.ruleset,
+            "mlhpc.division": record.division,
+            "mlhpc.system": record.platform,
+            "mlhpc.data_manifest": record.data_manifest,
+            "mlhpc.time_to_train_s": record.time_to_train_s,
+        }
+        counts = {"number_of_nodes": record.nodes, "number_of_ranks": record.ranks, "seed": record.seed}
+        known_counts = {key: value for key, value in counts.items() if value is not None}
+        # Two names that are equal once cleaned would be refused as two values of one parameter.
+        parameters = {
+            clean(key): printable(str(value))[:_LONGEST_PARAMETER]
+            for key, value in {**record.hyperparameters, **known_counts}.items()
+        }
+        created = client.create_run(experiment, start_time=round((record.run_start_s or 0.0) * 1e3), run_name=run.label)
+        identity = created.info.run_id
+        client.log_batch(
+            identity,
+            params=[Param(key, value) for key, value in parameters.items()],
+            tags=[RunTag(key, printable(str(value))) for key, value in tags.items() if value is not None],
+        )
+        metrics = [
+            Metric(key, point.value, point.time_ms, point.step) for key, points in run.series.items() for point in points
+        ]
+        for begin in range(0, len(metrics), _MOST_METRICS):
+            client.log_batch(identity, metrics=metrics[begin : begin + _MOST_METRICS])
+        stop = None if record.run_stop_s is None else round(record.run_stop_s * 1e3)
+        client.set_terminated(identity, "FINISHED" if record.status == "success" else "FAILED", stop)
+        yield f"{run.path}: run {identity}"
+
+
+def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[str]:
+    """Write an event file for each run, in a folder of the run's name, and yield that. InputError if it exists."""
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        raise InputError("--form tensorboard needs TensorBoard: pip install 'mlhpc[export]'") from None
+    for run in runs:
+        target = (folder or Path("tensorboard")) / run.label
+        if target.exists():
+            raise InputError(f"{target}: exists already; choose another folder with -o")
+        writer = Writer(str(target))
+        for name, points in run.series.items():
+            for point in points:
+                value = max(min(point.value, _LARGEST_FLOAT32), -_LARGEST_FLOAT32)
+                writer.add_scalar(name, value, point.step, wall_time=point.time_ms / 1e3)
+        writer.close()
+        yield str(target)
+
+
+def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[str]:
+    """Write the last value of each series as gauges, for the textfile collector of the node exporter; without a file yield them."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+    except ImportError:
+        raise InputError("--form prometheus needs prometheus-client: pip install 'mlhpc[export]'") from None
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+    for run in runs:
+        record = run.record
+        last = {re.sub(r"[^a-zA-Z0-9_]", "_", name): points[-1].value for name, points in run.series.items()}
+        last["target_reached"] = float(record.status == "success")
+        if record.time_to_train_s is not None:
+            last["time_to_train_seconds"] = record.time_to_train_s
+        labels = {"benchmark": record.benchmark, "size": record.size, "system": record.platform, "run": run.label}
+        for name, value in last.items():
+            if name not in gauges:
+                about = f"Last value of {name} in the log."
+                gauges[name] = Gauge(f"mlhpc_run_{name}", about, list(labels), registry=registry)
+            gauges[name].labels(**{key: printable(text or "") for key, text in labels.items()}).set(value)
+    text = generate_latest(registry).decode()
+    if file is None:
+        yield text.rstrip("\n")
+    else:
+        write_whole(file, text)
+        yield str(file)
+
+
+# What each form of `mlhpc report --form` is written by
+FORMS = {"mlflow": export_mlflow, "tensorboard": export_tensorboard, "prometheus": export_prometheus}
