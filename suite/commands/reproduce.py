@@ -14,7 +14,7 @@ from suite.cli.options import JSON, card_option, format_option, output_option, r
 from suite.compliance.manifest import digest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress
+from suite.files import print_line, print_progress, write_whole
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
     LEVELS,
@@ -67,6 +67,7 @@ Examples:
   mlhpc reproduce submissions/ACME --run -o again           levels 0 to 3: one run of each result
   mlhpc reproduce submissions/ACME --run --level 4 --set hyperparameters.width=128
   mlhpc reproduce submissions/ACME --with runs/mine         compare with a run that is there already
+  mlhpc reproduce submissions/ACME --requirements requirements.txt
 """
 )
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -100,6 +101,12 @@ Examples:
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="What is changed for level 4; repeatable. [the installed suite's own settings of the size]",
 )  # fmt: skip
+@click.option(
+    "--requirements",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Only write the Python environment of the package's runs as a requirements file for pip or uv.",
+)
 @output_option("New folder for reproduction.json, data and runs.", "reproduction/<package>-<time>")
 @format_option()
 def reproduce(
@@ -116,6 +123,7 @@ def reproduce(
     margin: float,
     limit_minutes: float | None,
     overrides: tuple[str, ...],
+    requirements: Path | None,
     output: Path | None,
     style: str,
 ) -> None:
@@ -124,6 +132,16 @@ def reproduce(
     Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data. Exit
     code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2 usage.
     """
+    if requirements is not None:
+        from suite.package.environment import find_environment, render_requirements
+
+        environment = find_environment(package)
+        write_whole(requirements, render_requirements(environment))
+        # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
+        install = f"python -m pip install --no-deps --only-binary :all: -r {requirements}"
+        print_line(f"{requirements}: {environment.python}, {len(environment.distributions)} distributions")
+        print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
+        return
     if run and beside is not None:
         raise click.UsageError("--run and --with: give one")
     chosen = level if level is not None else 3 if run or beside else 1

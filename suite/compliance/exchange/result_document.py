@@ -1,6 +1,6 @@
 """A result as JSON, version 1, with its score and figures of merit, and the schema of that document, result.schema.json.
 
-docs/write_rules.py writes the schema. `mlhpc score --format json` prints these documents, `mlhpc export jsonl` one a line.
+docs/write_rules.py writes the schema. `mlhpc score --format json` prints these documents.
 """
 
 from __future__ import annotations
