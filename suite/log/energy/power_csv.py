@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
+from suite.documents import Positive, YamlSource
 from suite.errors import InputError
-from suite.files import YamlSource, brief, read_bytes
+from suite.files import brief, read_bytes
 from suite.log.energy.keys import ESTIMATE, READING, START, STOP
 
 _LARGEST_FILE = 256 * 2**20
@@ -29,11 +29,10 @@ _WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}
 _JOULES = {"J": 1.0, "kJ": 1e3, "Wh": 3600.0, "kWh": 3.6e6}
 
 Point = tuple[float, float]  # Unix seconds, watts
-Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
-class PowerColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """Which columns of a CSV hold what, and what is known of its meter. docs/energy.md explains each key."""
 
     scope: Literal["device", "package", "package+device", "node", "rack"]
@@ -119,11 +118,7 @@ class MeterReadings:
 
 def read_power_columns(path: Path) -> PowerColumns:
     """Read the YAML file that names the columns. InputError says what was expected."""
-    source = YamlSource.read(path)
-    try:
-        return msgspec.convert(source.data, PowerColumns)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: {error}") from None
+    return YamlSource.read(path).convert(PowerColumns)
 
 
 def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:

@@ -111,12 +111,12 @@ REFUSED = {
         "JobID|Start|End|ConsumedEnergyRaw\n7|2026-11-23T04:00:01|2026-11-23T04:00:00|5\n",
         ":2: End is not after Start",
     ),
-    "unknown key": (ISO + "colour: red\n", "", "map.yaml: Object contains unknown field `colour`"),
-    "no scope": (ISO.replace("scope: node\n", ""), "", "missing required field `scope`"),
+    "unknown key": (ISO + "colour: red\n", "", "unknown key 'colour'"),
+    "no scope": (ISO.replace("scope: node\n", ""), "", "scope"),
     "power and energy": (ISO + "energy: e\n", "", "expected either power or energy"),
     "unit of the other": (ISO.replace("unit: W", "unit: J"), "", "J is no unit of power"),
     "half a clock": (ISO + "clock_offset_s: 1\n", "", "clock_offset_s and clock_bound_s belong together"),
-    "accuracy in percent": (ISO + "accuracy: 5\n", "", "`float` <= 1"),
+    "accuracy in percent": (ISO + "accuracy: 5\n", "", "accuracy"),
 }
 
 
