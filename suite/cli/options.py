@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from suite.descriptor import with_cards
 from suite.files import QUIET
 from suite.plugins import CARDS
 
@@ -20,7 +21,9 @@ TEXT, JSON = "text", "json"
 RANKS_PER_CORE = 64  # more are a slip of the finger
 
 
-def size_option(default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc workload list).") -> Decorator:
+def size_option(
+    default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc workload list)."
+) -> Decorator:
     """``--size NAME``, the name of a size on every command. With ``default`` None it may be left out."""
     return click.option("--size", metavar="NAME", default=default, show_default=default is not None, help=text)
 
@@ -114,8 +117,6 @@ def format_option(*more: str) -> Decorator:
 
 def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
     if paths:
-        from suite.descriptor import with_cards
-
         context.with_resource(with_cards(paths))
 
 

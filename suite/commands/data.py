@@ -24,6 +24,7 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line, print_progress, write_whole
+from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -223,7 +224,6 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 
     if ranks == 1 or detect() is not None:
         return
-    from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
     if sys.stderr.isatty():

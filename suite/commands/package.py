@@ -10,6 +10,11 @@ from suite.cli.options import card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.exit_codes import ExitCode
 from suite.files import print_line
+from suite.launch.slurm import read_system
+from suite.log.energy.power_csv import read_power_columns, read_power_csv
+from suite.machine.system import read_description
+from suite.package.build import build_package
+from suite.package.redaction import KINDS
 
 _SYSTEMS = Path("submissions") / "systems"
 
@@ -83,10 +88,6 @@ def package(
         raise click.UsageError("Missing option '--system'")
     if (power is None) != (power_columns is None):
         raise click.UsageError("--power and --power-columns: give both")
-    from suite.launch.slurm import read_system
-    from suite.log.energy.power_csv import read_power_columns, read_power_csv
-    from suite.machine.system import read_description
-    from suite.package.build import build_package
 
     file = _system_file(system)
     if file is not None:
@@ -120,8 +121,6 @@ def package(
 
 
 def _kinds(text: str) -> list[str]:
-    from suite.package.redaction import KINDS
-
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:

@@ -22,6 +22,7 @@ from suite.cli.options import (
 from suite.config import default_data_root, load_config
 from suite.descriptor import descriptor
 from suite.files import print_line
+from suite.launch.trials import run_trials
 from suite.log.attempts import began, find_way_on
 from suite.log.reader import read_events
 from suite.log.record import summarise
@@ -126,8 +127,6 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
 
 def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, overrides: tuple[str, ...]) -> int:
     """Run trials (default: all of the run folder) one after the other. A new run folder is made, an old one only continued."""
-    from suite.launch.trials import run_trials
-
     folder, config = plan.folder, plan.config
     if trials is None and not plan.resume:
         refuse_existing(folder.root)

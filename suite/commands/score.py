@@ -11,6 +11,8 @@ import click
 
 from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.check import check
+from suite.compliance.exchange.merit import render_lines
+from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
 from suite.exit_codes import ExitCode
@@ -49,15 +51,11 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         ruleset(ruleset_name)
     scored = check(list(paths), ruleset_name).results
     if style == JSON:
-        from suite.compliance.exchange.result_document import result_documents
-
         groups = result_documents(scored)
         if energy:
             groups = [group | {"energy": energy_document(item)} for group, item in zip(groups, scored, strict=True)]
         print_line(json.dumps({"version": 1, "groups": groups}, indent=1))
     elif style == FOM:
-        from suite.compliance.exchange.merit import render_lines
-
         print_line(render_lines(scored), end="")
     else:
         for item in scored:
@@ -183,9 +181,7 @@ def energy_lines(scored: Result) -> list[str]:
         return [f"  no energy: {result.reason}", *_run_energies(result)]
     interval = result.interval_j
     between = f", 95 % [{interval[0]:.6g}, {interval[1]:.6g}]" if interval else ", no interval: too few readings"
-    text = [
-        f"  {result.mean_j:.6g} J ({result.mean_j / _KWH_J:.4g} kWh), {result.what}, n={len(result.kept)}{between}"
-    ]
+    text = [f"  {result.mean_j:.6g} J ({result.mean_j / _KWH_J:.4g} kWh), {result.what}, n={len(result.kept)}{between}"]
     if result.reason:
         text.append(f"  {result.reason}")
     if result.estimated:
@@ -196,7 +192,9 @@ def energy_lines(scored: Result) -> list[str]:
         f"{result.watts_per_node:.5g} W a node" if result.watts_per_node else "",
         f"energy x delay {result.delay_product_js:.5g} J s" if result.delay_product_js else "",
         f"{result.joules_per_sample:.4g} J a sample" if result.joules_per_sample else "",
-        "idle power not measured" if result.idle_share is None else f"idle power would be {result.idle_share:.0%} of it",
+        "idle power not measured"
+        if result.idle_share is None
+        else f"idle power would be {result.idle_share:.0%} of it",
     ]
     text.append(f"  {', '.join(filter(None, derived))}")
     if result.phases:

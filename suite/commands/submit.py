@@ -31,6 +31,8 @@ from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
+from suite.log.reader import read_events
+from suite.log.record import summarise
 from suite.log.run_folder import RunFolder, create, default_folder, write_run_info
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
@@ -276,9 +278,6 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 
 def _earlier(folder: Path) -> RunRecord:
     """The first log of a run folder that has a complete epoch. InputError if none has."""
-    from suite.log.reader import read_events
-    from suite.log.record import summarise
-
     RunFolder(folder).read_info()
     for path in RunFolder(folder).results():
         record = summarise(read_events(path))

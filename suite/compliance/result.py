@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.compliance.ruleset import Benchmark, Ruleset
+from suite.log.energy.score import find_energy, read_meters
 from suite.log.provenance import Provenance, read_provenance
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
@@ -61,8 +62,6 @@ class Result:
     @cached_property
     def meters(self) -> Mapping[Path | None, Meters | None]:
         """The power logs of each run, by the path of its log."""
-        from suite.log.energy.score import read_meters
-
         return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
 
     def judged(self) -> list[JudgedRun]:
@@ -91,7 +90,6 @@ class Result:
         """The energy of a time-to-train result: of its power logs, else of the counters in its logs. None if it has neither."""
         if not isinstance(self.score, TimeToTrain):
             return None
-        from suite.log.energy.score import find_energy
 
         card = self.benchmark.card if self.benchmark else None
         every = card.eval_every_steps if card else None

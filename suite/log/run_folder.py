@@ -17,6 +17,7 @@ from suite.documents import plain
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, read_json, write_whole
 from suite.log.limits import limits
+from suite.log.origin.installed import read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
 
 if TYPE_CHECKING:  # to read a folder takes no YAML
@@ -239,8 +240,6 @@ def write_run_info(
 
     ``loop`` is the program of a person's own loop.
     """
-    from suite.log.origin.installed import read_environment
-
     folder = RunFolder(root)
     if folder.info_path.exists() and folder.config_path.exists():
         return folder

@@ -28,7 +28,6 @@ def work(plan: TrialPlan) -> int:
     """Run one trial as one rank and return the exit code."""
     interpreter_s = process_age_s() - (time.perf_counter() - FIRST_LINE_S)
     raise_open_files()
-    gc.disable()  # of what is loaded here nothing is garbage
     with watched_start(plan.config.watchdog), ended_with_launcher():
         world = World.create()
     dog = None
@@ -39,7 +38,6 @@ def work(plan: TrialPlan) -> int:
 
         load_workload(plan.descriptor)
         gc.freeze()  # so that no later search, which could fall into any step, looks through it
-        gc.enable()
         imported_at = time.perf_counter()
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()

@@ -23,6 +23,7 @@ from suite.documents import convert
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
+from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +138,6 @@ def moe(  # one parameter per option
     """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
     from workloads.moe.config import MoEConfig
 
-
     try:
         config = convert(
             {
@@ -181,7 +181,6 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 
     if ranks == 1 or detect() is not None:
         return
-    from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
     environment = trial_environment(os.environ, ranks=ranks)
     command = [*mpiexec_command(ranks), *suite_command(*words)]

@@ -31,7 +31,9 @@ from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
 from suite.files import print_line, write_whole
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
-from suite.log.run_folder import default_folder
+from suite.log.run_folder import RunFolder, default_folder
+from suite.machine.probes.processor import read_cpu
+from suite.machine.probes.root import machine_root
 
 if TYPE_CHECKING:
     from suite.performance.ab.sides import Schedule, Side
@@ -224,7 +226,6 @@ def _compare(
 ) -> None:
     """Run both sides on all ranks; rank 0 writes and prints."""
     from suite.data.build import find_data
-    from suite.log.run_folder import RunFolder
     from suite.machine.choice.chooser import make_chooser
     from suite.machine.choice.collectives import start_collectives
     from suite.performance.ab.sides import Side, compete
@@ -301,9 +302,6 @@ def _report(
 
 def _machine(device: Any, begun: datetime, load: float) -> dict[str, Any]:
     """What computed, when, and how busy it was."""
-    from suite.machine.probes.processor import read_cpu
-    from suite.machine.probes.root import machine_root
-
     return {
         "device": device.type,
         "processor": read_cpu(machine_root(os.environ)).model,

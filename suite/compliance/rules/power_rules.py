@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from suite.compliance.result import Result
 from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, result_rule
 from suite.files import brief
+from suite.log.energy.integrate import UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
+from suite.log.energy.score import GAP_S, offset_curve
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER, list_files
 from suite.log.values import finite
@@ -108,8 +110,6 @@ def power_nodes(result: Result) -> Iterator[ResultBreach]:
     "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
 )
 def power_rate(result: Result) -> Iterator[ResultBreach]:
-    from suite.log.energy.score import GAP_S, offset_curve
-
     for _, meters, start, stop in _runs(result):
         for log in _read(meters):
             line = offset_curve(log)
@@ -133,8 +133,6 @@ def power_rate(result: Result) -> Iterator[ResultBreach]:
     "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
 )
 def power_window(result: Result) -> Iterator[ResultBreach]:
-    from suite.log.energy.score import GAP_S, offset_curve
-
     for _, meters, start, stop in _runs(result):
         for log in _read(meters):
             line = offset_curve(log)
@@ -201,15 +199,11 @@ def power_parts(result: Result) -> Iterator[ResultBreach]:
 
 
 def _joules(log: PowerLog, start: float, stop: float) -> float | None:
-    from suite.log.energy.score import offset_curve
-
     factor = log.efficiency
     return None if factor is None or not len(log.times_ms) else factor * offset_curve(log).between(start, stop)
 
 
 def _accuracy(log: PowerLog) -> float:
-    from suite.log.energy.integrate import UNSTATED_ACCURACY
-
     stated = log.number("accuracy")
     return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
 

@@ -203,7 +203,7 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execve", execve)
-    monkeypatch.setattr("suite.launch.local.mpiexec_command", lambda ranks: ["/bin/mpiexec", "-n", str(ranks)])
+    monkeypatch.setattr("suite.commands.data.mpiexec_command", lambda ranks: ["/bin/mpiexec", "-n", str(ranks)])
     invoke("generate", "toy", "--size", "smoke", "--ranks", 3, "-o", tmp_path / "d")
     words = ["generate", "toy", "--size", "smoke", "--seed", "0", "-o", str(tmp_path / "d")]
     assert started == [["/bin/mpiexec", "-n", "3", sys.executable, "-P", "-m", "suite", "data", *words]]

@@ -114,7 +114,7 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
         seeds.append(seed)
         return 0
 
-    monkeypatch.setattr("suite.launch.trials.run_trials", note)
+    monkeypatch.setattr("suite.commands.run.run_trials", note)
     monkeypatch.setattr("suite.commands.run._check_before_launch", lambda plan, ranks: None)
     folder = tmp_path / "run"
     assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
