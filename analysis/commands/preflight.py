@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import click
 
 from analysis.commands.select import select
 from analysis.commands.simulate import simulate_
-from analysis.fleet import slowdowns, verdict
+from analysis.commands.watch import watch
+from analysis.fleet import verdict
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
@@ -39,7 +39,7 @@ Examples:
   mlhpc preflight judge preflight
   mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
   mlhpc preflight watch times.csv
-  mlhpc preflight select --nodes spells.jsonl --checks checks.yaml --job 24h
+  mlhpc preflight select --nodes spells.csv --checks checks.yaml --job 24h
   mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
 """,
 )
@@ -131,36 +131,6 @@ def judge(
     raise click.exceptions.Exit(
         ExitCode.FINDINGS if "bad" in words else ExitCode.INCONCLUSIVE if "inconclusive" in words else ExitCode.OK
     )
-
-
-@preflight.command()
-@click.argument("file", type=_FILE)
-@click.option(
-    "--effect",
-    type=click.FloatRange(0.01, 10),
-    default=slowdowns.EFFECT,
-    show_default=True,
-    help="Name workers that became slower by this part.",
-)
-@format_option()
-def watch(file: Path, effect: float, style: str) -> None:
-    """Name the workers of one job that became slower while it ran, from when to when.
-
-    FILE is a CSV file with the columns worker, step and time, one row per worker and step.
-
-    Exit code 0 if none became slower, else 1.
-    """
-    found = slowdowns.find_slowdowns(slowdowns.read_times(file), effect=effect)
-    if style == JSON:
-        print_line(json.dumps({"version": 1, "slowdowns": [asdict(each) for each in found]}, indent=1))
-    else:
-        for each in found:
-            end = "to the end" if each.last is None else f"until step {each.last:g}"
-            text = f"worker {each.worker}: {each.times:.2f} times as slow as before from step {each.first:g} {end}"
-            print_line(printable(text))
-        if not found:
-            print_line(f"no worker became slower by {effect:.0%} or more")
-    raise click.exceptions.Exit(ExitCode.FINDINGS if found else ExitCode.OK)
 
 
 def lines(found: verdict.FleetVerdict) -> list[str]:
@@ -279,4 +249,5 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
 
 
 preflight.add_command(select)
+preflight.add_command(watch)
 preflight.add_command(simulate_)

@@ -1,4 +1,4 @@
-"""Workers of one job that became slower while it ran, from the time that each took for each step.
+"""The command `mlhpc preflight watch`: names the workers of one job that became slower while it ran.
 
 A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers: what slows all
 of them is no worker's, and what slows half of them is. A slowdown begins where a level lies above the median of the worker's own
@@ -9,17 +9,21 @@ one window to the next, so a slow drift is none.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from suite.cli.options import JSON, format_option
 from suite.errors import InputError
-from suite.files import brief
+from suite.exit_codes import ExitCode
+from suite.files import brief, print_line, printable
 from suite.log.values import number
 
 EFFECT = 0.15  # slower than before and than the others, as a part
@@ -31,6 +35,36 @@ EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 
 DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
 COLUMNS = ("worker", "step", "time")
 Floats = NDArray[np.float64]
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--effect",
+    type=click.FloatRange(0.01, 10),
+    default=EFFECT,
+    show_default=True,
+    help="Name workers that became slower by this part.",
+)
+@format_option()
+def watch(file: Path, effect: float, style: str) -> None:
+    """Name the workers of one job that became slower while it ran, from when to when.
+
+    FILE is a CSV file with the columns worker, step and time, one row per worker and step.
+
+    Exit code 0 if none became slower, else 1.
+    """
+    found = find_slowdowns(read_times(file), effect=effect)
+    if style == JSON:
+        print_line(json.dumps({"version": 1, "slowdowns": [asdict(each) for each in found]}, indent=1))
+    else:
+        for each in found:
+            end = "to the end" if each.last is None else f"until step {each.last:g}"
+            text = f"worker {each.worker}: {each.times:.2f} times as slow as before from step {each.first:g} {end}"
+            print_line(printable(text))
+        if not found:
+            print_line(f"no worker became slower by {effect:.0%} or more")
+    raise click.exceptions.Exit(ExitCode.FINDINGS if found else ExitCode.OK)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,298 @@
+"""Chooses which checks to run on which nodes before a job: those that save more node hours than they cost.
+
+1. How likely a node has an incident is learned from past spells: a Weibull model, fitted by lifelines, or a constant rate.
+2. Checks are ordered by how many further incidents each would have found per minute. Several checks may find one defect, so the
+   shares of single checks are never added.
+3. An incident costs ``lost_h`` on each node of the job. A check costs its minutes on its node, or on all nodes if the job waits.
+   Exchanging a node costs nothing more. Incidents that come without warning are stopped by no check.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import pandas as pd
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from scipy import stats
+
+from suite.documents import YamlSource
+from suite.errors import InputError, unknown
+from suite.files import brief
+
+Floats = NDArray[np.float64]
+COLUMNS = ("node", "hours", "incidents", "ended")
+LEAST_INCIDENTS, LEAST_NODES = 20, 10  # with fewer only a constant rate is learned
+ALARM = 0.01  # chance that a fleet with a constant rate is given the Weibull model
+DRAWS = 400  # of the parameters, for an interval
+
+
+class Spell(Struct, frozen=True, forbid_unknown_fields=True):
+    """A time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it ended.
+
+    ``open``: the spell lasts, the node is in the job. ``incidents``: how many the node had before.
+    """
+
+    node: Annotated[str, Meta(min_length=1)]
+    hours: Annotated[float, Meta(ge=0, le=1e7)]
+    incidents: Annotated[int, Meta(ge=0, le=1_000_000)]
+    ended: Literal["incident", "repaired", "removed", "passed", "open"]
+
+
+def read_spells(paths: Sequence[Path]) -> list[Spell]:
+    """Read CSV files of spells. InputError names the line. At least one spell must be open, and no node may have two."""
+    found = []
+    in_job: dict[str, str] = {}
+    for path in paths:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+            for row in rows:
+                where = f"{path}:{rows.line_num}"
+                if None in row or None in row.values():
+                    raise InputError(f"{where}: not as many cells as columns")
+                cells = {name: text.strip() for name, text in row.items() if text.strip()}
+                try:
+                    spell = msgspec.convert(cells, Spell, strict=False)
+                except msgspec.ValidationError as error:
+                    raise InputError(f"{where}: {brief(cells, longest=120)}: {error}") from None
+                if spell.ended == "incident" and spell.hours == 0.0:
+                    raise InputError(f"{where}: hours = 0: an incident comes after some time")
+                if spell.ended == "open" and spell.node in in_job:
+                    raise InputError(f"{where}: node {spell.node!r} has an open spell in {in_job[spell.node]} too")
+                if spell.ended == "open":
+                    in_job[spell.node] = where
+                found.append(spell)
+    if not in_job:
+        raise InputError(f"{paths[0]}: no spell is open, so no node is in the job (ended: open)")
+    return found
+
+
+def tabulate(spells: Sequence[Spell]) -> pd.DataFrame:
+    """Make a table of spells: node, hours, ended (in an incident), earlier (log of one more than the earlier incidents)."""
+    return pd.DataFrame(
+        {
+            "node": [spell.node for spell in spells],
+            "hours": [spell.hours for spell in spells],
+            "ended": [spell.ended == "incident" for spell in spells],
+            "earlier": [math.log1p(spell.incidents) for spell in spells],
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A Weibull model: t hours of a spell have (t / exp(b0 + b earlier))^k expected incidents. A constant rate has k = 1, b = 0.
+
+    ``parameters``: b, b0, log k. ``covariance`` is theirs.
+    """
+
+    parameters: Floats
+    covariance: Floats
+
+    @property
+    def shape(self) -> float:
+        """k: below 1 incidents become rarer with the time since the last one, above 1 more frequent."""
+        return math.exp(self.parameters[2])
+
+    @property
+    def power(self) -> float:
+        """The rate is proportional to (1 + earlier incidents) to this power."""
+        return -self.shape * float(self.parameters[0])
+
+    def during(self, ages: Floats, job_h: float, earlier: Floats, parameters: Floats | None = None) -> Floats:
+        """Compute the expected incidents (N,) of nodes of these ages in the next ``job_h`` hours."""
+        slope, intercept, log_shape = self.parameters if parameters is None else parameters
+        scale_h, shape = np.exp(intercept + slope * earlier), math.exp(log_shape)
+        return np.asarray(((ages + job_h) / scale_h) ** shape - (ages / scale_h) ** shape)
+
+    def interval(self, ages: Floats, job_h: float, earlier: Floats) -> tuple[float, float]:
+        """Compute the 90 % interval of the probability that any of the nodes has an incident, from draws of the parameters."""
+        chance = np.random.default_rng(0)
+        draws = chance.multivariate_normal(self.parameters, self.covariance, DRAWS, method="eigh")
+        found = [-math.expm1(-float(self.during(ages, job_h, earlier, draw).sum())) for draw in draws]
+        low, high = np.quantile(found, [0.05, 0.95])
+        return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The chosen model and what it rests on. ``p``: of a constant rate against the Weibull model; None: not tested."""
+
+    hazard: Hazard
+    mtbi_h: float
+    spells: int
+    nodes: int
+    incidents: int
+    p: float | None = None
+
+
+def learn(table: pd.DataFrame) -> Learned:
+    """Choose between a constant rate and the Weibull model. InputError if no spell ended in an incident.
+
+    The Weibull model is taken only if the likelihood ratio test rejects a constant rate.
+    """
+    incidents, nodes = int(table["ended"].sum()), table["node"].nunique()
+    if not incidents:
+        raise InputError("no spell ended in an incident, so no rate can be learned: state it with --mtbi")
+    mtbi_h = float(table["hours"].sum()) / incidents
+    constant = constant_rate(mtbi_h, incidents)
+    if incidents < LEAST_INCIDENTS or table.loc[table["ended"], "node"].nunique() < LEAST_NODES:
+        return Learned(constant, mtbi_h, len(table), nodes, incidents)
+    weibull, log_likelihood = fit(table)
+    gain = log_likelihood + incidents * (math.log(mtbi_h) + 1.0)  # over the constant rate
+    p = float(stats.chi2.sf(2.0 * gain, 2 if table["earlier"].nunique() > 1 else 1))
+    return Learned(weibull if p < ALARM else constant, mtbi_h, len(table), nodes, incidents, p)
+
+
+def constant_rate(mtbi_h: float, incidents: float = math.inf) -> Hazard:
+    """Make a constant rate, learned from so many incidents, or stated."""
+    return Hazard(np.array([0.0, math.log(mtbi_h), 0.0]), np.diag([0.0, 1.0 / incidents, 0.0]))
+
+
+def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
+    """Fit the Weibull model; returns its log likelihood too. InputError if lifelines is missing or finds no fit."""
+    try:
+        from lifelines import WeibullAFTFitter
+        from lifelines.exceptions import ConvergenceError
+    except ImportError:
+        raise InputError(
+            "learning from incidents needs lifelines: pip install 'mlhpc[fleet]', or give --mtbi"
+        ) from None
+    lasted = table.loc[table["hours"] > 0.0, ["hours", "ended", "earlier"]]  # spells of no hours tell nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lifelines calls pandas in ways that pandas will drop
+        try:
+            formula = "earlier" if lasted["earlier"].nunique() > 1 else "1"
+            model = WeibullAFTFitter().fit(lasted, "hours", "ended", formula=formula)
+        except ConvergenceError:
+            raise InputError("the Weibull model of incidents has no fit: state the rate with --mtbi") from None
+    order = [("lambda_", "earlier"), ("lambda_", "Intercept"), ("rho_", "Intercept")]
+    parameters = model.params_.reindex(order, fill_value=0.0)
+    covariance = model.variance_matrix_.reindex(index=order, columns=order, fill_value=0.0)
+    return Hazard(parameters.to_numpy(), covariance.to_numpy()), float(model.log_likelihood_)
+
+
+class Incidents(Struct, frozen=True, forbid_unknown_fields=True):
+    """``count`` incidents, before each of which the checks ``found_by`` would have found the node; empty: none would have."""
+
+    found_by: frozenset[str]
+    count: Annotated[int, Meta(ge=1, le=100_000_000)] = 1
+
+
+class Checks(Struct, frozen=True, forbid_unknown_fields=True):
+    """``minutes`` of a node that each check takes, and what the checks would have found of past incidents."""
+
+    minutes: Annotated[dict[str, Annotated[float, Meta(gt=0, le=100_000)]], Meta(min_length=1)]
+    incidents: Annotated[tuple[Incidents, ...], Meta(min_length=1)]
+
+    @property
+    def count(self) -> int:
+        """How many incidents there are."""
+        return sum(each.count for each in self.incidents)
+
+    def found(self, names: frozenset[str]) -> int:
+        """Count the incidents that at least one of the checks would have found."""
+        return sum(each.count for each in self.incidents if each.found_by & names)
+
+
+def read_checks(path: Path) -> Checks:
+    """Read a YAML file of `Checks`. InputError names the line."""
+    source = YamlSource.read(path)
+    checks = source.convert(Checks)
+    for each in checks.incidents:
+        for name in sorted(each.found_by - set(checks.minutes)):
+            raise InputError(
+                f"{source.where('incidents')}: {unknown('check', name, checks.minutes)}; minutes has those"
+            )
+    return checks
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next check to add. Shares of incidents: that it finds ``alone``, that it ``adds`` to the checks before it, and that all
+    find ``together`` so far, with a 90 % interval from ``low`` to ``high``."""
+
+    name: str
+    minutes: float
+    alone: float
+    adds: float
+    together: float
+    low: float
+    high: float
+
+
+def order_checks(checks: Checks) -> tuple[Step, ...]:
+    """Order the checks greedily: add the one that finds most further incidents per minute, until none finds any."""
+    steps: list[Step] = []
+    chosen: frozenset[str] = frozenset()
+    left = dict(sorted(checks.minutes.items()))
+    count, found = checks.count, 0
+    while left:
+        adds = {name: checks.found(chosen | {name}) - found for name in left}
+        name = max(left, key=lambda each: adds[each] / left[each])
+        if not adds[name]:
+            break
+        chosen |= {name}
+        found += adds[name]
+        interval = stats.binomtest(found, count).proportion_ci(0.9)  # Clopper and Pearson
+        alone, together = checks.found(frozenset([name])) / count, found / count
+        steps.append(
+            Step(name, left.pop(name), alone, adds[name] / count, together, float(interval.low), float(interval.high))
+        )
+    return tuple(steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``checks``: how many of the steps to run on each node. Expected incidents of the job ``before`` and ``after`` the checks,
+    which take ``cost_h`` node hours and save ``saved_h`` on average."""
+
+    checks: tuple[int, ...]
+    before: float
+    after: float
+    cost_h: float
+    saved_h: float
+
+    @property
+    def risk(self) -> tuple[float, float]:
+        """Probability of an incident in the job before and after the checks."""
+        return -math.expm1(-self.before), -math.expm1(-self.after)
+
+
+def choose(expected: Floats, steps: Sequence[Step], lost_h: float, *, waiting: bool = False) -> Plan:
+    """Choose the checks that save more than they cost, for nodes with ``expected`` incidents (N,) in the job.
+
+    ``waiting``: all nodes get the same checks at once.
+    """
+    nodes, before = len(expected), float(expected.sum())
+    units = np.array([before]) if waiting else expected
+    removed = np.outer(units, [step.adds for step in steps])  # (units, steps): expected incidents
+    saved = removed * lost_h * nodes
+    hours = np.array([step.minutes / 60.0 for step in steps])
+    cost = np.broadcast_to(hours * (nodes if waiting else 1), removed.shape)
+    # On one node each step saves less per minute than the step before, so the first that does not pay is the last to try.
+    pays = saved > cost
+    counts = (
+        np.where(pays.all(axis=1), len(steps), pays.argmin(axis=1)) if len(steps) else np.zeros(len(units), dtype=int)
+    )
+    run = np.arange(len(steps)) < counts[:, None]
+    after, cost_h, saved_h = before - float(removed[run].sum()), float(cost[run].sum()), float(saved[run].sum())
+    return Plan(
+        tuple(np.repeat(counts, nodes).tolist() if waiting else counts.tolist()), before, after, cost_h, saved_h
+    )
+
+
+def pays_from(step: Step, lost_h: float, nodes: int, *, waiting: bool = False) -> float:
+    """Compute from how many expected incidents of a node (``waiting``: of all nodes) a check saves more than it costs."""
+    return step.minutes / 60.0 / (step.adds * lost_h * (1 if waiting else nodes))

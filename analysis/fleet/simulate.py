@@ -1,0 +1,316 @@
+"""Simulates published fleets: what checks of nodes before jobs gain and cost.
+
+A node is healthy, degrades after a time, and a degraded node has an incident after an exponential time. Groups of nodes run jobs
+one after another. An incident stops its job: the work since the last checkpoint is lost, the node is repaired, and the job goes on
+after a restart. Before a job the whole group may wait for checks. A degraded node that a check finds is repaired. Defects differ in
+which checks find them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pandas as pd
+from msgspec import Struct
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from analysis.fleet import select
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Policy = Literal["none", "periodic", "full", "selected"]
+POLICIES: tuple[Policy, ...] = ("none", "periodic", "full", "selected")
+LEAST = 10  # incidents: with fewer no rate is stated
+TAIL = 0.025  # of intervals, on each side
+EARLY_H = 1e-6  # a periodic check is due that much early, because sums of hours are rounded
+
+
+class Sourced(Struct, frozen=True):
+    """A number, its source, and how sure it is (``mark``: see fleets.yaml)."""
+
+    value: float
+    source: str
+    mark: str
+
+
+class Start(Struct, frozen=True):
+    """The share of degraded nodes at the start; None: as in the long run without checks."""
+
+    value: float | None
+    source: str
+    mark: str
+
+
+class Fleet(Struct, frozen=True):
+    """A fleet. ``mtbi_h``: mean hours to a node's first incident, which fall as (1 + incidents)^-``ages``.
+
+    ``shape``: of the Weibull distribution of the time until a node degrades.
+    """
+
+    about: str
+    mtbi_h: Sourced
+    ages: Sourced
+    shape: Sourced
+    defective: Start
+    note: str = ""
+
+
+class FleetChecks(Struct, frozen=True):
+    """``shares`` of nodes in which each check found a defect; ``defective``: share in which any did. ``minutes_of`` each check."""
+
+    source: str
+    mark: str
+    defective: float
+    shares: dict[str, float]
+    minutes_of: dict[str, float]
+
+    def defects(self) -> tuple[Bools, Floats]:
+        """List all sets of checks (D, K) that can find a defect, with their cumulative probabilities (D,).
+
+        Checks find a defect independently, each with its published share of the defects that any check finds.
+        """
+        each = np.array(list(self.shares.values())) / self.defective
+        any_of = optimize.brentq(lambda u: 1.0 - float(np.prod(1.0 - u * each)) - u, 1e-6, 1.0)
+        sets = np.array(list(itertools.product((False, True), repeat=len(each))))[1:]
+        likely = np.where(sets, any_of * each, 1.0 - any_of * each).prod(axis=1)
+        below = np.cumsum(likely / likely.sum())
+        below[-1] = 1.0
+        return sets, below
+
+
+class Published(Struct, frozen=True):
+    """The content of fleets.yaml."""
+
+    version: Literal[1]
+    fleets: dict[str, Fleet]
+    checks: FleetChecks
+
+
+@cache
+def published() -> Published:
+    """Read the published fleets."""
+    return msgspec.yaml.decode(Path(__file__).with_name("fleets.yaml").read_bytes(), type=Published)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated. ``degraded``: share of the time between a node's incidents in which it is degraded.
+
+    Hours: ``job_h`` of a job, ``every_h`` between periodic checks, ``checkpoint_h`` between checkpoints (0: no work is lost),
+    ``restart_h`` after an incident, ``check_h`` of all checks (None: as published).
+    """
+
+    fleet: Fleet
+    degraded: float
+    groups: int
+    job_nodes: int
+    hours: float
+    replicas: int
+    job_h: float = 24.0
+    every_h: float = 168.0
+    checkpoint_h: float = 1.0
+    restart_h: float = 0.25
+    check_h: float | None = None
+
+    @property
+    def minutes(self) -> dict[str, float]:
+        """Minutes of each check."""
+        known = published().checks.minutes_of
+        scale = 1.0 if self.check_h is None else 60.0 * self.check_h / math.fsum(known.values())
+        return {name: scale * each for name, each in known.items()}
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval over replicas."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Sums of each replica (R,): ``node_h`` hours of nodes, of groups ``total_h``, of which jobs ``useful_h`` and checks
+    ``checking_h``; ``incidents``, and degraded nodes that checks found, ``repaired``."""
+
+    policy: Policy
+    node_h: Floats
+    total_h: Floats
+    useful_h: Floats
+    checking_h: Floats
+    incidents: Floats
+    repaired: Floats
+
+    @property
+    def mtbi_h(self) -> Estimate | None:
+        """Mean hours between incidents of a node; None with fewer than `LEAST` incidents."""
+        if self.incidents.sum() < LEAST:
+            return None
+        # The error of the logarithm, by the jackknife. Half an incident is left where one replica has all of them.
+        count, left = len(self.incidents), np.maximum(0.5, self.incidents.sum() - self.incidents)
+        without = np.log((self.node_h.sum() - self.node_h) / left)
+        error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+        value, factor = float(self.node_h.sum() / self.incidents.sum()), math.exp(stats.t.isf(TAIL, count - 1) * error)
+        return Estimate(value, value / factor, value * factor)
+
+    def share(self, hours: Floats) -> Estimate:
+        """Mean share of the groups' time."""
+        each = hours / self.total_h
+        half = float(stats.t.isf(TAIL, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each)))
+        return Estimate(float(each.mean()), float(each.mean()) - half, float(each.mean()) + half)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What the policy selected decides by: the learned hazard, the steps, and from how many expected incidents each step pays."""
+
+    hazard: select.Hazard
+    steps: tuple[select.Step, ...]
+    thresholds: Floats
+
+
+class _Run:
+    """One policy on all groups (G,) of nodes (G, J) of all replicas. Times are hours; K checks."""
+
+    def __init__(self, setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None) -> None:
+        self.setting, self.policy, self.chosen = setting, policy, chosen
+        self.chance = np.random.default_rng(list(seed))
+        self.sets, self.below = published().checks.defects()
+        shape = setting.groups * setting.replicas, setting.job_nodes
+        self.now, self.checked = np.zeros(shape[0]), np.zeros(shape[0])
+        self.earlier = np.zeros(shape, dtype=np.int64)  # incidents
+        self.begins, self.fails, self.known = np.zeros(shape), np.zeros(shape), np.zeros(shape)  # known: to be healthy
+        self.found_by = np.zeros((*shape, self.sets.shape[1]), dtype=bool)  # the checks that find a node's defect
+        self.useful, self.checking, self.incidents, self.repaired = (np.zeros(shape[0]) for _ in range(4))
+        self.spells: list[Floats] = []  # what an operator would have written down
+        self.would_find: list[Bools] = []
+        names = list(setting.minutes)
+        order = names if chosen is None else [step.name for step in chosen.steps]
+        self.order = [names.index(name) for name in order]
+        self.hours = np.cumsum([0.0, *(setting.minutes[name] / 60.0 for name in order)])
+        rows, columns = np.indices(shape).reshape(2, -1)
+        self.renew(rows, columns, self.now[rows])
+        defective = setting.fleet.defective.value
+        if setting.degraded > 0.0:
+            start = self.chance.random(shape) < (setting.degraded if defective is None else defective)
+            self.fails[start] -= self.begins[start]
+            self.begins[start] = 0.0
+
+    def renew(self, rows: Ints, columns: Ints, when: Floats) -> None:
+        """Draw the next degradation, incident and defect of nodes that are healthy from ``when`` on."""
+        fleet, share = self.setting.fleet, self.setting.degraded
+        mean = fleet.mtbi_h.value * (1.0 + self.earlier[rows, columns]) ** -fleet.ages.value
+        weibull = self.chance.weibull(fleet.shape.value, len(rows)) / math.gamma(1.0 + 1.0 / fleet.shape.value)
+        self.begins[rows, columns] = when + (1.0 - share) * mean * weibull
+        degraded = share * mean * self.chance.standard_exponential(len(rows))
+        self.fails[rows, columns] = self.begins[rows, columns] + degraded
+        self.known[rows, columns] = when
+        self.found_by[rows, columns] = self.sets[np.searchsorted(self.below, self.chance.random(len(rows)))]
+
+    def check(self, active: Bools) -> None:
+        """Run the checks that the policy wants before the next job of the active groups."""
+        if self.policy == "none" or (self.policy == "selected" and self.chosen is None):
+            return
+        count = np.full(len(self.now), len(self.order))
+        if self.policy == "periodic":
+            count[self.now - self.checked < self.setting.every_h - EARLY_H] = 0
+        elif self.policy == "selected" and self.chosen is not None:
+            hazard, ages = self.chosen.hazard, np.maximum(0.0, self.now[:, None] - self.known)
+            expected = hazard.during(ages, self.setting.job_h, np.log1p(self.earlier)).sum(axis=1)
+            count = np.asarray(np.searchsorted(self.chosen.thresholds, expected))
+        count[~active] = 0
+        self.now += self.hours[count]
+        self.checking += self.hours[count]
+        ran = count > 0
+        self.checked[ran] = self.now[ran] - self.hours[count][ran]
+        now = self.now[:, None]
+        ordered = self.found_by[:, :, self.order]
+        in_time = ordered.any(axis=2) & (ordered.argmax(axis=2) < count[:, None])
+        found = (self.begins <= now) & (now < self.fails) & in_time
+        # Passed checks make a node younger, by the share of incidents that they would have prevented.
+        passed = ran.astype(np.float64)
+        if self.chosen is not None:
+            passed = np.array([0.0, *(step.together for step in self.chosen.steps)])[count]
+        self.known = np.where(ran[:, None], now - (now - self.known) * (1.0 - passed[:, None]), self.known)
+        rows, columns = np.nonzero(found)
+        np.add.at(self.repaired, rows, 1)
+        self.renew(rows, columns, self.now[rows])
+
+    def work(self, active: Bools) -> None:
+        """Run one job on every active group, through all its incidents."""
+        setting, began, done = self.setting, self.now.copy(), np.zeros(len(self.now))
+        doing = active.copy()
+        while doing.any():
+            column = self.fails.argmin(axis=1)
+            fails = self.fails[np.arange(len(column)), column]
+            end = self.now + (setting.job_h - done)
+            over = doing & (fails >= end)
+            self.now[over] = end[over]
+            doing &= ~over
+            rows = np.nonzero(doing)[0]
+            when = np.maximum(self.now[rows], fails[rows])
+            worked = when - self.now[rows]
+            if setting.checkpoint_h > 0.0:
+                worked = np.floor(worked / setting.checkpoint_h) * setting.checkpoint_h
+            done[rows] += worked
+            columns = column[rows]
+            np.add.at(self.incidents, rows, 1)
+            seen = (self.begins[rows, columns] <= began[rows]) & (setting.degraded > 0.0)
+            self.would_find.append(self.found_by[rows, columns] & seen[:, None])
+            self.note(rows, columns, when, ended=True)
+            self.now[rows] = when + setting.restart_h
+            self.earlier[rows, columns] += 1
+            self.renew(rows, columns, self.now[rows])
+        self.useful[active] += setting.job_h
+
+    def note(self, rows: Ints, columns: Ints, when: Floats, *, ended: bool) -> None:
+        """Write down the spells of nodes up to ``when``."""
+        hours = np.maximum(1e-9, when - self.known[rows, columns])
+        node, earlier = rows * self.setting.job_nodes + columns, np.log1p(self.earlier[rows, columns])
+        self.spells.append(np.column_stack([node, hours, np.full(len(rows), ended), earlier]))
+
+    def run(self) -> Outcome:
+        """Run jobs until all groups have had their hours."""
+        while (active := self.now < self.setting.hours).any():
+            self.check(active)
+            self.work(active)
+        rows, columns = np.indices(self.known.shape).reshape(2, -1)
+        self.note(rows, columns, self.now[rows], ended=False)
+        each = (self.now, self.useful, self.checking, self.incidents, self.repaired)
+        total, *others = (values.reshape(self.setting.replicas, -1).sum(axis=1) for values in each)
+        return Outcome(self.policy, self.setting.job_nodes * total, total, *others)
+
+
+def simulate(setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None = None) -> Outcome:
+    """Simulate a policy. ``chosen`` is for selected; without it nothing is checked. The same seed gives the same outcome."""
+    return _Run(setting, policy, seed, chosen if policy == "selected" else None).run()
+
+
+def learn_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
+    """Watch the fleet without checks, and learn from it as an operator would. None if no check would have found any incident."""
+    watched = _Run(setting, "none", seed, None)
+    watched.run()
+    sets, counts = np.unique(np.concatenate(watched.would_find), axis=0, return_counts=True)
+    if not sets.any():
+        return None
+    names = np.array(list(setting.minutes))
+    incidents = tuple(
+        select.Incidents(frozenset(names[found].tolist()), int(count))
+        for found, count in zip(sets, counts, strict=True)
+    )
+    steps = select.order_checks(select.Checks(setting.minutes, incidents))
+    spells = pd.DataFrame(np.concatenate(watched.spells), columns=["node", "hours", "ended", "earlier"])
+    spells["ended"] = spells["ended"].astype(bool)
+    lost_h = setting.restart_h + min(setting.checkpoint_h, setting.job_h) / 2
+    at = [select.pays_from(step, lost_h, setting.job_nodes, waiting=True) for step in steps]
+    return Selector(select.learn(spells).hazard, steps, np.maximum.accumulate(at))
