@@ -90,6 +90,7 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
 
     ``valid`` is true for the score of a compliant result; ``reason`` says why it is not. InputError for a path that does not exist.
     """
+    from suite.compliance.check import check
     from suite.compliance.exchange.result_document import result_documents
     from suite.descriptor import with_cards
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -73,10 +73,10 @@ def _plain(value: Any, without_none: bool) -> Any:
     return value
 
 
-def read_json_document(path: Path, kind: type[Data], what: str, version: int) -> Data:
+def read_json_document(path: Path, kind: type[Data], what: str, version: int, *, largest: int = _LARGEST_JSON) -> Data:
     """Read a JSON document. InputError names the file, what was expected (``what``, for example "facts") and what it holds."""
     try:
-        data = read_json(path, _LARGEST_JSON)
+        data = read_json(path, largest)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -198,7 +198,8 @@ def _collect(
     return size
 
 
-class Mistake(NamedTuple):
+@dataclass(frozen=True)
+class Mistake:
     """Where a document is wrong, and one line that says how."""
 
     key: tuple[str, ...]

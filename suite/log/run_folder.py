@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from msgspec import Struct
 
 from suite import VERSION
-from suite.documents import plain
+from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, read_json, write_whole
+from suite.files import PART_SUFFIX, write_whole
 from suite.log.limits import limits
 from suite.log.origin.installed import read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
@@ -26,8 +27,7 @@ if TYPE_CHECKING:  # to read a folder takes no YAML
 RUN_VERSION = 1
 
 
-@dataclass(frozen=True)
-class RunInfo:
+class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
     ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own. ``loop`` is the program whose loop trained, a
@@ -172,17 +172,9 @@ class RunFolder:
 
     def read_info(self) -> RunInfo:
         """Read run.json. InputError says what is wrong with it."""
-        try:
-            data = read_json(self.info_path, limits().json)
-            if data.get("version") != RUN_VERSION:
-                raise InputError(f"{self.info_path}: version {data.get('version')!r}; this suite reads {RUN_VERSION}")
-            return RunInfo(**data | {"command": tuple(data["command"])})
-        except FileNotFoundError:
-            raise InputError(f"{self.root}: not a run folder (no run.json)") from None
-        except InputError:
-            raise
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise InputError(f"{self.info_path}: not a run.json of version {RUN_VERSION}: {error}") from None
+        if not self.info_path.exists():
+            raise InputError(f"{self.root}: not a run folder (no run.json)")
+        return read_json_document(self.info_path, RunInfo, "a run.json", RUN_VERSION, largest=limits().json)
 
 
 def _trial_numbers(path: Path) -> tuple[int, ...]:
@@ -262,7 +254,7 @@ def write_run_info(
         *([(folder.changes_path, git.diff)] if git is not None and git.diff else []),
         (folder.sources_path, json.dumps(digest_suite(), indent=1) + "\n"),
         (folder.environment_path, read_environment().text()),
-        (folder.info_path, json.dumps(asdict(info), indent=2) + "\n"),
+        (folder.info_path, json.dumps(plain(info), indent=2) + "\n"),
     )
     for path, text in texts:
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from suite.documents import read_json_document
 from suite.errors import InputError
+from suite.log.limits import limits
 from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment, normal
 
 SUITE = "mlhpc"
@@ -28,6 +29,7 @@ def find_environment(package: Path) -> Environment:
     return found[0]
 
 
+from suite.log.limits import limits
 def render_requirements(environment: Environment) -> str:
     """Render every distribution but the suite itself with its version.
 

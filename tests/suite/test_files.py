@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, ValidationError
 
-from suite.documents import LARGEST_YAML, YamlSource, convert, find_mistake, parse_yaml
+from suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from suite.errors import InputError
 from suite.training.parallel.plan import ParallelPlan
 
@@ -90,7 +90,7 @@ class Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def test_a_mistake_is_found_by_its_key_with_value_and_what_was_expected(data: Any, key: str, text: str) -> None:
     with pytest.raises(ValidationError) as caught:
         convert(data, Document)
-    assert find_mistake(data, Document, caught.value) == (tuple(key.split("|")) if key else (), text)
+    assert find_mistake(data, Document, caught.value) == Mistake(tuple(key.split("|")) if key else (), text)
 
 
 def test_a_power_of_ten_is_a_number_and_in_quotes_a_text() -> None:

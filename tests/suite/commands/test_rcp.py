@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from suite.commands.rcp import reference_point
 
 from suite.card import ReferencePoints
+from suite.commands.workload.rcp import reference_point
 from suite.compliance.ruleset import ruleset
 from suite.documents import convert
 from suite.errors import InputError
