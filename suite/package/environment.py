@@ -22,14 +22,16 @@ def find_environment(package: Path) -> Environment:
     ]
     if not paths:
         raise InputError(f"{package}: no environment.json in its provenance")
-    found = [read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION) for path in paths]
+    found = [
+        read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION, largest=limits().json)
+        for path in paths
+    ]
     for path, environment in zip(paths, found, strict=True):
         if environment != found[0]:
             raise InputError(f"{package}: its runs had several environments: {paths[0]} and {path} differ")
     return found[0]
 
 
-from suite.log.limits import limits
 def render_requirements(environment: Environment) -> str:
     """Render every distribution but the suite itself with its version.
 
