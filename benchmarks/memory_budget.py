@@ -16,8 +16,8 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from suite.performance.plans.remembered import RememberingFakeMode
 from suite.training.counts.flops import formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.plan import Budget, Recompute
@@ -96,7 +96,7 @@ def main() -> None:
     for _ in range(args.repetitions):
         for name, model in models.items():
             times[name].append(seconds(model, x))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with RememberingFakeMode():
         predicted = {
             name: counted(build(policy), torch.empty(BATCH, LENGTH, WIDTH)) for name, policy in POLICIES.items()
         }

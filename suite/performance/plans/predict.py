@@ -15,12 +15,12 @@ from typing import cast
 import torch
 from msgspec import structs
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
+from suite.performance.plans.remembered import RememberingFakeMode
 from suite.training.devices import loaded_ahead
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
@@ -128,7 +128,7 @@ class Common:
     """What predictions of one configuration have in common, whatever its plan and mesh are."""
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = RememberingFakeMode()
         self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.errors import InputError
+from suite.performance.plans.remembered import RememberingFakeMode
 from suite.training.counts.flops import formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.plan import Budget, read_plan
@@ -72,7 +72,7 @@ def test_gradients_are_the_same_bits_and_less_is_kept() -> None:
     assert kept_by == sorted(kept_by, reverse=True)
     assert kept_by[-1] < kept_by[0] < most
     assert again  # products are computed again at 0
-    with FakeTensorMode(allow_non_fake_inputs=True):  # as `mlhpc plan` does
+    with RememberingFakeMode():  # as `mlhpc plan` does
         fake = nn.Sequential(Block(), Block())
         recompute_blocks(fake, {"?": Budget(budget=0.0)})
         _, stated, stated_flops = step(fake, torch.empty(6, WIDTH))

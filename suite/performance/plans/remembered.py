@@ -1,0 +1,167 @@
+"""A FakeTensorMode that caches the results of operators by the shapes and types of their arguments.
+
+torch's own cache does the same, but its keys also describe what cannot happen in a rehearsal (symbolic sizes, devices that
+differ). With it OpenFold at size full takes over two minutes of CPU, with this one 50 s (on a busy machine). What is not plain
+goes to torch: values that are known (constants), sparse tensors, complex numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+aten = torch.ops.aten
+DEVICE = torch.ops.prim.device.default
+AS_STRIDED = aten.as_strided.default  # the only one whose arguments say where memory begins
+ON_META = {  # whose results do not depend on the device
+    *(aten.clone.default, aten._unsafe_view.default, aten.view.default, aten.detach.default, aten.alias.default),
+    *(aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default, aten.unsqueeze.default),
+    *(aten.squeeze.dim, aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default),
+    *(aten.unbind.int, aten.constant_pad_nd.default, aten._to_copy.default, aten.split_with_sizes_copy.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mm.default, aten.bmm.default),
+    *(aten.addmm.default, aten.sigmoid.default, aten.sigmoid_backward.default, aten.relu.default, aten.tanh.default),
+    *(
+        aten.threshold_backward.default,
+        aten.sum.dim_IntList,
+        aten.to.dtype,
+        aten.cat.default,
+        aten.tanh_backward.default,
+    ),
+    *(aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default, aten.zero_.default, aten.fill_.Scalar),
+}
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+MOST = 64  # tensors of a list; of longer ones nothing is remembered
+UNKNOWN: Any = object()  # of a key or a result: torch must work it out each time
+
+
+class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A `FakeTensorMode` that remembers what results look like, and which share memory, by what the arguments look like."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # torch's own: in vain below this one
+        self._known: dict[Any, Any] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # that torch gives a fake tensor
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to guard against it takes as long as an operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operator."""
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        kwargs, tensors = kwargs or {}, []  # type: ignore[var-annotated]
+        kinds = UNKNOWN
+        if type(func) is OpOverload and torch.Tag.inplace_view not in func.tags:
+            kinds = _kinds((*args, *kwargs.items()) if kwargs else args, tensors)
+        if kinds is UNKNOWN:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        key = func, kinds, tensors[0].storage_offset() if func is AS_STRIDED else 0
+        known = self._known.get(key)
+        if known is None:
+            if func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1:
+                known = self._known[key] = _of_meta(func, args, kwargs, tensors)
+            else:
+                found = super().__torch_dispatch__(func, types, args, kwargs)
+                self._known[key] = _noted(found, tensors)
+                return found
+        if known is UNKNOWN:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return self._made(known, tensors)
+
+    def _made(self, known: Any, tensors: list[FakeTensor]) -> Any:
+        """What was noted, anew."""
+        how, *what = known
+        if how is list or how is tuple:
+            return how(self._made(each, tensors) for each in what)
+        if how is None:
+            return what[0]
+        if how is FakeTensor:
+            return tensors[what[0]]
+        shares, shape, stride, dtype, further, device = what
+        made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if shares is not None:
+            base = tensors[shares]
+            made.set_(base.untyped_storage(), base.storage_offset() + further, shape, stride)
+        if device not in self._attributes:
+            self._attributes[device] = dict(vars(FakeTensor(self, made, device)))
+        found = Tensor._make_subclass(FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device)
+        torch._C._set_throw_on_mutable_data_ptr(found)
+        vars(found).update(self._attributes[device])
+        return found
+
+
+def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
+    """What an operator gives, noted: by torch's kernels of meta tensors, which are quick."""
+    plain: dict[int, Tensor] = {}
+
+    def of(value: Any) -> Any:
+        if type(value) is FakeTensor:
+            if id(value) not in plain:
+                made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+                plain[id(value)] = made
+            return plain[id(value)]
+        return type(value)(map(of, value)) if type(value) in (list, tuple) else value
+
+    found = func(*map(of, args), **{name: of(value) for name, value in kwargs.items()})
+    return _noted(found, [plain[id(each)] for each in tensors], tensors[0].fake_device)
+
+
+def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
+    """What is equal where an operator gives the same; its tensors are added to a list. UNKNOWN if that cannot be said."""
+    found: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:
+                return UNKNOWN
+            tensors.append(value)
+            found.append((value.shape, value.stride(), value.dtype, value.requires_grad, value.fake_device))
+        elif kind is list or kind is tuple:
+            inner = UNKNOWN if len(value) > MOST and isinstance(value[0], Tensor) else _kinds(value, tensors)
+            if inner is UNKNOWN:
+                return UNKNOWN
+            found.append((kind, inner))
+        elif kind in PLAIN:
+            found.append((kind, value))
+        else:
+            return UNKNOWN
+    return tuple(found)
+
+
+def _noted(found: Any, tensors: Sequence[Tensor], device: torch.device | None = None) -> Any:
+    """How to make a result again: as a tuple whose first element says what it is. ``device``: of results on meta."""
+    if type(found) is list or type(found) is tuple:
+        inner = [_noted(each, tensors, device) for each in found]
+        fresh = [
+            id(each.untyped_storage())
+            for each, noted in zip(found, inner, strict=True)
+            if noted is not UNKNOWN and noted[0] is Tensor and noted[1] is None
+        ]
+        return UNKNOWN if UNKNOWN in inner or len(set(fresh)) < len(fresh) else (type(found), *inner)
+    if type(found) in PLAIN:
+        return None, found
+    for position, each in enumerate(tensors):
+        if each is found:
+            return FakeTensor, position
+    if not isinstance(found, Tensor) or found.layout is not torch.strided or found.requires_grad:
+        return UNKNOWN
+    if device is None and (type(found) is not FakeTensor or found.constant is not None):
+        return UNKNOWN
+    storage = found.untyped_storage()
+    shares = [position for position, each in enumerate(tensors) if each.untyped_storage() is storage]
+    further = found.storage_offset() - (tensors[shares[0]].storage_offset() if shares else 0)
+    if not shares:
+        alone = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta").untyped_storage()
+        if further or storage.nbytes() != alone.nbytes():
+            return UNKNOWN
+    if len(shares) > 1 or found.dtype.is_complex:
+        return UNKNOWN
+    where = found.fake_device if device is None else device  # type: ignore[attr-defined]
+    return Tensor, shares[0] if shares else None, found.shape, found.stride(), found.dtype, further, where
