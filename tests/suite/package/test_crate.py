@@ -175,3 +175,11 @@ def test_an_impossible_time_is_no_error(tmp_path: Path) -> None:
     package = build_package([folder], system="bed", out=tmp_path / "out" / "ACME").folder
     write(next(package.rglob("result_0.txt")), lines)
     assert '"CreateAction"' in render_crate(package)
+
+
+def test_rocrate_reads_every_file_and_run(package: Path) -> None:
+    rocrate = pytest.importorskip("rocrate.rocrate")
+    crate = rocrate.ROCrate(package)
+    assert {entity.id for entity in crate.get_entities()} >= set(entities(package)) - {"./", CRATE}
+    assert len(crate.get_by_type("CreateAction")) == len(actions(package))
+    assert len(crate.root_dataset["hasPart"]) == sum(each["@type"] == "File" for each in entities(package).values())
