@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from suite.compliance import ruleset as rulesets
 from suite.compliance.check import Verdict, check
@@ -77,7 +77,7 @@ def toy_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     finally:
         sys.path.remove(str(TOY))
     card = toy.toy_card()
-    five = replace(card, sizes={"smoke": replace(card.sizes["smoke"], required_runs=RUNS)})
+    five = structs.replace(card, sizes={"smoke": structs.replace(card.sizes["smoke"], required_runs=RUNS)})
     monkeypatch.setattr(toy, "toy_card", lambda: five)
     monkeypatch.setattr(rulesets, "_descriptors", lambda cards: {"toy": toy.DESCRIPTOR})
     rulesets._card_benchmark.cache_clear()

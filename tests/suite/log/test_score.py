@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from suite.card import Target
 from suite.compliance.check import check
@@ -56,7 +57,7 @@ def test_fastest_and_slowest_are_dropped() -> None:
 
 
 def test_the_one_run_that_two_drops_leave_has_no_spread() -> None:
-    score = time_to_train([run(9), run(10), run(12)], replace(TARGET, required_runs=3))
+    score = time_to_train([run(9), run(10), run(12)], structs.replace(TARGET, required_runs=3))
     assert score.valid
     assert (score.mean_s, score.std_s) == (10, None)
 
@@ -66,7 +67,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     draw, held = random.Random(7), 0
     for _ in range(2000):
         low, high = time_to_train(
-            [run(draw.lognormvariate(3.0, 0.1)) for _ in range(5)], replace(TARGET, required_runs=5)
+            [run(draw.lognormvariate(3.0, 0.1)) for _ in range(5)], structs.replace(TARGET, required_runs=5)
         ).interval_s or (0, 0)
         held += low < math.exp(3.0) < high
     assert 0.935 < held / 2000 < 0.965
