@@ -111,8 +111,8 @@ class Results:
 
     def figure(self, name: str) -> Figure:
         """Draw a figure of the report; `savefig` of it writes a file. InputError for an unknown name, or without its data."""
+        from analysis.drawing.axes import style
         from analysis.figures import figures
-        from analysis.page.drawing import style
 
         if name not in figures():
             raise InputError(unknown("figure", name, self.figures))

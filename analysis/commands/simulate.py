@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from analysis.commands.hours import hours
+from analysis.drawing.digits import with_interval
 from analysis.fleet.simulate import (
     LEAST,
     POLICIES,
@@ -21,7 +22,6 @@ from analysis.fleet.simulate import (
     published,
     simulate,
 )
-from analysis.page.digits import with_interval
 from suite.cli.options import JSON, format_option
 from suite.errors import unknown
 from suite.files import print_line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, VERMILION, Diagonals, clip, loglog, panels
-from analysis.page.labels import NamedPoint, name_panels
+from analysis.drawing.axes import BLUE, VERMILION, Diagonals, clip, loglog, panels
+from analysis.drawing.labels import NamedPoint, name_panels
 from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
 

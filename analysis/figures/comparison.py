@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
+from analysis.drawing.axes import BLUE, GREY, INK, bars, clip, listed
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
 from suite.statistics.comparison import CONFIDENCE, Comparison, compare, holm

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import MaxNLocator
 
-from analysis.page.drawing import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, VERMILION, WIDTH_IN, clip
-from analysis.page.scatter import result_table
+from analysis.drawing.axes import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, VERMILION, WIDTH_IN, clip
+from analysis.drawing.scatter import result_table
 from analysis.results.convergence import reference_limit
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE

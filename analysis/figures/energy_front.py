@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, panels
-from analysis.page.labels import name_panels
-from analysis.page.scatter import label_axes, plot_sign, result_table
+from analysis.drawing.axes import INK, clip, legend_of, listed, loglog, looks, panels
+from analysis.drawing.labels import name_panels
+from analysis.drawing.scatter import label_axes, plot_sign, result_table
 from analysis.results.front import mark_front
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study

@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREY, VERMILION, listed, loglog, panels
-from analysis.page.scatter import PROBLEM, label_axes, problems, result_table
+from analysis.drawing.axes import BLUE, GREY, VERMILION, listed, loglog, panels
+from analysis.drawing.scatter import PROBLEM, label_axes, problems, result_table
 from analysis.results.convergence import reference_limit, reference_points
 from analysis.study import NotAnswerableError, Study
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, VERMILION, WIDTH_IN, clip, listed, readable_on
+from analysis.drawing.axes import BLUE, VERMILION, WIDTH_IN, clip, listed, readable_on
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.ingest import counts
 

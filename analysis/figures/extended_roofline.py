@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bars, clip, listed
+from analysis.drawing.axes import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, bars, clip, listed
+from analysis.drawing.rooflines import si_scale
 from analysis.roofline.bounds import NAMES, RESOURCES, UNITS, at_roof, binds, si
 from analysis.roofline.cases import Case, by_class, measured_cases, published_cases
-from analysis.roofline.drawing import si_scale
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Which resource bounds a step"

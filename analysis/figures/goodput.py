@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREY, ORANGE, PURPLE, VERMILION, bars, beside, clip, listed, stacked
+from analysis.drawing.axes import BLUE, GREY, ORANGE, PURPLE, VERMILION, bars, beside, clip, listed, stacked
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Goodput"

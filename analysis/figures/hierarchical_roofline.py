@@ -11,11 +11,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import CYCLE, INK, MARKERS, clip, listed, log_frame, panels
-from analysis.page.labels import NamedPoint, name_panels
+from analysis.drawing.axes import CYCLE, INK, MARKERS, clip, listed, log_frame, panels
+from analysis.drawing.labels import NamedPoint, name_panels
+from analysis.drawing.rooflines import intensity_axes
 from analysis.roofline.bounds import Point, Roof, above_roof, at_roof, si
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.drawing import intensity_axes
 from analysis.roofline.points import counters_of, kernels
 from analysis.roofline.regime import memory_levels, peaks_of, scaled
 from analysis.study import NotAnswerableError, Study

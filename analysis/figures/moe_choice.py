@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from analysis.drawing.axes import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.network.fit import Fit, best_choice
 from analysis.network.intervals import Interval, carried_ranks, gain_interval, layer_interval
-from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.study import Study
 from suite.performance.cost_model import layer_s
 

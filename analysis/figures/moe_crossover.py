@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.drawing.axes import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.network.fit import Fit
 from analysis.network.intervals import all_to_all_band, carried_ranks, crossover
 from analysis.network.sweep import KIB
-from analysis.page.drawing import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.study import Study
 
 TITLE = "2DH against the linear all-to-all"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.drawing.axes import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
 from analysis.network.fit import IDEAS, Fit, ideas_s, measured_ideas_s
 from analysis.network.intervals import carried_ranks, layer_interval
-from analysis.page.drawing import CYCLE, GREY, INK, MARKERS, clip, loglog, panels
 from analysis.study import Study
 
 TITLE = "MoE layer: time by idea"

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.drawing.axes import CYCLE, clip, loglog, panels
 from analysis.network.fit import Compared, Fit, typical_error
 from analysis.network.intervals import all_to_all_band
 from analysis.network.sweep import KIB
-from analysis.page.drawing import CYCLE, clip, loglog, panels
 from analysis.study import Study
 from suite.performance.cost_model import ALGORITHMS
 

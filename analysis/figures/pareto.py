@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, clip, legend_of, listed, loglog, looks, panels
-from analysis.page.labels import name_panels
-from analysis.page.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
+from analysis.drawing.axes import INK, clip, legend_of, listed, loglog, looks, panels
+from analysis.drawing.labels import name_panels
+from analysis.drawing.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
 from analysis.results.extent import with_extent
 from analysis.results.front import mark_front
 from analysis.results.names import tasks

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
+from analysis.drawing.axes import BLUE, GREEN, GREY, PURPLE, VERMILION, bars, beside, clip, listed
 from analysis.roofline.cases import steps_of
 from analysis.study import NotAnswerableError, Study
 

@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.page.drawing import INK, clip, legend_of, looks
-from analysis.page.labels import name_panels
+from analysis.drawing.axes import INK, clip, legend_of, looks
+from analysis.drawing.labels import name_panels
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
 

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import GREY, INK, clip, legend_of, listed, log_frame, looks, panels
-from analysis.page.labels import NamedPoint, name_panels
+from analysis.drawing.axes import GREY, INK, clip, legend_of, listed, log_frame, looks, panels
+from analysis.drawing.labels import NamedPoint, name_panels
+from analysis.drawing.rooflines import intensity_axes, series
 from analysis.roofline.bounds import Roof, at_roof, si
-from analysis.roofline.drawing import intensity_axes, series
 from analysis.roofline.points import Machine, Placed, machines
 from analysis.roofline.published import vendor_roofs
 from analysis.study import NotAnswerableError, Study

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.cells import percent_text
-from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, bars, clip
-from analysis.page.tips import remember_runs
+from analysis.drawing.axes import BLUE, GREEN, INK, VERMILION, bars, clip
+from analysis.drawing.digits import percent_text
+from analysis.drawing.tips import remember_runs
 from analysis.results.spread import run_spread
 from analysis.study import NotAnswerableError, Study
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.page.digits import seconds_with_interval
-from analysis.page.drawing import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
+from analysis.drawing.axes import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
+from analysis.drawing.digits import seconds_with_interval
 from analysis.results.decompose import split_of
 from analysis.results.extent import extent
 from analysis.results.scaling import (

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 
-from analysis.page.cells import percent_text
-from analysis.page.drawing import BLUE, INK, VERMILION, clip, panels
-from analysis.page.labels import NamedPoint, name_panels
+from analysis.drawing.axes import BLUE, INK, VERMILION, clip, panels
+from analysis.drawing.digits import percent_text
+from analysis.drawing.labels import NamedPoint, name_panels
 from analysis.results.names import CLASS, short_heading
 from analysis.results.spread import run_spread
 from analysis.study import NotAnswerableError, Study

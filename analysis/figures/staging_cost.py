@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import ORANGE, bars, beside, clip
-from analysis.page.scatter import result_table
+from analysis.drawing.axes import ORANGE, bars, beside, clip
+from analysis.drawing.scatter import result_table
 from analysis.results.names import heading
 from analysis.study import NotAnswerableError, Study
 

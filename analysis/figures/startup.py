@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds, stacked
+from analysis.drawing.axes import BLUE, ORANGE, PURPLE, bars, beside, clip, listed, seconds, stacked
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Before the run: start-up"

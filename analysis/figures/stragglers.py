@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.cells import percent_text
-from analysis.page.drawing import BLUE, ORANGE, VERMILION, clip, listed, panels
+from analysis.drawing.axes import BLUE, ORANGE, VERMILION, clip, listed, panels
+from analysis.drawing.digits import percent_text
 from analysis.roofline.bounds import si
 from analysis.study import NotAnswerableError, Study
 from suite.performance.stragglers import SIGNIFICANT, Straggling, straggling

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from analysis.page.drawing import BLUE, VERMILION, bars, clip, listed
-from analysis.page.scatter import PROBLEM, result_table
-from analysis.page.tips import remember_runs
+from analysis.drawing.axes import BLUE, VERMILION, bars, clip, listed
+from analysis.drawing.scatter import PROBLEM, result_table
+from analysis.drawing.tips import remember_runs
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import CLASS, heading
 from analysis.study import NotAnswerableError, Study

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREY, bars, beside, clip, listed
-from analysis.page.scatter import PROBLEM, result_table
+from analysis.drawing.axes import BLUE, GREY, bars, beside, clip, listed
+from analysis.drawing.scatter import PROBLEM, result_table
 from analysis.results.names import short_heading, tasks
 from analysis.study import NotAnswerableError, Study
 

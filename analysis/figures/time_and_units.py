@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import Diagonals, clip, legend_of, listed, loglog, looks, panels, seconds
-from analysis.page.labels import name_panels
-from analysis.page.scatter import (
+from analysis.drawing.axes import Diagonals, clip, legend_of, listed, loglog, looks, panels, seconds
+from analysis.drawing.labels import name_panels
+from analysis.drawing.scatter import (
     PROBLEM,
     label_axes,
     plot_ring,
@@ -20,7 +20,7 @@ from analysis.page.scatter import (
     result_table,
     several_per_problem,
 )
-from analysis.page.tips import remember_runs
+from analysis.drawing.tips import remember_runs
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.page.drawing import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, panels
-from analysis.page.labels import name_panels
+from analysis.drawing.axes import GREY, INK, ORANGE, clip, legend_of, listed, log_frame, looks, panels
+from analysis.drawing.labels import name_panels
+from analysis.drawing.rooflines import series, si_scale
 from analysis.roofline.bounds import Complexity, at_roof, si
-from analysis.roofline.drawing import series, si_scale
 from analysis.roofline.points import Machine, Placed, machines
 from analysis.study import NotAnswerableError, Study
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, listed, seconds
+from analysis.drawing.axes import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, listed, seconds
 from analysis.results.names import short_heading
 from analysis.study import NotAnswerableError, Study
 

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, Diagonals, clip, legend_of, listed, loglog, looks, panels
-from analysis.page.labels import NamedPoint, name_panels
-from analysis.page.scatter import PROBLEM, label_axes, plot_ring, plot_sign, result_table
+from analysis.drawing.axes import INK, Diagonals, clip, legend_of, listed, loglog, looks, panels
+from analysis.drawing.labels import NamedPoint, name_panels
+from analysis.drawing.scatter import PROBLEM, label_axes, plot_ring, plot_sign, result_table
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import short_heading
 from analysis.study import NotAnswerableError, Study

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from analysis.drawing.axes import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.figures.comparison import between
-from analysis.page.drawing import BLUE, GREEN, INK, VERMILION, clip, panels
 from analysis.results.decompose import split_of
 from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import CLASS, tasks

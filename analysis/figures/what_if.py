@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.page.digits import seconds_with_interval
-from analysis.page.drawing import BLUE, GREY, INK, bars, clip, listed
+from analysis.drawing.axes import BLUE, GREY, INK, bars, clip, listed
+from analysis.drawing.digits import seconds_with_interval
+from analysis.drawing.rooflines import si_scale
 from analysis.roofline.bounds import si
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.drawing import si_scale
 from analysis.roofline.inputs import Ceilings
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total

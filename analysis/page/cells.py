@@ -1,4 +1,4 @@
-"""Table cells of the page: values and numbers rendered to text, and the tables that the template receives."""
+"""Table cells of the page, and the tables that the template receives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from html import escape
 from typing import Any
 
 import pandas as pd
+
+from analysis.drawing.digits import number_text
 
 
 @dataclass(frozen=True)
@@ -85,22 +87,6 @@ def _cell(value: Any) -> Cell:
     return Cell(text, leading.group() if leading else text, number=leading is not None)
 
 
-def number_text(value: float | None) -> str:
-    """A number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}" if abs(value) >= 10000 else str(int(value))
-    if abs(value) >= 10000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def percent_text(value: float) -> str:
-    """A percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
-    return f"{value:.0f} %" if abs(value) >= 100 else f"{value:.2g} %"
-
-
 def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
     """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is missing."""
     return [
@@ -136,8 +122,3 @@ def drop_empty(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 def is_absent(value: Any) -> bool:
     """True for None, "", NaN and pandas' NA."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value)) or value is pd.NA
-
-
-def count_text(count: int, noun: str) -> str:
-    """A count with its noun in the singular or plural."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.page.cells import HtmlTable, count_text, html_table
+from analysis.drawing.digits import count_text
+from analysis.page.cells import HtmlTable, html_table
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import mapped
@@ -118,9 +119,9 @@ def draw_pictures(
 
 
 def _picture(given: tuple[Study, Sequence[str]], name: str) -> tuple[Picture, pd.DataFrame | None]:
+    from analysis.drawing.axes import style
+    from analysis.drawing.vector import save, svg
     from analysis.figures import figures
-    from analysis.page.drawing import style
-    from analysis.page.vector import save, svg
 
     study, forms = given
     module = figures()[name]

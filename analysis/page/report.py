@@ -15,7 +15,8 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from analysis.page.cells import count_text, is_absent
+from analysis.drawing.digits import count_text
+from analysis.page.cells import is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
 from analysis.page.contests import Section
 from analysis.page.issues import Issue, issues

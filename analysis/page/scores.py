@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.page.cells import HtmlTable, drop_empty, html_table, number_text, range_texts, spread_texts
+from analysis.drawing.digits import number_text
+from analysis.page.cells import HtmlTable, drop_empty, html_table, range_texts, spread_texts
 from analysis.published.scores import stated_minutes
 from analysis.results.extent import extent
 from analysis.results.names import CLASS, heading

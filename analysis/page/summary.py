@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.page.cells import HtmlTable, count_text, html_table, is_absent, number_text
+from analysis.drawing.digits import count_text, number_text
+from analysis.page.cells import HtmlTable, html_table, is_absent
 from analysis.results.names import Task
 from analysis.study import Study
 

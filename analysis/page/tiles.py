@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.page.cells import count_text
+from analysis.drawing.digits import count_text
 from analysis.page.checked import CheckedPath, error_text
 from analysis.study import Study
 from suite.compliance.rules.base import Finding

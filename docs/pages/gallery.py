@@ -11,12 +11,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+from analysis.drawing.axes import style
+from analysis.drawing.vector import svg
 from analysis.figures import FigureModule, figures
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
-from analysis.page.drawing import style
 from analysis.page.questions import goals
-from analysis.page.vector import svg
 from analysis.roofline.inputs import read_inputs
 from analysis.study import Study, study
 from suite.descriptor import installed_cards

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.drawing.axes import style
+from analysis.drawing.labels import name_panels
 from analysis.figures import figures
-from analysis.page.drawing import style
-from analysis.page.labels import name_panels
 from analysis.study import NotAnswerableError, Study, study
 from suite.descriptor import installed_cards
 from tests.fixtures.boxes import collisions

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analysis.drawing.axes import readable_on
+from analysis.drawing.vector import svg
 from analysis.figures import expert_load
-from analysis.page.drawing import readable_on
-from analysis.page.vector import svg
 from analysis.study import NotAnswerableError, Study, study
 from analysis.tables.ingest import counts
 from suite.card import Card

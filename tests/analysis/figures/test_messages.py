@@ -14,9 +14,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, FancyArrowPatch, Rectangle
 
+from analysis.drawing.axes import BLUE, VERMILION, style
 from analysis.figures import figures
 from analysis.figures.scaling import SCALING
-from analysis.page.drawing import BLUE, VERMILION, style
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import Study, study
 from suite.card import Card

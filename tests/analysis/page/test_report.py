@@ -25,13 +25,13 @@ from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from analysis.commands.report import report as command
+from analysis.drawing.axes import style
+from analysis.drawing.vector import svg
 from analysis.figures import figures
 from analysis.page.cells import range_texts, spread_texts
 from analysis.page.checked import check_path
-from analysis.page.drawing import style
 from analysis.page.questions import goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
-from analysis.page.vector import svg
 from analysis.roofline.inputs import Inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card

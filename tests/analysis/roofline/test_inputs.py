@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report
+from analysis.drawing.axes import style
+from analysis.drawing.vector import svg
 from analysis.figures import FigureModule, figures
-from analysis.page.drawing import style
-from analysis.page.vector import svg
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
 from analysis.roofline.inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split

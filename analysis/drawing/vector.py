@@ -19,8 +19,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from analysis.page.drawing import INK, clip, style
-from analysis.page.tips import Tip, tips_of
+from analysis.drawing.axes import INK, clip, style
+from analysis.drawing.tips import Tip, tips_of
 
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _HASHED_ID = re.compile(r"(?:[mph]|C\d+_\d+_)[0-9a-f]{10}")  # of markers, clip paths, hatches and collections

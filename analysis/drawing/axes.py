@@ -1,4 +1,4 @@
-"""Drawing tools of all figures: style, panels, axes and labels. `analysis.page.vector` renders them.
+"""Drawing tools of all figures: style, panels, axes and labels. `analysis.drawing.vector` renders them.
 
 Figures do not use pyplot, so there is no global state.
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
 BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
-INK = "#1b1f25"  # on paper and slides; on the page the text colour, which differs in dark mode (analysis.page.vector)
+INK = "#1b1f25"  # on paper and slides; on the page the text colour, which differs in dark mode (`vector`)
 # Okabe and Ito, https://jfly.uni-koeln.de/color/ (black left out: it is no colour in dark mode)
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",

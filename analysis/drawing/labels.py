@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
-from analysis.page.drawing import GREY, INK, YIELDS
-from analysis.page.tips import remember_names
-from analysis.page.vector import lay_out, measuring
+from analysis.drawing.axes import GREY, INK, YIELDS
+from analysis.drawing.tips import remember_names
+from analysis.drawing.vector import lay_out, measuring
 
 NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
 Floats = npt.NDArray[np.float64]

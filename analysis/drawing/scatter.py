@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.page.drawing import clip
+from analysis.drawing.axes import clip
 
 PROBLEM = ["benchmark", "size"]
 

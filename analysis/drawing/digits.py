@@ -1,4 +1,4 @@
-"""Numbers written with the digits that their interval allows."""
+"""Numbers as text for people: with significant digits, with an interval, as a percentage or a count."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def _outward(low: float, high: float, step: float) -> float:
 def _text(value: float, step: float) -> str:
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{decimals}f}"
+
+
+def number_text(value: float | None) -> str:
+    """A number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}" if abs(value) >= 10000 else str(int(value))
+    if abs(value) >= 10000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def percent_text(value: float) -> str:
+    """A percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
+    return f"{value:.0f} %" if abs(value) >= 100 else f"{value:.2g} %"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A count with its noun in the singular or plural."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

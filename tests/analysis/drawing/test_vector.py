@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.page import vector
-from analysis.page.drawing import INK, bars, panels, style
-from analysis.page.labels import name_panels
-from analysis.page.tips import remember_runs
-from analysis.page.vector import save, svg
+from analysis.drawing import vector
+from analysis.drawing.axes import INK, bars, panels, style
+from analysis.drawing.labels import name_panels
+from analysis.drawing.tips import remember_runs
+from analysis.drawing.vector import save, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator
 
-from analysis.page.cells import number_text
+from analysis.drawing.digits import number_text
 
 NEAR = 1e-6  # of a coordinate: two that differ by less are one
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.page.drawing import clip
+from analysis.drawing.axes import clip
 from analysis.roofline.bounds import si
 from analysis.roofline.cases import Case
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.page.digits import seconds_with_interval, with_interval
+from analysis.drawing.digits import seconds_with_interval, with_interval
 
 
 @pytest.mark.parametrize(
