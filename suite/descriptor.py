@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from msgspec import Struct
 
 from suite.card import Card, read_card
 from suite.errors import InputError, unknown
 from suite.plugins import CARDS, WORKLOADS, find_plugins, leave_out, reason
-
-if TYPE_CHECKING:
-    from suite.config import Hyperparameters
 
 CARD_NAME = "card.yaml"
 
@@ -39,7 +38,7 @@ class Descriptor:
 
     name: str
     folder: Path
-    hyperparameters: type[Hyperparameters] | str | None = None
+    hyperparameters: type[Struct] | str | None = None
     implementation: str | None = None
     generator: str | None = None
     card_name: str = CARD_NAME

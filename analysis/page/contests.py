@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from analysis.page.cells import HtmlTable, html_table
 from analysis.roofline.inputs import kind_of, validated
@@ -36,7 +37,7 @@ def read_rankings(paths: Sequence[Path]) -> tuple[Section, ...]:
 def _read_section(path: Path) -> Section:
     ranking = validated(path, KIND, Ranking)
     entries, stated = ranking.entries, ranking.settings
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "entry": [each.entry for each in entries],
         "verdict": [verdict_text(each) for each in entries],
         "finished runs": [f"{each.finished} of {each.runs}" for each in entries],

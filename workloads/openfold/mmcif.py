@@ -141,7 +141,8 @@ def _read_tables(path: Path) -> dict[str, list[Row]]:
         columns: dict[str, list[str | bool | None]] = document[0].get_mmcif_category(f"{category}.")
         if columns:
             # gemmi gives None for a bare ? and False for a bare dot.
-            texts = [[{None: "?", False: "."}.get(each, each) for each in column] for column in columns.values()]
+            bare: dict[object, str] = {None: "?", False: "."}
+            texts = [[bare.get(each, str(each)) for each in column] for column in columns.values()]
             tables[category] = [
                 Row(f"{category} row {number}", dict(zip(columns, values, strict=True)))
                 for number, values in enumerate(zip(*texts, strict=True), start=1)

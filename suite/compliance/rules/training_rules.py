@@ -10,10 +10,10 @@ from suite.files import brief
 from suite.log import mllog
 from suite.log.values import finite, whole
 
-RULES = "mlperf_logging training_*/closed_*.yaml"
+SOURCE = "mlperf_logging training_*/closed_*.yaml"
 
 
-@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", RULES)
+@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", SOURCE)
 def eval_schedule(context: LogContext) -> Iterator[LogBreach]:
     schedule = context.benchmark.schedule if context.benchmark is not None else None
     batch = whole(context.logged(mllog.GLOBAL_BATCH_SIZE))

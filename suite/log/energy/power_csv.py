@@ -68,8 +68,8 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def columns(self) -> list[str]:
         """The names of all columns that are read."""
-        values = [self.power] if isinstance(self.power, str) else self.power or [self.energy]
-        named = [self.time, *values, self.since, self.node, *self.rows]
+        power = [self.power] if isinstance(self.power, str) else self.power or []
+        named = [self.time, *power, self.energy, self.since, self.node, *self.rows]
         return [name for name in named if name is not None]
 
     @property

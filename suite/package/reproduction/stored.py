@@ -88,8 +88,8 @@ def _find_official(original: Original) -> dict[str, Any] | None:
     """The official score of a published result, from the tables that are installed."""
     group = original.scored.group
     names = (group.round, group.submitter, group.system, original.scored.scenario, group.benchmark)
-    for point in find_plugins(SCORES).values():
-        found = point.load()(*names)
+    for plugin in find_plugins(SCORES).values():
+        found = plugin.point.load()(*names)
         if found is not None:
             return dict(found)
     return None

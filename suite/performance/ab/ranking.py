@@ -25,7 +25,7 @@ from suite.statistics.bets import MedianRatio, median_ratio
 from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, replay
 
-KIND = "ab-runs"
+KIND: Literal["ab-runs"] = "ab-runs"
 UNITS = {"time_to_train": "time to train, s", "cpu_seconds": "CPU time of the ranks, s"}
 
 
@@ -152,10 +152,11 @@ def _inspect(
             # A run that was taken out of the journal shows here: without it the race demands its turn again.
             yield Finding("turns-as-drawn", where(turn), "was run out of its turn")
             break
-    known, runs = {contest.run(turn).root for turn in started}, contest.root / "runs"
-    for folder in sorted(runs.glob("*/*")) if not runs.is_symlink() else []:
-        if folder not in known:
-            place = folder.relative_to(contest.root).as_posix()
+    known = {contest.run(turn).root for turn in started}
+    runs = contest.root / "runs"
+    for path in sorted(runs.glob("*/*")) if not runs.is_symlink() else []:
+        if path not in known:
+            place = path.relative_to(contest.root).as_posix()
             yield Finding("runs-as-started", place, "no run was started here: a run that does not count was put here")
     first: tuple[str, object] | None = None
     for noted in journal.runs:
