@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -112,18 +113,17 @@ def draw_pictures(
 
     names = list(figures())
     many = len(study.results) >= POOL_FROM_RESULTS
-    drawn = mapped(_picture, (study, forms), names, tell=tell, alone=not many)
+    drawn = mapped(partial(_picture, study, forms), names, tell=tell, alone=not many)
     return [picture for picture, _ in drawn], {
         picture.name: numbers for picture, numbers in drawn if numbers is not None
     }
 
 
-def _picture(given: tuple[Study, Sequence[str]], name: str) -> tuple[Picture, pd.DataFrame | None]:
+def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd.DataFrame | None]:
     from analysis.drawing.axes import style
     from analysis.drawing.vector import save, svg
     from analysis.figures import figures
 
-    study, forms = given
     module = figures()[name]
     title, caption = module.TITLE, module.CAPTION
     question = ""

@@ -7,10 +7,10 @@ says so. Scores are not computed here (see analysis.results.decompose).
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -25,10 +25,10 @@ from analysis.tables.reading import (
     PHASE_COLUMNS,
     RANK_COLUMNS,
     Columns,
-    Reader,
+    read_log,
 )
 from analysis.tables.run_row import encodable, text
-from analysis.tables.workers import mapped, uncollected
+from analysis.tables.workers import mapped
 from suite.card import Card, Target
 from suite.compliance.check import CheckedLog, rulesets_of_logs
 from suite.files import read_bytes
@@ -68,7 +68,6 @@ class Tables:
         return {name: getattr(self, name) for name in names}
 
 
-@uncollected()
 def ingest(
     paths: Sequence[Path],
     cards: Mapping[str, Card],
@@ -82,18 +81,16 @@ def ingest(
     """
     logs, skipped = find_logs(paths)
     rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
-    order = list(map(_by_size, logs))
-    places = sorted(range(len(logs)), key=order.__getitem__)
-    alone = len(logs) < POOL_FROM_LOGS
-    chunks = [[place] for place in places] if alone else _chunks(places, [order[place][0] for place in places])
+    # Long logs first, so that no process ends long after the others.
+    places = sorted(range(len(logs)), key=lambda place: logs[place].path.stat().st_size, reverse=True)
     found = mapped(
-        Reader.read_all,
-        Reader(cards, rules),
-        [[logs[place] for place in chunk] for chunk in chunks],
-        tell=lambda done, total: tell(done * len(logs) // total, len(logs)),
-        alone=alone,
+        partial(read_log, cards, rules),
+        [logs[place] for place in places],
+        CHUNK_LOGS,
+        tell=tell,
+        alone=len(logs) < POOL_FROM_LOGS,
     )
-    read = dict(zip(chain.from_iterable(chunks), chain.from_iterable(found), strict=True))
+    read = dict(zip(places, found, strict=True))
     readings = [read[place] for place in range(len(logs))]
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
@@ -110,7 +107,7 @@ def ingest(
         ranks=_frame(RANK_COLUMNS, runs, [reading.ranks for reading in readings]),
         experts=_frame(EXPERT_COLUMNS, runs, [reading.experts for reading in readings]),
         systems=pd.DataFrame(list(systems.values())),
-        records={reading.run["run"]: _of(log, reading.record) for log, reading in zip(logs, readings, strict=True)},
+        records={reading.run["run"]: reading.record for reading in readings},
         targets={reading.run["group"]: reading.target for reading in readings},
         skipped=skipped,
         judged={log.path: reading.checked for log, reading in zip(logs, readings, strict=True) if reading.checked},
@@ -129,28 +126,6 @@ def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Seque
     whole = [named, *map(chain.from_iterable, zip(*(columns for _, columns in filled), strict=True))]
     data = dict(zip(names, map(list, whole), strict=True)) if filled else None
     return pd.DataFrame(data, columns=list(names))
-
-
-def _of(log: LogFile, record: RunRecord) -> RunRecord:
-    """The record of a log, which may have been made of an equal one."""
-    return record if record.path is log.path or record.path == log.path else replace(record, path=log.path)
-
-
-def _chunks(places: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Cut the places into chunks of `CHUNK_LOGS` or a few more: equal logs, which have one size, stay together."""
-    chunks: list[list[int]] = []
-    last = None
-    for place, size in zip(places, sizes, strict=True):
-        if not chunks or (len(chunks[-1]) >= CHUNK_LOGS and (size != last or len(chunks[-1]) >= 2 * CHUNK_LOGS)):
-            chunks.append([])
-        chunks[-1].append(place)
-        last = size
-    return chunks
-
-
-def _by_size(log: LogFile) -> tuple[int, str]:
-    """Long logs first, so that no process ends long after the others; equal ones, which have one name in all rounds, meet."""
-    return -os.stat(log.path).st_size, log.path.name  # noqa: PTH116  a third of the time of Path.stat
 
 
 def parsed(text: object) -> dict[str, Any]:

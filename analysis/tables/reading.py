@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from analysis.tables.run_row import (
@@ -18,19 +16,16 @@ from analysis.tables.run_row import (
     UNKNOWN,
     LogContent,
     encodable,
-    identity,
     run_row,
-    scaling_factor,
     text,
 )
 from suite.card import FULL, Card, Target
 from suite.compliance.check import CheckedLog, judge_log
+from suite.compliance.manifest import digest
 from suite.compliance.ruleset import find_target, ruleset
-from suite.files import opened
 from suite.log import mllog
-from suite.log.limits import limits
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise_with_timeline
+from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import LogFile
 from suite.log.timeline import Timeline, timeline
 from suite.log.values import number
@@ -55,7 +50,7 @@ Columns = Sequence[Sequence[Any]]  # of a table, but for its first, the name of 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the tables take from one log. Equal logs share all but ``run``: the path in ``record`` is that of the first."""
+    """What the tables take from one log."""
 
     run: dict[str, Any]
     epochs: Columns
@@ -68,100 +63,22 @@ class Reading:
     checked: CheckedLog | None = None
 
 
-class Reader:
-    """Reads logs into rows, one after another.
-
-    A log that is equal to the one before, byte for byte, is not parsed again: two fifths of the published logs are in several
-    rounds. They meet where logs are given in the order of their sizes.
-    """
-
-    def __init__(self, cards: Mapping[str, Card], rules: Mapping[Path, str]) -> None:
-        self._cards, self._rules = cards, rules
-        self._last: _Last | None = None
-        self._scaling: dict[Path, float | None] = {}
-
-    def read_all(self, files: Sequence[LogFile]) -> list[Reading]:
-        """Read several logs as `read` does."""
-        return [self.read(file) for file in files]
-
-    def read(self, file: LogFile) -> Reading:
-        """Read one log. The content of a log never raises. Where its ruleset is known, it is judged as well: it is read once."""
-        folder, rules = file.path.parent, self._rules.get(file.path)
-        if folder not in self._scaling:
-            self._scaling[folder] = scaling_factor(folder)
-        size = os.stat(file.path).st_size  # noqa: PTH116  a third of the time of Path.stat
-        if self._last is not None and _alike(file, size, self._last):
-            known, checked = self._last.reading, None
-            if rules:
-                log, record = replace(self._last.log, path=file.path), replace(known.record, path=file.path)
-                checked = judge_log(log, ruleset(rules), str(file.path), record)
-            row = identity(file, known.record, known.run["benchmark"], known.run["sha256"], self._scaling[folder])
-            return replace(known, run=known.run | encodable(row), checked=checked)
-        self._last = _read(file, size, self._cards, rules, self._scaling[folder])
-        return self._last.reading
-
-
-class _Seen:
-    """The checksum and the first bytes of a log, which is read piece by piece."""
-
-    def __init__(self) -> None:
-        self._digest, self.head = hashlib.sha256(), b""
-
-    def __call__(self, piece: bytes) -> None:
-        self._digest.update(piece)
-        self.head = self.head or piece[:_HEAD_BYTES]
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-
-class _Last(NamedTuple):
-    """A log that was read."""
-
-    file: LogFile
-    size: int
-    head: bytes
-    log: Log
-    reading: Reading
-
-
-def _alike(file: LogFile, size: int, last: _Last) -> bool:
-    """True if two files hold the same, and their rows follow from it in the same way."""
-    if size != last.size or (file.benchmark, file.resumed) != (last.file.benchmark, last.file.resumed):
-        return False
-    seen = _Seen()
-    with opened(file.path, limits().file) as stream:
-        if (head := stream.read(_HEAD_BYTES)) != last.head:  # as of two runs, whose times differ
-            return False
-        seen(head)
-        while piece := stream.read(_PIECE_BYTES):
-            seen(piece)
-    return bool(seen.sha256 == last.reading.run["sha256"])
-
-
-_PIECE_BYTES = 2**17  # stays in the cache
-_HEAD_BYTES = 2**12
-
-
-def _read(file: LogFile, size: int, cards: Mapping[str, Card], rules: str | None, scaling: float | None) -> _Last:
-    seen = _Seen()
-    log = read_events(file.path, steps=False, seen=seen)
-    record, line = summarise_with_timeline(log)
-    checked = judge_log(log, ruleset(rules), str(file.path), record) if rules else None
+def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> Reading:
+    """Read one log. The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any."""
+    log = read_events(file.path, steps=False)
+    record = summarise(log)
+    judged_by = rules.get(file.path)
+    checked = judge_log(log, ruleset(judged_by), str(file.path), record) if judged_by else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     if target is not None and record.metric_key not in (None, target.metric):
-        record, line = summarise_with_timeline(log, target.metric)
-    summarised = record.metric_key or mllog.EVAL_ERROR
-    metric = target.metric if target else summarised
-    if metric != summarised or log.until(mllog.RUN_STOP) is not log:
-        line = timeline(log, metric)  # also of what came after run_stop
-    content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line), scaling)
+        record = summarise(log, target.metric)
+    metric = target.metric if target else record.metric_key or mllog.EVAL_ERROR
+    line = timeline(log, metric)  # that of the record ends at run_stop; the tables show what came after it too
+    content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(log)
-    row = encodable(run_row(content, seen.sha256) | _expert_load(experts))
-    reading = Reading(
-        run=row,
+    return Reading(
+        run=encodable(run_row(content, digest(file.path)) | _expert_load(experts)),
         epochs=_epoch_columns(line, log),
         evals=_eval_columns(content),
         phases=_columns(_phase_rows(log)),
@@ -171,7 +88,6 @@ def _read(file: LogFile, size: int, cards: Mapping[str, Card], rules: str | None
         target=target,
         checked=checked,
     )
-    return _Last(file, size, seen.head, log, reading)
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:

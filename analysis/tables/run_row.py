@@ -84,12 +84,11 @@ class LogContent:
     benchmark: str
     target: Target | None
     epochs: EpochCount
-    scaling: float | None = None
 
 
 def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
-    row = identity(content.file, content.record, content.benchmark, sha256, content.scaling)
+    row = _identity(content.file, content.record, content.benchmark, sha256)
     row |= _target(content.target) | _times(content) | _configuration(content)
     row |= _logged_by_us(content.record) | _goodput(content.log) | _plan(content.log)
     row["implausible"] = _drop_implausible(row)
@@ -114,8 +113,8 @@ def encodable(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str, scaling: float | None) -> dict[str, Any]:
-    """The columns that tell a log from others: its place, its submitter and its system. ``scaling`` as `scaling_factor`."""
+def _identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str) -> dict[str, Any]:
+    """The columns that tell a log from others: its place, its submitter and its system."""
     submitter = file.submitter or record.org or UNKNOWN
     mode = file.mode or ("weak" if record.mode == "weak" else "strong")
     round_ = file.round or record.ruleset or UNKNOWN
@@ -134,7 +133,7 @@ def identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str, scal
         "trial": file.trial,
         "file": str(file.path),
         "sha256": sha256,
-        "scaling_factor": scaling,
+        "scaling_factor": _scaling_factor(file.path.parent),
         "suite_version": record.suite_version,
         "published": record.suite_version is None and file.round is not None,
         "pruned": file.pruned,
@@ -348,7 +347,7 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
     return {column: None if source is None else getattr(source, name) for column, name in columns.items()}
 
 
-def scaling_factor(folder: Path) -> float | None:
+def _scaling_factor(folder: Path) -> float | None:
     """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
     try:
         return number(read_json(folder / "scaling.json", limits().json).get("scaling_factor"))

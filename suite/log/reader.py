@@ -1,36 +1,50 @@
-"""Read a log: every line with the MLLOG token becomes an `Event` or a `Problem`. The content of a log never raises.
+"""Read a log: each line with the MLLOG token becomes an `Event` or a `Problem`. No content of a log raises.
 
-Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table uses. With
-``steps=False`` one regular expression matches whole blocks of such lines and only the first and last event of a block are
-kept, which is enough to check that time stamps rise. Lines that the expression does not match are decoded as usual.
-
-A file is read in pieces, so memory is that of the events kept plus 10 MB, however long the log. Time grows with its length
-and no faster, whatever it holds.
+A log may be a stranger's, and damaged or hostile. So lines, the file and what is kept of it have limits, time grows with the
+length of the file and no faster, and all that is not an event is counted as a problem with its line.
 """
 
 from __future__ import annotations
 
 import codecs
 import errno
-import re
-from bisect import bisect_left
+import json
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from io import BufferedReader
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from suite.files import LIMITS, byte_text, opened
-from suite.log.decoding import LISTED_PROBLEMS, TOKEN_BYTES, Event, Found, Problem, decode_lines
+import msgspec
+
+from suite.files import LIMITS, TwiceError, brief, byte_text, each_name_once, opened
 from suite.log.limits import limits
 
-__all__ = ["LISTED_PROBLEMS", "STEP_KEYS", "Event", "Log", "Problem", "read_events"]
+STEP_KEYS = frozenset({"learning_rate", "train_accuracy", "train_loss"})
+LISTED_PROBLEMS = 100  # of a log; every few bytes of a damaged file may be a problem
 
-STEP_KEYS = ("learning_rate", "train_accuracy", "train_loss")
+
+class Event(NamedTuple):
+    """One log event. ``time_ms`` is Unix time in milliseconds; ``line`` is the file's own line number."""
+
+    key: str
+    value: Any
+    time_ms: float
+    event_type: str
+    metadata: Mapping[str, Any]
+    line: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line with the MLLOG token that is not a valid event."""
+
+    line: int
+    message: str
 
 
 @dataclass(frozen=True)
@@ -50,186 +64,186 @@ class Log:
     def places(self) -> Mapping[str, Sequence[int]]:
         """Indices of the events of each key, ascending. Keys are in the order of their first event."""
         found: defaultdict[str, list[int]] = defaultdict(list)
-        for index, key in enumerate(map(_KEY, self.events)):
-            found[key].append(index)
+        for index, event in enumerate(self.events):
+            found[event.key].append(index)
         return dict(found)
 
     def first(self, key: str) -> Event | None:
-        """The first event of a key."""
+        """Find the first event of a key."""
         places = self.places.get(key)
         return self.events[places[0]] if places else None
 
-    def places_of(self, keys: Sequence[str]) -> Sequence[int]:
-        """Indices of all events of some keys, ascending."""
-        found = [self.places[key] for key in keys if key in self.places]
-        return found[0] if len(found) == 1 else sorted(chain.from_iterable(found))
-
     def every(self, *keys: str) -> list[Event]:
-        """All events of some keys, in file order."""
-        events = self.events
-        return [events[index] for index in self.places_of(keys)]
+        """List all events of some keys, in file order."""
+        places = sorted(chain.from_iterable(self.places.get(key, ()) for key in keys))
+        return [self.events[index] for index in places]
 
     def until(self, key: str) -> Log:
-        """This log up to the first event of a key, that event included; the whole log if there is none."""
+        """Return this log up to the first event of a key, that event included; the whole log if there is none."""
         end = self.places[key][0] + 1 if key in self.places else len(self.events)
-        if end == len(self.events):
-            return self
-        log = Log(self.path, self.events[:end])
-        before = {name: found for name, found in self.places.items() if found[0] < end}
-        cut = {name: found[: bisect_left(found, end)] for name, found in before.items() if found[-1] >= end}
-        log.__dict__["places"] = before | cut  # what the property would find
-        return log
+        return self if end == len(self.events) else Log(self.path, self.events[:end])
 
 
-_KEY = itemgetter(0)  # of an event
-
-
-def read_events(
-    path: Path, *, steps: bool = True, first_bytes: int | None = None, seen: Callable[[bytes], object] | None = None
-) -> Log:
+def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = None) -> Log:
     """Read the events of a log file, or of about its first bytes. No content raises.
 
-    With ``steps`` false only the first and last event of a block of consecutive step events are kept. ``seen`` is called with
-    every piece of the file in order, as to compute a checksum.
+    Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table uses.
+    With ``steps`` false only the first and the last event of consecutive steps are kept, which still shows times that go back.
 
     OSError that names the file if it cannot be read, is no regular file or is larger than the limits (suite.log.limits).
     """
+    most = limits()
+    events: list[Event] = []
+    problems: list[Problem] = []
+    damaged = skipped = kept_bytes = 0
+    utf16 = False
     try:
-        with opened(path, limits().file) as file:
-            return _Parser(path, steps).read(_pieces(file, first_bytes, seen))
+        with opened(path, most.file) as file:
+            for number, line in enumerate(_lines(file, most.line, first_bytes), start=1):
+                utf16 = utf16 or (number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)))
+                if _TOKEN not in line:
+                    continue
+                kept = len(events)
+                for item in _decode_line(line, number, most.line):
+                    if isinstance(item, Problem):
+                        damaged += 1
+                        if damaged <= LISTED_PROBLEMS:
+                            problems.append(item)
+                    elif not steps and item.key in STEP_KEYS and _continues_steps(events, item):
+                        events[-1] = item
+                        skipped += 1
+                    else:
+                        events.append(item)
+                if len(events) > kept:
+                    kept_bytes += len(line)
+                if kept_bytes > most.events:
+                    text = f"has more than {byte_text(most.events)} of events ({LIMITS} raises the limit)"
+                    raise OSError(errno.EFBIG, text, str(path))
     except OSError as error:
         error.filename = error.filename or str(path)  # a read that fails names no file
         raise
+    if utf16 and not events:
+        damaged += 1
+        problems.append(Problem(1, "the file is UTF-16; a log is UTF-8"))
+    return Log(path, tuple(events), tuple(problems[:LISTED_PROBLEMS]), skipped, damaged)
 
 
-class _Piece(NamedTuple):
-    """Some whole lines of a file. ``too_long``: a single line whose bytes are left out; true if it holds the MLLOG token."""
-
-    lines: bytes
-    too_long: bool = False
+_TOKEN = b":::MLLOG"
+_PLAIN = _TOKEN + b" {"  # as a line begins that this suite or mlcommons/logging wrote
 
 
-_PIECE_BYTES = 2**17  # stays in the cache until all has been done with it
+def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
+    """Yield the lines. A line above the limit is read in pieces and never held: what is yielded of it is too long as well."""
+    while (first_bytes is None or file.tell() < first_bytes) and (line := file.readline(longest + 1)):
+        if len(line) > longest and not line.endswith(b"\n"):
+            has_token, tail = _TOKEN in line, line[-len(_TOKEN) :]
+            while not tail.endswith(b"\n") and (piece := file.readline(2**16)):
+                has_token = has_token or _TOKEN in tail + piece
+                tail = (tail + piece)[-len(_TOKEN) :]
+            line = _TOKEN.ljust(longest + 1) if has_token else b""
+        yield line
 
 
-def _pieces(file: BufferedReader, most: int | None, seen: Callable[[bytes], object] | None) -> Iterator[_Piece]:
-    """Cut a file at ends of lines. A line above the limit is read and dropped; its piece is one newline."""
-    longest, parts, length, at = limits().line, list[bytes](), 0, 0
-    while (most is None or at < most) and (block := file.read(_PIECE_BYTES)):
-        at += len(block)
-        if seen is not None:
-            seen(block)
-        cut = block.rfind(b"\n") + 1
-        if cut == 0:
-            parts.append(block)
-            length += len(block)
-            if length > longest:
-                held, block = _rest_of_line(file, b"".join(parts), seen)
-                yield _Piece(b"\n", too_long=held)
-                cut = block.rfind(b"\n") + 1
-                if cut:
-                    yield _Piece(block[:cut])
-                parts, length = [block[cut:]], len(block) - cut
-            continue
-        yield _Piece(b"".join([*parts, memoryview(block)[:cut]]) if length else block[:cut])
-        parts, length = [block[cut:]], len(block) - cut
-    if length:
-        yield _Piece(b"".join(parts))
+def _continues_steps(events: Sequence[Event], event: Event) -> bool:
+    """Return true if an event of a step follows two like it, with times that rise: then the one between them tells nothing."""
+    if len(events) < 2:
+        return False
+    first, last = events[-2:]
+    return (
+        first.key in STEP_KEYS
+        and last.key in STEP_KEYS
+        and first.time_ms <= last.time_ms <= event.time_ms
+        and first.metadata.keys() == last.metadata.keys() == event.metadata.keys()  # rules ask which names there are
+    )
 
 
-def _rest_of_line(file: BufferedReader, begin: bytes, seen: Callable[[bytes], object] | None) -> tuple[bool, bytes]:
-    """Read to the end of a line; returns whether it holds the MLLOG token, and the bytes read after it."""
-    held, tail = TOKEN_BYTES in begin, begin[-len(TOKEN_BYTES) :]
-    while block := file.read(_PIECE_BYTES):
-        if seen is not None:
-            seen(block)
-        line, newline, after = block.partition(b"\n")
-        held = held or TOKEN_BYTES in tail + line
-        if newline:
-            return held, after
-        tail = (tail + line)[-len(TOKEN_BYTES) :]
-    return held, b""
+class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An event as this suite and mlcommons/logging write it: these names, each of them once."""
+
+    namespace: str
+    time_ms: float
+    event_type: str
+    key: Annotated[str, msgspec.Meta(min_length=1)]
+    value: Any
+    metadata: dict[str, Any]
 
 
-class _Parser:
-    """Parses the pieces of one log, one after another."""
-
-    def __init__(self, path: Path, steps: bool) -> None:
-        self._path, self._steps, self._limits = path, steps, limits()
-        self._found = Found()
-        self._number, self._skipped = 1, 0
-
-    def read(self, pieces: Iterator[_Piece]) -> Log:
-        """Parse all pieces. OSError if more would be kept than the limit allows."""
-        found, utf16 = self._found, False
-        for index, (lines, too_long) in enumerate(pieces):
-            utf16 = utf16 or (index == 0 and lines.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)))
-            if too_long:
-                longest = byte_text(self._limits.line)
-                found.problem(Problem(self._number, f"a line of more than {longest} ({LIMITS} raises the limit)"))
-            self._parse(lines)
-            if found.event_bytes > self._limits.events:
-                most = f"has more than {byte_text(self._limits.events)} of events ({LIMITS} raises the limit)"
-                raise OSError(errno.EFBIG, most, str(self._path))
-        if not found.events and utf16:
-            found.problem(Problem(1, "the file is UTF-16; a log is UTF-8"))
-        return Log(self._path, tuple(found.events), tuple(found.problems), self._skipped, found.damaged)
-
-    def _parse(self, data: bytes) -> None:
-        """Append the events and problems of whole lines."""
-        at, number, kept, numbers = 0, self._number, list[bytes](), list[int]()
-        for block in () if self._steps or not any(key in data for key in _STEPS) else _step_blocks().finditer(data):
-            begin, end = block.span()
-            lines = data[begin : end - 1].split(b"\n")
-            if len(lines) < 3 or (begin > 0 and data[begin - 1] != _NEWLINE) or not _rise(lines):
-                continue
-            kept.append(data[at : begin + len(lines[0]) + 1])
-            after = number + kept[-1].count(b"\n")
-            numbers += range(number, after)
-            number = after + len(lines) - 2
-            self._skipped += len(lines) - 2
-            at = end - 1 - len(lines[-1])
-        after = number + data.count(b"\n", at) + (not data.endswith(b"\n"))
-        kept.append(data[at:])
-        self._number = after
-        decode_lines(
-            b"".join(kept), [*numbers, *range(number, after)] if numbers else range(number, after), self._found
-        )
+_decode_record = msgspec.json.Decoder(_Record).decode
+_NAMES = len(_Record.__struct_fields__)
 
 
-def _rise(lines: Sequence[bytes]) -> bool:
-    """True if the times of these lines rise. They have one length, so that their order is that of the numbers."""
-    if lines == sorted(lines):  # as nearly always: lines begin with their times, and steps log their keys in this order
-        return True
-    times = [line[_TIME] for line in lines]
-    return times == sorted(times)
+def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Problem]:
+    """Decode a line with the token: one event, or whatever `_decode_unusual` makes of it."""
+    if len(line) > longest and not line.endswith(b"\n"):
+        return [Problem(number, f"a line of more than {byte_text(longest)} ({LIMITS} raises the limit)")]
+    if line.startswith(_PLAIN):
+        text = line[len(_TOKEN) :]
+        try:
+            record = _decode_record(text)
+            names = _NAMES + _count_names(record.value) + _count_names(record.metadata)
+        except (ValueError, RecursionError):  # NaN, a lone surrogate, a number out of range: json may still take it
+            names = -1
+        # msgspec takes the last of two values with one name, which would hide the first. Each name has one colon, so with as
+        # many colons as names none is there twice. A text with a colon is counted too, and decoded the other way.
+        if names == text.count(b":"):
+            return [Event(record.key, record.value, record.time_ms, record.event_type, record.metadata, number)]
+    return _decode_unusual(line, number)
 
 
-_NEWLINE = 10
-_STEPS = tuple(b'"key": "%b"' % key.encode() for key in STEP_KEYS)
-_HEAD = b':::MLLOG {"namespace": "", "time_ms": '
-_TIME = slice(len(_HEAD), len(_HEAD) + 13)
+def _count_names(value: Any) -> int:
+    """Count the names in all objects of a JSON value."""
+    if type(value) is dict:
+        return len(value) + sum(map(_count_names, value.values()))
+    return sum(map(_count_names, value)) if type(value) is list else 0
 
 
-@cache
-def _step_blocks() -> re.Pattern[bytes]:
-    """Match consecutive lines that each hold one step event, in the form mlcommons/logging writes with three more metadata.
+_json_value = json.JSONDecoder(object_pairs_hook=each_name_once)
+_CUT_AT = 2**16  # characters
 
-    The first line is matched in full. In the following lines the constant parts are back references to the first, which is
-    three times as fast as matching them again.
-    """
-    keys = rb"(?:%b)" % "|".join(STEP_KEYS).encode()
-    value = rb"-?(?:0|[1-9]\d{0,14}+)(?:\.\d{1,20}+)?+(?:[eE][+-]?+\d{1,2}+)?+"
-    count = rb"(?:0|[1-9]\d{0,14}+)"
-    pieces = [
-        re.escape(_HEAD),
-        rb', "event_type": "[A-Z_]++", "key": "',
-        rb'", "value": ',
-        rb', "metadata": \{"file": "[^"\\\x00-\x1f\x7f-\xff]++", "[a-z_]++": ',
-        *(rb', "[a-z_]++": ',) * 2,
-        rb"\}\}\n",
-    ]
-    between = [rb"[1-9]\d{12}", keys, value, count, count, count, b""]
-    first = b"".join(b"(%b)%b" % pair for pair in zip(pieces, between, strict=True))
-    other = b"".join(b"\\%d%b" % pair for pair in enumerate(between, start=1))
-    return re.compile(b"%b(?:%b)++" % (first, other))
+
+def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
+    """Yield every record on a line. A launcher may have put a rank before it; two ranks may have written to one line."""
+    text, token = line.decode("utf-8", "replace"), _TOKEN.decode()
+    position = text.find(token)
+    while position >= 0:
+        if (
+            position > _CUT_AT
+        ):  # json counts the newlines before an error: many errors on one line would take ever longer
+            text, position = text[position:], 0
+        begin = position + len(token)
+        while begin < len(text) and text[begin] == " ":
+            begin += 1
+        end = begin
+        try:
+            record, end = _json_value.raw_decode(text, begin)
+            yield _event(record, number)
+        except TwiceError as error:
+            yield Problem(number, f"an object has {brief(str(error))} twice")
+        except json.JSONDecodeError as error:
+            yield Problem(number, f"not JSON after :::MLLOG: {error.msg}")
+        except (ValueError, RecursionError):
+            yield Problem(number, "not JSON after :::MLLOG: too deep or too long a number")
+        position = text.find(token, end)
+
+
+def _event(record: object, number: int) -> Event | Problem:
+    """Check what a record holds, and make an event of it."""
+    if not isinstance(record, dict):
+        return Problem(number, f"expected a JSON object after :::MLLOG, found {type(record).__name__}")
+    missing = [name for name in ("key", "value", "time_ms", "metadata") if name not in record]
+    if missing:
+        return Problem(number, f"event without {', '.join(missing)}")
+    key, time_ms, metadata = record["key"], record["time_ms"], record["metadata"]
+    if not isinstance(key, str) or not key:
+        return Problem(number, f"key must be a non-empty string, found {brief(key)}")
+    try:
+        finite = isinstance(time_ms, int | float) and not isinstance(time_ms, bool) and math.isfinite(time_ms)
+    except OverflowError:  # an integer that no float holds
+        finite = False
+    if not finite:
+        return Problem(number, f"time_ms of {key!r} must be a finite number, found {brief(time_ms)}")
+    if metadata is None:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        return Problem(number, f"metadata of {key!r} must be an object, found {brief(metadata)}")
+    return Event(key, record["value"], float(time_ms), str(record.get("event_type")), metadata, number)

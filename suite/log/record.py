@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from suite.card import Target
@@ -22,7 +21,6 @@ from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
     Parts,
-    Timeline,
     TimeShares,
     closed_epochs,
     parts_of,
@@ -79,7 +77,6 @@ class RunRecord:
     platform: str | None = None
     mode: str | None = None
     trial: int | None = None
-    instance: int | None = None
     nodes: int | None = None
     ranks: int | None = None
     accelerators_per_node: int | None = None
@@ -116,20 +113,6 @@ class RunRecord:
     parts: Parts | None = None
     counted: CountedEnergy | None = None
 
-    def __reduce__(self) -> tuple[Callable[[list[Any]], RunRecord], tuple[list[Any]]]:
-        """For pickle, which takes no read-only mappings, and a third of the time for columns in place of named tuples."""
-        values = ((name, getattr(self, name)) for name in _NAMES)
-        return _of_columns, (
-            [
-                dict(value)
-                if type(value) is MappingProxyType
-                else tuple(zip(*value, strict=True))
-                if name in _COLUMNS
-                else value
-                for name, value in values
-            ],
-        )
-
     @property
     def stretches(self) -> Mapping[str, Sequence[Stretch]]:
         """When each part of the run was, in seconds since run_start; nothing for a run without run_stop."""
@@ -150,27 +133,8 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
-_new = tuple.__new__  # half the time of MetricValue()
-_COLUMNS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"evals": MetricValue._make, "epochs": Epoch._make}
-
-
-_NAMES = tuple(item.name for item in fields(RunRecord))
-_PHASES = tuple(item.name for item in fields(Phases))
-
-
-def _of_columns(values: list[Any]) -> RunRecord:
-    named = dict(zip(_NAMES, values, strict=True))
-    rows = {name: tuple(map(make, zip(*named[name], strict=True))) for name, make in _COLUMNS.items()}
-    return RunRecord(**(named | rows))
-
-
 def summarise(log: Log, metric: str | None = None) -> RunRecord:
     """Summarise any log; fields that it does not support are None. ``metric``: the benchmark's key, as logs may have both."""
-    return summarise_with_timeline(log, metric)[0]
-
-
-def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRecord, Timeline]:
-    """Summarise any log as `summarise` does, and return the timeline up to run_stop, from which the summary is made, beside it."""
     run = log.until(mllog.RUN_STOP)
     start, stop, mode = map(run.first, (mllog.RUN_START, mllog.RUN_STOP, mllog.RUN_MODE))
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
@@ -178,7 +142,7 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
     (staging_s, before_s), parts = staging_seconds(line), parts_of(line)
     first = partial(_value, run)
-    record = RunRecord(
+    return RunRecord(
         path=log.path,
         benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
         size=_text(first(mllog.BENCHMARK_SIZE)),
@@ -191,7 +155,6 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         platform=_text(first(mllog.SUBMISSION_PLATFORM)),
         mode=_text(mode.value) if mode else None,
         trial=whole(mode.metadata.get("trial")) if mode else None,
-        instance=whole(mode.metadata.get("instance")) if mode else None,
         nodes=whole(first(mllog.NUMBER_OF_NODES)),
         ranks=whole(first(mllog.NUMBER_OF_RANKS)),
         accelerators_per_node=whole(first(mllog.ACCELERATORS_PER_NODE)),
@@ -228,7 +191,6 @@ def summarise_with_timeline(log: Log, metric: str | None = None) -> tuple[RunRec
         parts=parts,
         counted=_counted(run),
     )
-    return record, line
 
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
@@ -250,10 +212,11 @@ def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:
 def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricValue, ...]:
     """List every value of the metric, those of several ranks too. Values that are not numbers are left out."""
     found = []
-    for _, logged, time_ms, _, metadata, line in run.every(key) if key is not None else ():
-        if (value := finite(logged)) is not None:
+    for event in run.every(key) if key is not None else ():
+        value, metadata = finite(event.value), event.metadata
+        if value is not None:
             epoch = finite(metadata["epoch_num"] if "epoch_num" in metadata else metadata.get("samples_count"))
-            found.append(_new(MetricValue, (epoch, value, (time_ms - zero_ms) / 1e3, line)))
+            found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
 
 
@@ -281,7 +244,7 @@ def _phases(run: Log, key: str) -> Phases | None:
     values = [event.value for event in run.every(key) if isinstance(event.value, Mapping)]
     if not values:
         return None
-    names = [name.removesuffix("_s") for name in _PHASES]
+    names = [item.name.removesuffix("_s") for item in fields(Phases)]
     totals = dict.fromkeys(names, 0.0)
     for value in values:
         for name in names:
@@ -309,7 +272,7 @@ def _hyperparameters(run: Log) -> Mapping[str, Any]:
         named = key.startswith(("opt_", "scheduler_")) or key in ("dropout", mllog.GLOBAL_BATCH_SIZE)
         if (named or places[0] < start) and key not in NOT_HYPERPARAMETERS:
             found[key] = run.events[places[0]].value
-    return MappingProxyType(found)
+    return found
 
 
 def _text(value: object) -> str | None:
@@ -322,14 +285,14 @@ def _attainable(run: Log) -> Mapping[str, float]:
 
 
 def _mapping(value: object) -> Mapping[str, Any] | None:
-    return MappingProxyType(value) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _numbers(value: object) -> Mapping[str, float]:
     if not isinstance(value, dict):
-        return MappingProxyType({})
+        return {}
     pairs = ((key, finite(item)) for key, item in value.items())
-    return MappingProxyType({key: number for key, number in pairs if number is not None})
+    return {key: number for key, number in pairs if number is not None}
 
 
 LONGEST_CHOICE, MOST_CHOICES = 200, 64  # characters of a name or an answer; choices of a run

@@ -7,13 +7,12 @@ need not rise. Nothing here knows targets or scores.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, repeat
-from operator import itemgetter, le, lt
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
 
 from suite.log import mllog
 from suite.log.reader import Event, Log
@@ -112,7 +111,7 @@ def timeline(log: Log, metric: str) -> Timeline:
         start_ms=start.time_ms if start else None,
         zero_ms=zero_ms,
         run_s=(stop.time_ms - zero_ms) / 1e3 if start and stop else None,
-        end_s=(max(map(_TIME_MS, log.events), default=zero_ms) - zero_ms) / 1e3,
+        end_s=(max((event.time_ms for event in log.events), default=zero_ms) - zero_ms) / 1e3,
         init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
         staging=tuple((span.start_s, span.stop_s) for span in staging if span.stop_s is not None),
         epochs=epochs,
@@ -201,47 +200,31 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
-    waited = _Covered(merge_stretches(_evaluated(line, beside=False)))
+    waited = merge_stretches(_evaluated(line, beside=False))
+    starts, ends = [start_s for start_s, _ in waited], [end_s for _, end_s in waited]
+    gaps = [start_s - end_s for start_s, end_s in zip(starts[1:], ends, strict=False)]
+    gaps_before = [
+        0.0,
+        *accumulate(gaps),
+    ]  # so that time does not grow with epochs times evaluations where epochs overlap
     epochs = []
-    for label, start_s, end_s in line.epochs:
-        stop_s = line.run_s if end_s is None else end_s
-        if stop_s is not None:
-            train_s = waited.left_of(start_s, stop_s)
-            epochs.append(_new(Epoch, (label, start_s, stop_s, train_s, end_s is not None)))
-    return tuple(epochs)
-
-
-class _Covered:
-    """Merged stretches, of which the length inside any other stretch is found by bisection: epochs may overlap."""
-
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self._stretches = stretches
-        self._starts = [begin for begin, _ in stretches]
-        lengths = (end - begin for begin, end in stretches)
-        self._before = [0.0, *accumulate(lengths)]  # length of all stretches before each
-
-    def left_of(self, start_s: float, stop_s: float) -> float:
-        """Compute how much of a stretch is outside; 0 if it ends before it begins."""
-        low, high = bisect_left(self._starts, start_s), bisect_left(self._starts, stop_s)
-        if low > 0 and self._stretches[low - 1][1] > start_s:
-            low -= 1
+    for epoch in line.epochs:
+        start_s, stop_s = epoch.start_s, line.run_s if epoch.stop_s is None else epoch.stop_s
+        if stop_s is None:
+            continue
+        first, after = (
+            bisect_right(ends, start_s),
+            bisect_left(starts, stop_s),
+        )  # evaluations inside: first to after - 1
         if stop_s <= start_s:
-            return 0.0
-        if high == low:
-            return stop_s - start_s
-        if high - low == 1:  # as nearly always
-            begin, end = self._stretches[low]
-            return (begin - start_s if begin > start_s else 0.0) + (stop_s - end if stop_s > end else 0.0)
-        if high - low == 2:  # exact
-            return length_of(subtract_stretches([(start_s, stop_s)], self._stretches[low:high]))
-        ends = subtract_stretches([(start_s, stop_s)], [self._stretches[low], self._stretches[high - 1]])
-        return length_of(ends) - (self._before[high - 1] - self._before[low + 1])
-
-
-_EXACT = 2**53  # integers below are floats exactly
-_ABSENT = object()
-_TIME_MS = itemgetter(2)  # of an event
-_new = tuple.__new__  # half the time of Interval()
+            train_s = 0.0
+        elif first >= after:
+            train_s = stop_s - start_s
+        else:
+            between = gaps_before[after - 1] - gaps_before[first]
+            train_s = max(0.0, starts[first] - start_s) + between + max(0.0, stop_s - ends[after - 1])
+        epochs.append(Epoch(epoch.number, start_s, stop_s, train_s, epoch.stop_s is not None))
+    return tuple(epochs)
 
 
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
@@ -250,46 +233,29 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is the
     same interval, logged by another rank.
     """
-    begins, ends = ([f"{stem}_{side}" for stem in stems] for side in ("start", "stop"))
-    starts, stops = log.every(*begins), log.every(*ends)
-    if _alternate(log, begins, ends):  # as nearly always: each stop closes the only one that is open
-        begin_s = [(event[2] - zero_ms) / 1e3 for event in starts]
-        end_s = map(max, begin_s, [(event[2] - zero_ms) / 1e3 for event in stops])
-        return list(map(_new, repeat(Interval), zip(map(_epoch_number, starts), begin_s, end_s, strict=True)))
+    starts, stops = [f"{stem}_start" for stem in stems], [f"{stem}_stop" for stem in stems]
     found: list[Interval] = []
-    opened: OrderedDict[float | None, int] = (
-        OrderedDict()
-    )  # of a dict, taking the oldest again and again takes ever longer
-    for event in log.every(*begins, *ends):
+    opened: OrderedDict[float | None, int] = OrderedDict()  # by number, oldest first: where in ``found``
+    for event in log.every(*starts, *stops):
         number = _epoch_number(event)
         at_s = (event.time_ms - zero_ms) / 1e3
-        if event.key in begins:
+        if event.key in starts:
             if number not in opened:
                 opened[number] = len(found)
                 found.append(Interval(number, at_s, None))
         elif opened:
+            # The first of an OrderedDict, because that of a dict takes ever longer once many were taken.
             place = opened.pop(number if number in opened else next(iter(opened)))
             label, start_s, _ = found[place]
-            found[place] = Interval(label, start_s, at_s if at_s > start_s else start_s)
+            found[place] = Interval(label, start_s, max(start_s, at_s))
     return found
 
 
-def _alternate(log: Log, *sides: Sequence[str]) -> bool:
-    """True if events of these groups of keys come in turn, as often each: the first ones, the second ones, the first ones again."""
-    places = [log.places_of(keys) for keys in sides]
-    return (
-        len(set(map(len, places))) == 1
-        and all(all(map(lt, one, other)) for one, other in pairwise(places))
-        and all(map(lt, places[-1], places[0][1:]))
-    )
-
-
 def _epoch_number(event: Event) -> float | None:
-    metadata = event[4]
-    number = metadata.get("epoch_num", _ABSENT)
-    if number is _ABSENT:
-        number = metadata.get("first_epoch_num", metadata.get("samples_count"))
-    return float(number) if type(number) is int and -_EXACT < number < _EXACT else finite(number)
+    metadata = event.metadata
+    if "epoch_num" in metadata:
+        return finite(metadata["epoch_num"])
+    return finite(metadata.get("first_epoch_num", metadata.get("samples_count")))
 
 
 class _Draft:
@@ -305,69 +271,32 @@ class _Draft:
 
 
 def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
-    found = _evaluations_in_turn(log, metric, zero_ms)
-    if found is None:
-        found = _evaluations_anyhow(log, metric, zero_ms)
-    for place in _overlap_later_epochs(found, epochs):
-        found[place] = found[place]._replace(overlaps_training=True)
-    return tuple(found)
+    """List the evaluations in order of their first event.
 
-
-def _evaluations_in_turn(log: Log, metric: str, zero_ms: float) -> list[Evaluation] | None:
-    """List the evaluations of most logs: start, value and stop in turn, all with the epoch's number. None for another log."""
-    keys = [mllog.EVAL_START], [metric], [mllog.EVAL_STOP]
-    if not _alternate(log, *keys) and not _alternate(log, keys[0], keys[2], keys[1]):
-        return None
-    starts, reports, stops = (log.every(key) for (key,) in keys)
-    labels: list[Any] = [event[4].get("epoch_num") for event in starts]
-    if not all(type(label) is int and -_EXACT < label < _EXACT for label in labels):
-        return None
-    for others in (reports, stops):
-        theirs = [event[4].get("epoch_num") for event in others]
-        if theirs != labels or set(map(type, theirs)) - {int}:
-            return None
-    begin_s = [(event[2] - zero_ms) / 1e3 for event in starts]
-    end_s = map(max, begin_s, [(event[2] - zero_ms) / 1e3 for event in stops])
-    at_s = [(event[2] - zero_ms) / 1e3 for event in reports]
-    steps = [_step(start) or _step(report) for start, report in zip(starts, reports, strict=True)]
-    values = [finite(event[1]) for event in reports]
-    columns = zip(map(float, labels), steps, begin_s, end_s, at_s, values, repeat(False), strict=False)
-    return list(map(_new, repeat(Evaluation), columns))
-
-
-def _step(event: Event) -> float | None:
-    metadata = event[4]
-    step = metadata["step_num"] if "step_num" in metadata else metadata.get("step")
-    return None if step is None else number(step)
-
-
-def _evaluations_anyhow(log: Log, metric: str, zero_ms: float) -> list[Evaluation]:
+    Start, value and stop belong together by their epoch number. A value without number goes to the oldest evaluation without
+    value; a value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last three.
+    """
     found: list[_Draft] = []
-    open_at: dict[float | None, _Draft] = {}
+    opened: dict[float | None, _Draft] = {}
     unreported: dict[float | None, deque[_Draft]] = {}
     for event in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
-        key, value = event.key, event.value
         at_s = (event.time_ms - zero_ms) / 1e3
-        label = event.metadata.get("epoch_num")
-        label = float(label) if type(label) is int and -_EXACT < label < _EXACT else number(label)
-        if key == mllog.EVAL_STOP:
-            opened = open_at.pop(label, None)
-            if opened is not None:
-                begin_s = opened.start_s or 0.0
-                opened.stop_s = at_s if at_s > begin_s else begin_s
+        label = number(event.metadata.get("epoch_num"))
+        if event.key == mllog.EVAL_STOP:
+            ending = opened.pop(label, None)
+            if ending is not None:
+                ending.stop_s = max(ending.start_s or 0.0, at_s)
             continue
-        step = _step(event)
-        if key == mllog.EVAL_START:
-            if label not in open_at:
-                open_at[label] = draft = _Draft(label, step, at_s)
-                if label in unreported:
-                    unreported[label].append(draft)
-                else:
-                    unreported[label] = deque((draft,))
+        metadata = event.metadata
+        step = number(metadata["step_num"] if "step_num" in metadata else metadata.get("step"))
+        if event.key == mllog.EVAL_START:
+            if label not in opened:  # else another rank logged it too
+                opened[label] = draft = _Draft(label, step, at_s)
+                unreported.setdefault(label, deque()).append(draft)
                 found.append(draft)
             continue
+        value = finite(event.value)
         waiting = unreported.get(label) or unreported.get(None)
-        value = finite(value)
         if waiting:
             draft = waiting.popleft()
             draft.number, draft.value, draft.reported_s = label, value, at_s
@@ -375,55 +304,43 @@ def _evaluations_anyhow(log: Log, metric: str, zero_ms: float) -> list[Evaluatio
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
             found.append(draft := _Draft(label, step))
             draft.reported_s, draft.value = at_s, value
-    return [Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value) for e in found]
+    overlapping = _find_overlapping(found, epochs)
+    return tuple(
+        Evaluation(e.number, e.step, e.start_s, e.stop_s, e.reported_s, e.value, place in overlapping)
+        for place, e in enumerate(found)
+    )
 
 
-def _overlap_later_epochs(evaluations: Sequence[Evaluation], epochs: Sequence[Interval]) -> set[int]:
+def _find_overlapping(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
     """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
-    Evaluations are taken from the highest number down, and the epochs above each are entered by their starts into a tree
-    that knows the latest end of all that start before a time: n log n steps, however many overlap.
+    Evaluations are taken by their ends, and epochs enter as they begin. An epoch that ends no later than another and has no
+    higher number never matters; of the others, which are kept, the numbers fall as the ends rise. So the first that ends
+    after an evaluation began has the highest number of those that do.
     """
-    numbered = sorted((e for e in epochs if e.number is not None), key=itemgetter(0))
-    starts = [start_s for _, start_s, _ in numbered]
-    ends = [math.inf if stop_s is None else stop_s for _, _, stop_s in numbered]
-    if all(map(le, starts, starts[1:])) and all(map(le, ends, ends[1:])):
-        return _overlap_the_next(evaluations, numbered, starts)
-    starts.sort()
-    latest_end = [-math.inf] * (len(starts) + 1)  # a Fenwick tree of maxima
-    places = [place for place, e in enumerate(evaluations) if e.number is not None and e.start_s is not None]
+    waiting = sorted(epochs, key=lambda epoch: epoch.start_s, reverse=True)
+    ends: list[float] = []
+    numbers: list[float] = []
     found = set()
-    for place in sorted(places, key=lambda place: evaluations[place].number or 0.0, reverse=True):
-        number, start_s, stop_s = evaluations[place].number, evaluations[place].start_s, evaluations[place].stop_s
-        while numbered and number is not None and (numbered[-1].number or 0.0) > number:
-            _, begin_s, end_s = numbered.pop()
-            node = bisect_left(starts, begin_s) + 1
-            while node < len(latest_end):
-                latest_end[node] = max(latest_end[node], math.inf if end_s is None else end_s)
-                node += node & -node
-        node = bisect_left(starts, math.inf if stop_s is None else stop_s)
-        while node > 0:
-            if start_s is not None and latest_end[node] > start_s:
-                found.add(place)
-                break
-            node -= node & -node
-    return found
 
+    def end_of(place: int) -> float:
+        stop_s = evaluations[place].stop_s
+        return math.inf if stop_s is None else stop_s
 
-def _overlap_the_next(
-    evaluations: Sequence[Evaluation], epochs: Sequence[Interval], starts: Sequence[float]
-) -> set[int]:
-    """Find what `_overlap_later_epochs` finds where epochs begin and end in the order of their numbers.
-
-    Of the epochs that begin before an evaluation ends, the last one has the highest number and the latest end.
-    """
-    found = set()
-    for place, e in enumerate(evaluations):
-        if e.number is None or e.start_s is None:
-            continue
-        last = bisect_left(starts, math.inf if e.stop_s is None else e.stop_s) - 1
-        if last >= 0:
-            stop_s = epochs[last].stop_s
-            if (epochs[last].number or 0.0) > e.number and (stop_s is None or stop_s > e.start_s):
+    for place in sorted(range(len(evaluations)), key=end_of):
+        evaluation = evaluations[place]
+        while waiting and waiting[-1].start_s < end_of(place):
+            epoch = waiting.pop()
+            end_s = math.inf if epoch.stop_s is None else epoch.stop_s
+            at = bisect_left(ends, end_s)
+            if epoch.number is None or (at < len(ends) and numbers[at] >= epoch.number):
+                continue
+            after = at + (at < len(ends) and ends[at] == end_s)
+            while at > 0 and numbers[at - 1] <= epoch.number:
+                at -= 1
+            ends[at:after], numbers[at:after] = [end_s], [epoch.number]
+        if evaluation.number is not None and evaluation.start_s is not None:
+            at = bisect_right(ends, evaluation.start_s)
+            if at < len(ends) and numbers[at] > evaluation.number:
                 found.add(place)
     return found

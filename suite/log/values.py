@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from operator import itemgetter, lt
 
 Stretch = tuple[float, float]  # begin and end in seconds
 
@@ -55,18 +54,14 @@ def exact(value: object) -> int | None:
 
 def clip_stretches(spans: Sequence[Stretch], window: Stretch) -> list[Stretch]:
     """What of the spans lies in the window, merged."""
-    if not spans:
-        return []
     low, high = window
-    clipped = [(a if a > low else low, b if b < high else high) for a, b in spans]
-    return merge_stretches([span for span in clipped if span[1] > span[0]])
+    clipped = [(max(low, begin), min(high, end)) for begin, end in spans]
+    return merge_stretches((begin, end) for begin, end in clipped if end > begin)
 
 
 def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
     """The spans in order; those that meet become one."""
     ordered = sorted(spans)
-    if len(ordered) < 2 or all(map(lt, map(_END, ordered), map(_BEGIN, ordered[1:]))):  # as nearly always
-        return ordered
     merged: list[Stretch] = []
     for begin, end in ordered:
         if merged and begin <= merged[-1][1]:
@@ -96,9 +91,6 @@ def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> li
         if at < end:
             left.append((at, end))
     return left
-
-
-_BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
 def length_of(spans: Iterable[Stretch]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.tables.ingest import Tables, _chunks, ingest
-from analysis.tables.workers import uncollected
+from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
 from suite.errors import InputError
 
@@ -244,46 +242,3 @@ def test_per_step_events_are_counted_and_not_kept(tmp_path: Path, log: Build, ca
     noisy = one(tmp_path / "noisy", text, cards)
     assert noisy["event_count"] == plain["event_count"] + len(steps)
     assert (noisy["train_s"], noisy["epochs_to_target"]) == (plain["train_s"], plain["epochs_to_target"])
-
-
-def test_equal_logs_are_read_once_and_have_the_rows_that_each_alone_has(
-    tmp_path: Path, log: Build, cards: Cards
-) -> None:
-    """Rounds carry logs over. A log of equal length that differs in one figure, at its begin or beyond, is no copy."""
-    texts = [log(), log(), log(errors=(0.3, 0.19, 0.1)), log(errors=(0.3, 0.18, 0.1)), log(size="mini"), log()]
-    texts += [log(seed=2), log(errors=(0.3, 0.19, 0.12)), log(errors=(0.3, 0.19, 0.11))]
-    first, last = ("".join(text.lines) for text in texts[-2:])
-    assert first[:4096] == last[:4096]
-    assert len(first) == len(last)
-    paths = [text.write(tmp_path / f"round{number}" / f"result_{number % 2}.txt") for number, text in enumerate(texts)]
-    resumed = log().write(tmp_path / "round9" / "resumed_0_1.txt")
-    together = ingest([tmp_path], cards)
-    for path in [*paths, resumed]:
-        alone = ingest([path.parent], cards)
-        (row,) = (row for row in together.runs.to_dict("records") if row["file"] == str(path))
-        (own,) = alone.runs.to_dict("records")
-        differing = {name for name in own if repr(own[name]) != repr(row[name])}
-        assert not differing - {"repeats", "carried_over_from"}
-        for name in ("epochs", "evals"):
-            mine = together.named()[name]
-            pd.testing.assert_frame_equal(mine[mine.run == row["run"]].reset_index(drop=True), alone.named()[name])
-        assert together.records[row["run"]] == alone.records[own["run"]]
-        assert together.records[row["run"]].path == path
-
-
-def test_what_was_made_without_a_search_for_garbage_is_not_searched_afterwards() -> None:
-    with uncollected():
-        kept = [[] for _ in range(5 * gc.get_threshold()[0])]
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert gc.get_count()[0] < gc.get_threshold()[0]
-    assert gc.get_freeze_count() == 0
-    assert len(kept) > gc.get_threshold()[0]
-
-
-def test_logs_of_one_size_are_not_torn_apart_between_processes() -> None:
-    sizes = [*range(100, 89, -1), 7, 7, 7, *[5] * 40]
-    chunks = _chunks(range(len(sizes)), sizes)
-    assert [place for chunk in chunks for place in chunk] == list(range(len(sizes)))
-    assert [len(chunk) for chunk in chunks] == [14, 24, 16]  # a long row of one size is cut in the end
-    assert _chunks([], []) == []

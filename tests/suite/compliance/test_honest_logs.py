@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.tables.reading import Reader
+from analysis.tables.reading import read_log
 from suite.compliance.check import check, check_log
 from suite.compliance.rules.package_rules import SYSTEM_FIELDS, blank_fields
 from suite.compliance.ruleset import ruleset
@@ -189,7 +189,7 @@ def drop_reached(benchmark: str) -> Mutation:
 def test_the_tables_take_the_benchmarks_metric_too(tmp_path: Path) -> None:
     path = write(tmp_path / "result_0.txt", also("eval_error", 0.4)(hpc_run("deepcam")))
     (file,), _ = find_logs([path])
-    reading = Reader({}, {}).read(file)
+    reading = read_log({}, {}, file)
     assert reading.record.metric_key == "eval_accuracy"
     assert reading.target is not None
 

@@ -1,14 +1,14 @@
-"""Lines are the same events and problems however they are decoded: by msgspec, typed, or by json. The whole: -m long."""
+"""Plain lines of a log are read in a quick way, which finds what the careful way finds. The whole: -m long."""
 
 from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 
-from suite.log import decoding, typed
-from suite.log.decoding import Found, decode
+from suite.log.reader import read_events
 from tests.suite.compliance.test_check_fuzz import BASES, damage
 
 HEAD = b':::MLLOG {"namespace": "", "time_ms": 1700000000000, "event_type": "POINT_IN_TIME", "key": "'
@@ -93,60 +93,37 @@ OTHER = (
 )
 
 
+@pytest.mark.parametrize("data", [*STANDARD, *OTHER])
+def test_a_rank_before_a_line_changes_nothing(data: bytes, tmp_path: Path) -> None:
+    """The quick way takes only lines that begin with the token, so that a rank before each of them makes all go the careful way."""
+    both_ways(data, tmp_path)
+    both_ways(PLAIN + b"\n" + data + b"\n" + PLAIN + b"\n", tmp_path)
+
+
 @pytest.mark.parametrize("data", STANDARD)
-def test_lines_in_the_standard_form_are_decoded_by_msgspec_as_by_json(
-    data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert both_ways(data, monkeypatch) > 0
-
-
-@pytest.mark.parametrize("data", OTHER)
-def test_what_only_one_decoder_takes_is_left_to_json(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    both_ways(data, monkeypatch)
-    both_ways(PLAIN + b"\n" + data + b"\n" + PLAIN + b"\n", monkeypatch)
-
-
-def test_few_bytes_are_decoded_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_decoded", 0)
-    monkeypatch.setattr(typed, "decode", None)  # whoever called it would fail
-    decode(PLAIN, 1, found := Found())
-    assert len(found.events) == 1
+def test_lines_in_the_standard_form_are_events(data: bytes, tmp_path: Path) -> None:
+    events, problems = both_ways(data, tmp_path)
+    assert events > 0
+    assert problems == 0
 
 
 @pytest.mark.parametrize(
     "inputs", [200, pytest.param(int(os.environ.get("MLHPC_FUZZ_INPUTS", "500000")), marks=pytest.mark.long)]
 )
 @pytest.mark.timeout(7200)
-def test_damaged_logs_are_decoded_by_msgspec_as_by_json(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each log whole, and one of its lines alone: a broken line leaves its whole log to json."""
+def test_a_rank_before_the_lines_of_damaged_logs_changes_nothing(inputs: int, tmp_path: Path) -> None:
     chance = random.Random(inputs)
-    taken = 0
-    for _ in range(inputs):
-        data = damage(chance.choice(BASES), chance)
-        taken += both_ways(data, monkeypatch) + both_ways(chance.choice(data.split(b"\n")), monkeypatch)
+    taken = sum(both_ways(damage(chance.choice(BASES), chance), tmp_path)[0] for _ in range(inputs))
     assert taken > 10 * inputs
 
 
-def both_ways(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Decode by json alone, and by msgspec where it is used. Returns how many events msgspec decoded."""
-    monkeypatch.setattr(decoding, "_WORTH", 2**62)
-    after = decode(data, 7, by_json := Found())
-    monkeypatch.setattr(decoding, "_WORTH", 0)
-    count = 0
-
-    def counted(text: bytes, lines: int, *, whole: bool = False, decode: object = typed.decode) -> object:
-        nonlocal count
-        records = decode(text, lines, whole=whole)
-        count += len(records or ())
-        return records
-
-    with monkeypatch.context() as patch:
-        patch.setattr(typed, "decode", counted)
-        assert decode(data, 7, found := Found()) == after
-    assert repr(found.events) == repr(by_json.events)  # as text: NaN differs from itself, 1 equals 1.0
-    assert (found.problems, found.damaged, found.event_bytes) == (
-        by_json.problems,
-        by_json.damaged,
-        by_json.event_bytes,
-    )
-    return count
+def both_ways(data: bytes, folder: Path) -> tuple[int, int]:
+    """Read lines as they are and with a rank before each. Returns the numbers of events and of problems."""
+    path = folder / "log.txt"
+    path.write_bytes(data)
+    log = read_events(path)
+    path.write_bytes(b"\n".join(b"0: " + line for line in data.split(b"\n")))
+    careful = read_events(path)
+    assert repr(log.events) == repr(careful.events)  # as text: NaN differs from itself, 1 equals 1.0
+    assert (log.problems, log.damaged) == (careful.problems, careful.damaged)
+    return len(log.events), log.damaged

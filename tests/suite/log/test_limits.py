@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tracemalloc
@@ -13,7 +12,6 @@ import pytest
 from suite.errors import InputError
 from suite.log.limits import limits
 from suite.log.reader import LISTED_PROBLEMS, Log, read_events
-from tests.fixtures.logs import hpc_run
 
 MIB = 2**20
 EVENT = b':::MLLOG {"key": "k", "value": 1, "time_ms": 1600000000000, "metadata": {}}\n'
@@ -58,20 +56,29 @@ def test_memory_does_not_grow_with_the_number_of_damaged_lines_or_with_a_line(tm
     assert log.damaged == 0
 
 
-def test_pieces_of_a_file_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(60)
+def test_time_does_not_grow_with_the_square_of_the_damage_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
-    lines = b"".join(line.encode(number) for number, line in enumerate(hpc_run("deepcam", epochs=3)))
-    whole = b"noise\r\n" + lines + b":::MLLOG {broken\n" + steps(9) + b"0: " + EVENT[:-1] + EVENT[:-1]
-    path.write_bytes(whole)
-    expected = read_events(path)
-    for size in (1, 7, 100, 1000, 10**6):
-        monkeypatch.setattr("suite.log.reader._PIECE_BYTES", size)
-        digest = hashlib.sha256()
-        log = read_events(path, seen=digest.update)
-        assert log == expected
-        assert digest.digest() == hashlib.sha256(whole).digest()
-        left_out = read_events(path, steps=False)
-        assert left_out.skipped + len(left_out.events) == len(expected.events)
+    path.write_bytes(b":::MLLOG {]" * 300_000 + b"\n" + EVENT)  # 3 MB
+    log = read_events(path)
+    assert (log.damaged, len(log.problems), len(log.events)) == (300_000, LISTED_PROBLEMS, 1)
+
+
+def test_the_beginning_of_a_log_is_read_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(EVENT * 100)
+    log = read_events(path, first_bytes=10 * len(EVENT) - 5)
+    assert (len(log.events), log.damaged) == (10, 0)
+
+
+def test_steps_between_two_steps_are_left_out_while_their_times_rise(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    one = b':::MLLOG {"key": "train_loss", "value": 1, "time_ms": %d, "metadata": {"step_num": 1}}\n'
+    path.write_bytes(EVENT + b"".join(one % time_ms for time_ms in (1, 2, 3, 4, 2, 3, 3)) + EVENT)
+    log = read_events(path, steps=False)
+    assert [event.time_ms for event in log.every("train_loss")] == [1.0, 4.0, 2.0, 3.0]
+    assert (log.skipped, len(log.events)) == (3, 6)
+    assert len(read_events(path).events) == 9
 
 
 @pytest.mark.parametrize(
@@ -92,11 +99,9 @@ def test_a_line_above_the_limit_is_a_problem_if_it_has_the_token(
     monkeypatch.setenv("MLHPC_LIMITS", "line=1KiB")
     path = tmp_path / "log.txt"
     path.write_bytes(content)
-    for size in (64, 256, 1000):
-        monkeypatch.setattr("suite.log.reader._PIECE_BYTES", size)
-        log = read_events(path)
-        assert [problem.line for problem in log.problems] == problems
-        assert [event.line for event in log.events] == lines
+    log = read_events(path)
+    assert [problem.line for problem in log.problems] == problems
+    assert [event.line for event in log.events] == lines
 
 
 def test_sizes_have_limits_that_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from suite.descriptor import descriptor
-from suite.log import timeline
-from suite.log.reader import Log, read_events
+from suite.log.reader import read_events
 from suite.log.record import RunRecord, first_reaching, summarise
 from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
@@ -153,20 +152,3 @@ def test_any_events_give_a_record(tmp_path: Path, lines: Lines) -> None:
     found = record(tmp_path, lines)
     assert found.time_to_train_s is None
     assert found.evals == ()
-
-
-def test_evaluations_in_turn_are_what_any_order_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short way through logs whose events alternate is taken, and finds what the long way finds."""
-    log = read_events(write(tmp_path / "result_0.txt", our_run(values=(0.42, 0.39, 0.355), epoch_s=2.0)))
-    fast = timeline.timeline(log, "eval_error")
-    assert timeline._evaluations_in_turn(log, "eval_error", fast.zero_ms) is not None
-    monkeypatch.setattr(timeline, "_alternate", lambda *_: False)
-    assert len(fast.evals) == len(fast.epochs) == 3
-    assert repr(timeline.timeline(log, "eval_error")) == repr(fast)
-
-
-def test_a_log_that_ends_earlier_has_the_places_of_its_own_events(tmp_path: Path) -> None:
-    log = read_events(write(tmp_path / "result_0.txt", our_run(values=(0.42, 0.39))))
-    for key in log.places:
-        run = log.until(key)
-        assert list(run.places.items()) == list(Log(run.path, run.events).places.items())
