@@ -134,7 +134,10 @@ _PLAIN = _TOKEN + b" {"  # as a line begins that this suite or mlcommons/logging
 
 def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
     """Yield the lines. A line above the limit is read in pieces and never held: what is yielded of it is too long as well."""
-    while (first_bytes is None or file.tell() < first_bytes) and (line := file.readline(longest + 1)):
+    while first_bytes is None or file.tell() < first_bytes:
+        line = file.readline(longest + 1)
+        if not line:
+            return
         if len(line) > longest and not line.endswith(b"\n"):
             has_token, tail = _TOKEN in line, line[-len(_TOKEN) :]
             while not tail.endswith(b"\n") and (piece := file.readline(2**16)):
@@ -169,7 +172,6 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _decode_record = msgspec.json.Decoder(_Record).decode
-_NAMES = len(_Record.__struct_fields__)
 
 
 def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Problem]:
@@ -180,7 +182,7 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
         text = line[len(_TOKEN) :]
         try:
             record = _decode_record(text)
-            names = _NAMES + _count_names(record.value) + _count_names(record.metadata)
+            names = len(_Record.__struct_fields__) + _count_names(record.value, 1) + _count_names(record.metadata, 1)
         except (ValueError, RecursionError):  # NaN, a lone surrogate, a number out of range: json may still take it
             names = -1
         # msgspec takes the last of two values with one name, which would hide the first. Each name has one colon, so with as
@@ -190,25 +192,29 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
     return _decode_unusual(line, number)
 
 
-def _count_names(value: Any) -> int:
-    """Count the names in all objects of a JSON value."""
+def _count_names(value: Any, depth: int = 0) -> int:
+    """Count the names in all objects of a JSON value. RecursionError if it is nested more than `_DEEPEST` deep."""
+    if depth > _DEEPEST:
+        raise RecursionError
     if type(value) is dict:
-        return len(value) + sum(map(_count_names, value.values()))
-    return sum(map(_count_names, value)) if type(value) is list else 0
+        return len(value) + sum([_count_names(item, depth + 1) for item in value.values()])
+    return sum([_count_names(item, depth + 1) for item in value]) if type(value) is list else 0
+
+
+_DEEPEST = 100  # what uses a value later would fail at about 1,000, depending on its caller
 
 
 _json_value = json.JSONDecoder(object_pairs_hook=each_name_once)
-_CUT_AT = 2**16  # characters
+_CUT_AT = 2**12  # characters
 
 
 def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
     """Yield every record on a line. A launcher may have put a rank before it; two ranks may have written to one line."""
-    text, token = line.decode("utf-8", "replace"), _TOKEN.decode()
+    text, token = line.removesuffix(b"\n").decode("utf-8", "replace"), _TOKEN.decode()
     position = text.find(token)
     while position >= 0:
-        if (
-            position > _CUT_AT
-        ):  # json counts the newlines before an error: many errors on one line would take ever longer
+        # Json counts the newlines before the place of an error, so that many errors on one line would take ever longer.
+        if position > _CUT_AT:
             text, position = text[position:], 0
         begin = position + len(token)
         while begin < len(text) and text[begin] == " ":
@@ -216,6 +222,7 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
         end = begin
         try:
             record, end = _json_value.raw_decode(text, begin)
+            _count_names(record)
             yield _event(record, number)
         except TwiceError as error:
             yield Problem(number, f"an object has {brief(str(error))} twice")

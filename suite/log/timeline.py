@@ -202,27 +202,26 @@ def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
     waited = merge_stretches(_evaluated(line, beside=False))
     starts, ends = [start_s for start_s, _ in waited], [end_s for _, end_s in waited]
-    gaps = [start_s - end_s for start_s, end_s in zip(starts[1:], ends, strict=False)]
-    gaps_before = [
-        0.0,
-        *accumulate(gaps),
-    ]  # so that time does not grow with epochs times evaluations where epochs overlap
+    # Running sums, because epochs of a damaged log may overlap: to walk through the evaluations of each would take ever longer.
+    before = [0.0, *accumulate(end_s - start_s for start_s, end_s in waited)]
     epochs = []
     for epoch in line.epochs:
         start_s, stop_s = epoch.start_s, line.run_s if epoch.stop_s is None else epoch.stop_s
         if stop_s is None:
             continue
-        first, after = (
-            bisect_right(ends, start_s),
-            bisect_left(starts, stop_s),
-        )  # evaluations inside: first to after - 1
+        # The evaluations inside are those from ``first`` to before ``after``.
+        first, after = bisect_right(ends, start_s), bisect_left(starts, stop_s)
         if stop_s <= start_s:
             train_s = 0.0
         elif first >= after:
             train_s = stop_s - start_s
         else:
-            between = gaps_before[after - 1] - gaps_before[first]
-            train_s = max(0.0, starts[first] - start_s) + between + max(0.0, stop_s - ends[after - 1])
+            outside = [max(0.0, starts[first] - start_s), max(0.0, stop_s - ends[after - 1])]
+            covered = 0.0
+            if after - first > 1:
+                outside.append(starts[after - 1] - ends[first])
+                covered = before[after - 1] - before[first + 1]
+            train_s = math.fsum(outside) - covered
         epochs.append(Epoch(epoch.number, start_s, stop_s, train_s, epoch.stop_s is not None))
     return tuple(epochs)
 

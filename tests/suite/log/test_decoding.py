@@ -107,6 +107,12 @@ def test_lines_in_the_standard_form_are_events(data: bytes, tmp_path: Path) -> N
     assert problems == 0
 
 
+@pytest.mark.parametrize(("levels", "events"), [(90, 1), (110, 0), (700, 0), (5000, 0)])
+def test_what_is_nested_too_deeply_is_no_event(levels: int, events: int, tmp_path: Path) -> None:
+    """A limit of its own: later code would otherwise fail at a depth that depends on its caller."""
+    assert both_ways(event(b"[" * levels + b"]" * levels), tmp_path) == (events, 1 - events)
+
+
 @pytest.mark.parametrize(
     "inputs", [200, pytest.param(int(os.environ.get("MLHPC_FUZZ_INPUTS", "500000")), marks=pytest.mark.long)]
 )
