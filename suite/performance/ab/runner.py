@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from suite.compliance.manifest import digest
 from suite.data.lock import locked
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -57,14 +57,13 @@ def read_result(contest: Contest, turn: Turn) -> RunResult:
         return RunResult(turn, math.inf, "is a symbolic link, which is not followed")
     if not path.is_file():
         return RunResult(turn, math.inf, "left no log")
-    total = hashlib.sha256()
     try:
-        log = read_events(path, steps=False, seen=total.update)
+        log, sha256 = read_events(path, steps=False), digest(path)
     except OSError as error:
         return RunResult(turn, math.inf, f"its log cannot be read: {error.strerror}")
     record = summarise(log, contest.target.metric)
     value, why = _value(contest, log, record)
-    return RunResult(turn, value, why, record, log, total.hexdigest())
+    return RunResult(turn, value, why, record, log, sha256)
 
 
 def _value(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
