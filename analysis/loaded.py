@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import pandas as pd
 
-from analysis.sources import read_sources
+from analysis.sources.readers import read_sources
 from analysis.study import Study, study
 from suite.descriptor import installed_cards, with_cards
 from suite.errors import InputError, unknown

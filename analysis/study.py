@@ -17,7 +17,7 @@ from analysis.results.extent import unit_names
 from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
 from analysis.results.selection import Selection
-from analysis.roofline.inputs import Inputs
+from analysis.sources.ceilings import Inputs
 from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
 from suite.errors import InputError

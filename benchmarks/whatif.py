@@ -26,10 +26,10 @@ from analysis.published.scores import published
 from analysis.results.convergence import reference_limit
 from analysis.roofline.bounds import Bounds
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.inputs import read_inputs
 from analysis.roofline.published import modelled
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Prediction, predict, scaled_work, solution, total
+from analysis.sources.readers import read_inputs
 from analysis.study import study
 from suite.descriptor import installed_cards
 

@@ -143,7 +143,7 @@ def _render(
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
     from analysis.results.prices import read_prices
-    from analysis.sources import read_sources
+    from analysis.sources.readers import read_sources
     from analysis.study import study
     from suite.descriptor import installed_cards
 
@@ -157,7 +157,7 @@ def _render(
             print_line(f"mlhpc: warning: {text}", error=True)
     checked = check_paths(found.logs, read.tables.judged)
     tell = plain_progress("drawing figures", time.monotonic)
-    return render_report(read, checked, found.failures, form, forms, tell, found.contests)
+    return render_report(read, checked, found.steps, form, forms, tell, found.rankings)
 
 
 def _forms(given: str) -> tuple[str, ...]:

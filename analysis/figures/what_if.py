@@ -12,9 +12,9 @@ from analysis.drawing.digits import seconds_with_interval
 from analysis.drawing.rooflines import si_scale
 from analysis.roofline.bounds import si
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.inputs import Ceilings
 from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Phase, Prediction, exactly, predict, scaled_work, solution, total
+from analysis.sources.ceilings import Ceilings
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "What if it ran elsewhere"

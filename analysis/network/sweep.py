@@ -94,17 +94,6 @@ class Sweep:
         )
 
 
-def is_sweep(path: Path) -> bool:
-    """True if the path is a JSON file of a sweep's kind. Never raises: other files are for other readers to judge."""
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    try:
-        document = read_json(path, limits().file)
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and document.get("kind") == SWEEP_KIND
-
-
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep file. Raises InputError that names the file and what is wrong with it."""
     try:
@@ -113,10 +102,15 @@ def read_sweep(path: Path) -> Sweep:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
         raise InputError(f"{path}: not a sweep; `mlhpc moe --sweep-network -o FILE` makes one")
+    return parse_sweep(path, document)
+
+
+def parse_sweep(path: Path, document: dict[str, Any]) -> Sweep:
+    """Parse the document of a sweep file. Raises InputError as `read_sweep`."""
     if document.get("version") != SWEEP_VERSION:
         raise InputError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
     try:
-        return _parse_sweep(path.stem, document)
+        return _parse(path.stem, document)
     except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as error:
         raise InputError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
 
@@ -128,7 +122,7 @@ def _positive(value: Any) -> float:
     return number
 
 
-def _parse_sweep(name: str, document: dict[str, Any]) -> Sweep:
+def _parse(name: str, document: dict[str, Any]) -> Sweep:
     grids = document["grids"]
     head = [int(document[name]) for name in ("ranks", "ranks_per_node", "nodes", "cores_per_node")]
     if min(head) < 1 or head[0] != int(grids[-1]["ranks"]):

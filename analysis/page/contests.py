@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from analysis.page.cells import HtmlTable, html_table
-from analysis.roofline.inputs import kind_of, validated
-from suite.performance.ab.ranking import KIND, Ranking, ratio_text, verdict_text
+from suite.performance.ab.ranking import Ranking, ratio_text, verdict_text
 
 LONGEST = 300  # characters of a finding
 
@@ -24,20 +21,10 @@ class Section:
     table: HtmlTable
 
 
-def is_ranking(path: Path) -> bool:
-    """Return True for a JSON file that `mlhpc ab runs show -o` wrote. InputError for a JSON file that is none."""
-    return path.is_file() and path.suffix == ".json" and kind_of(path) == KIND
-
-
-def read_rankings(paths: Sequence[Path]) -> tuple[Section, ...]:
-    """Read rankings. InputError, one line, for a file that is damaged."""
-    return tuple(_read_section(path) for path in paths)
-
-
-def _read_section(path: Path) -> Section:
-    ranking = validated(path, KIND, Ranking)
+def contest_section(ranking: Ranking) -> Section:
+    """Return the verdict, remarks and table of one contest."""
     entries, stated = ranking.entries, ranking.settings
-    columns: dict[str, Sequence[Any]] = {
+    columns: dict[str, list[Any]] = {
         "entry": [each.entry for each in entries],
         "verdict": [verdict_text(each) for each in entries],
         "finished runs": [f"{each.finished} of {each.runs}" for each in entries],

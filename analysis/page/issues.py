@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
 from analysis.results.names import CLASS, heading
+from analysis.sources.readers import Step
 from analysis.study import Study
 from analysis.tables.ingest import parsed
 from suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3
+LONGEST_REASON = 300  # characters
 SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
 Severity = Literal["problem", "doubt", "note"]
 
@@ -25,6 +27,15 @@ class Issue:
     severity: Severity
     where: str
     text: str
+
+
+def failed_steps(steps: Sequence[Step]) -> list[Issue]:
+    """An issue for each step of a demo that failed or was left out: a page says what is not on it."""
+    return [
+        Issue("problem", f"step {step.title!r} ({step.command})", step.reason[:LONGEST_REASON])
+        for step in steps
+        if step.reason
+    ]
 
 
 def issues(study: Study) -> list[Issue]:

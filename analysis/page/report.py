@@ -18,16 +18,18 @@ import pandas as pd
 from analysis.drawing.digits import count_text
 from analysis.page.cells import is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
-from analysis.page.contests import Section
-from analysis.page.issues import Issue, issues
+from analysis.page.contests import Section, contest_section
+from analysis.page.issues import Issue, failed_steps, issues
 from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures, waiting
 from analysis.page.scores import score_sections
 from analysis.page.summary import summary
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
 from analysis.page.tiles import tiles
+from analysis.sources.readers import Step
 from analysis.study import Study
 from suite import VERSION
 from suite.files import harmless_cell
+from suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
 NOT_VERIFIED = "Result not verified by MLCommons Association"
@@ -70,19 +72,20 @@ FORMULAS = (
 def render_report(
     study: Study,
     checked: Sequence[CheckedPath],
-    failures: Sequence[Issue] = (),
+    steps: Sequence[Step] = (),
     form: str = "csv",
     forms: Sequence[str] = (),
     tell: Callable[[int, int], None] = lambda done, total: None,
-    contests: Sequence[Section] = (),
+    rankings: Sequence[Ranking] = (),
 ) -> Report:
-    """Render the report of a study, of the compliance check's verdicts, and of what failed before (`analysis.page.steps`).
+    """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
     ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files. ``tell`` is
-    called with figures drawn and in total. ``contests`` get a section of the page.
+    called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
-    doubts = [*failures, *undrawn, *issues(study)]
+    contests = [contest_section(ranking) for ranking in rankings]
+    doubts = [*failed_steps(steps), *undrawn, *issues(study)]
     pictures, numbers = draw_pictures(study, forms, tell)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}

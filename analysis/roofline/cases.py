@@ -1,6 +1,6 @@
 """Results as cases for the rooflines: what one rank asked of each resource in a step, the roofs, and the time of the step.
 
-Own results are compared with measured ceilings (analysis.roofline.inputs), published ones with analysis.roofline.published.
+Own results are compared with measured ceilings (analysis.sources.ceilings), published ones with analysis.roofline.published.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from analysis.roofline.bounds import (
     moved_by,
     scale_range,
 )
-from analysis.roofline.inputs import Ceilings
 from analysis.roofline.published import modelled
 from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, roofs_of, scale_of
+from analysis.sources.ceilings import Ceilings
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.run_row import STEP_PARTS

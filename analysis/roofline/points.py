@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from analysis.roofline.bounds import Complexity, Point, Roof, above_roof, attainable, complexity
 from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.inputs import Ceilings, Counters, MeasuredRoof
 from analysis.roofline.regime import holding, memory_levels, peaks_of, scaled
+from analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
 TOP_KERNELS = 8

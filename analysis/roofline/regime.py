@@ -23,8 +23,8 @@ from analysis.roofline.bounds import (
     scale_range,
     si,
 )
-from analysis.roofline.inputs import Ceilings, Curve, MeasuredRoof
 from analysis.roofline.whatif import UPDATE, seconds_at
+from analysis.sources.ceilings import Ceilings, Curve, MeasuredRoof
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
 LARGEST_SPREAD = 0.5  # limit of the spread that is taken from a noisy roof

@@ -17,7 +17,7 @@ from analysis.figures import FigureModule, figures
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from analysis.page.questions import goals
-from analysis.roofline.inputs import read_inputs
+from analysis.sources.readers import read_inputs
 from analysis.study import Study, study
 from suite.descriptor import installed_cards
 from tests.analysis.conftest import (

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
-from analysis.roofline.inputs import read_inputs
+from analysis.sources.readers import read_inputs
 from analysis.study import Study, study
 from suite.card import Card
 from tests.analysis.figures.test_energy_front import counted

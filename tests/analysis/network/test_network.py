@@ -22,7 +22,7 @@ from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.paper import paper_rows
 from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
-from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, is_sweep, read_sweep
+from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from analysis.page.questions import goals
 from suite.errors import InputError
 from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
@@ -272,14 +272,6 @@ def test_one_node_cannot_be_extrapolated(tmp_path: Path) -> None:
     found = read_sweep(written(tmp_path, sweep(grids=((2, 2), (4, 4)))))
     with pytest.raises(InputError, match="no all-to-all across nodes"):
         fit_sweep(found)
-
-
-def test_what_is_a_sweep(tmp_path: Path) -> None:
-    assert is_sweep(written(tmp_path, sweep()))
-    for name, text in (("a.json", "{}"), ("b.json", "[1"), ("c.json", "[]"), ("d.txt", json.dumps(sweep()))):
-        (tmp_path / name).write_text(text)
-        assert not is_sweep(tmp_path / name)
-    assert not is_sweep(tmp_path)
 
 
 def test_the_papers_rows() -> None:

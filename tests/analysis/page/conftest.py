@@ -11,7 +11,7 @@ import pytest
 
 from analysis.page.checked import check_path
 from analysis.page.report import Report, render_report
-from analysis.roofline.inputs import read_inputs
+from analysis.sources.readers import read_inputs
 from analysis.study import Study, study
 from suite.card import Card
 from tests.fixtures.once import made_once

@@ -32,7 +32,7 @@ from analysis.page.cells import range_texts, spread_texts
 from analysis.page.checked import check_path
 from analysis.page.questions import goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
-from analysis.roofline.inputs import Inputs
+from analysis.sources.ceilings import Inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 

@@ -78,7 +78,7 @@ def test_without_matplotlib_the_page_has_everything_but_figures(tmp_path: Path, 
         ([{"title": "x"}], {}, "steps.0.command"),
         (["x"], {}, "steps.0"),
         ([], {"version": 2}, "steps version 2"),
-        ([], {"steps": 3}, "steps: "),
+        ([], {"steps": 3}, "steps = 3: "),
         ([FAILED | {"reason": None}], {}, "steps.0.reason"),
     ],
 )

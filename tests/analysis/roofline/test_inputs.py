@@ -17,9 +17,10 @@ from analysis.drawing.vector import svg
 from analysis.figures import FigureModule, figures
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
-from analysis.roofline.inputs import Inputs, MeasuredRoof, read_ceilings, read_inputs, split
 from analysis.roofline.points import machines
 from analysis.roofline.regime import Work, memory_levels, roofs_of, scaled
+from analysis.sources.ceilings import Inputs, MeasuredRoof
+from analysis.sources.readers import read_ceilings, read_inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.machine.counters import counters as counters_command
@@ -32,7 +33,7 @@ Build = Callable[..., Any]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "profile"}, "expected a file of kind 'ceilings', found 'profile'"),
+        ({"kind": "profile"}, "found 'profile'"),
         ({"version": 2}, "ceilings version 2; this suite reads 1"),
         ({"ranks": 0}, "ranks = 0: expected int >= 1"),
         ({"roofs": [{"resource": "compute"}]}, "missing keys 'roofs.0.name', "),
@@ -63,12 +64,6 @@ def test_text_and_lists_are_not_ceilings(tmp_path: Path) -> None:
 
 def test_unknown_keys_are_accepted(tmp_path: Path, ceilings: Build) -> None:
     assert read_ceilings(ceilings(tmp_path / "x.json", new_key=[1], duration_s=3.0)).system == "testbed"
-
-
-def test_files_are_told_from_folders(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.touch()
-    assert split([tmp_path, path, tmp_path / "missing.json"]) == ([tmp_path, tmp_path / "missing.json"], [path])
 
 
 def inputs(tmp_path: Path, ceilings: Build, *systems: tuple[str, int]) -> Inputs:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from analysis.page.contests import is_ranking, read_rankings
+from analysis.page.contests import contest_section
+from analysis.sources.readers import read_file
 from suite.data.lock import locked
 from suite.errors import InputError
+from suite.performance.ab.ranking import Ranking
 from suite.performance.ab.runner import run_command
 from suite.statistics.blocks import Turn
 from tests.fixtures.cli import mlhpc
@@ -295,18 +297,23 @@ def test_the_written_ranking_is_that_of_the_output(played: Played, tmp_path: Pat
     assert json.loads((tmp_path / "ranking.json").read_text()) == document
 
 
+def read_ranking_file(path: Path) -> Ranking:
+    found = read_file(path)
+    assert isinstance(found, Ranking)
+    return found
+
+
 def test_a_report_has_a_section_with_the_ranking(played: Played, tmp_path: Path) -> None:
     path = tmp_path / "ranking.json"
     assert played.show("-o", str(path))[0] == 0
-    assert is_ranking(path)
-    (section,) = read_rankings([path])
+    section = contest_section(read_ranking_file(path))
     assert section.title == "contest: cosmoflow smoke on bed"
     assert "quick wins" in section.verdict
     assert section.table.body.count("<tr") == 3
     data = json.loads(path.read_text())
     data["entries"][0]["entry"] = "<script>alert(1)</script>"
     path.write_text(json.dumps(data))
-    assert "<script>" not in read_rankings([path])[0].table.body
+    assert "<script>" not in contest_section(read_ranking_file(path)).table.body
     path.write_text(json.dumps(data | {"entries": 3}))
     with pytest.raises(InputError, match="entries"):
-        read_rankings([path])
+        read_file(path)

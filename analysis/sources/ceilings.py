@@ -1,4 +1,4 @@
-"""Ceilings and counters files: read, checked, and matched to the systems of a report. Formats: docs/ceilings.md.
+"""Ceilings and counters files, and which of them belong to the systems of a report. Formats: docs/ceilings.md.
 
 A file belongs to a result if its system id is one of the names of the result's system. If the files name one system only, it
 is used for every result, and the report says so.
@@ -7,26 +7,16 @@ is used for every result, and the report says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import NotNegative, Positive, YamlSource
-from suite.errors import InputError
-from suite.files import read_json
-from suite.log.limits import limits
-
-VERSION = 1
+from suite.documents import NotNegative, Positive
 
 
-class _Lenient(Struct, frozen=True, kw_only=True):
-    """The base class of the parts of the document."""
-
-
-class MeasuredRoof(_Lenient, frozen=True, kw_only=True):
+class MeasuredRoof(Struct, frozen=True, kw_only=True):
     """One roof of a file: FLOP/s or bytes/s of one rank while all ranks are active."""
 
     resource: str
@@ -52,7 +42,7 @@ class MeasuredRoof(_Lenient, frozen=True, kw_only=True):
         return f"measured, n={self.n}{spread}{by}"
 
 
-class CurvePoint(_Lenient, frozen=True, kw_only=True):
+class CurvePoint(Struct, frozen=True, kw_only=True):
     """One size of a curve; ``seconds`` is the time of one call."""
 
     x: Positive
@@ -60,7 +50,7 @@ class CurvePoint(_Lenient, frozen=True, kw_only=True):
     seconds: Positive | None = None
 
 
-class Curve(_Lenient, frozen=True, kw_only=True):
+class Curve(Struct, frozen=True, kw_only=True):
     """Measured values over ascending sizes."""
 
     resource: str
@@ -72,7 +62,7 @@ class Curve(_Lenient, frozen=True, kw_only=True):
     points: tuple[CurvePoint, ...]
 
 
-class Device(_Lenient, frozen=True, kw_only=True):
+class Device(Struct, frozen=True, kw_only=True):
     """The device of one rank."""
 
     type: str
@@ -82,14 +72,14 @@ class Device(_Lenient, frozen=True, kw_only=True):
     memory_bytes: float | None = None
 
 
-class NotMeasured(_Lenient, frozen=True, kw_only=True):
+class NotMeasured(Struct, frozen=True, kw_only=True):
     """A resource without a roof, and why."""
 
     resource: str
     reason: str
 
 
-class Ceilings(_Lenient, frozen=True, kw_only=True):
+class Ceilings(Struct, frozen=True, kw_only=True):
     """A ceilings file."""
 
     version: Literal[1]
@@ -126,7 +116,7 @@ class Ceilings(_Lenient, frozen=True, kw_only=True):
         return next((n.reason for n in self.not_measured if n.resource == resource), "no ceiling measured")
 
 
-class Kernel(_Lenient, frozen=True, kw_only=True):
+class Kernel(Struct, frozen=True, kw_only=True):
     """All launches of one kernel in the counted steps. ``bytes`` by memory level, named as in the ceilings file."""
 
     name: str
@@ -136,7 +126,7 @@ class Kernel(_Lenient, frozen=True, kw_only=True):
     bytes: Mapping[str, NotNegative]
 
 
-class Counters(_Lenient, frozen=True, kw_only=True):
+class Counters(Struct, frozen=True, kw_only=True):
     """A counters file: hardware counters of one rank over ``steps`` training steps of a workload."""
 
     version: Literal[1]
@@ -182,49 +172,3 @@ class Inputs:
 NONE_GIVEN = (
     "no ceilings given: `mlhpc ceilings -o ceilings.json` measures them, and the file goes among the report's paths"
 )
-
-Model = TypeVar("Model", bound=Struct)
-
-
-def split(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Split paths into logs (with folders of logs) and JSON files."""
-    files = [path for path in paths if path.is_file() and path.suffix == ".json"]
-    return [path for path in paths if path not in files], files
-
-
-def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
-    """Read ceilings and counters files. Raises InputError, one line that names the file and what is wrong with it."""
-    kinds = {path: kind_of(path) for path in files}
-    return Inputs(
-        ceilings=tuple(read_ceilings(path) for path, kind in kinds.items() if kind != "counters"),
-        what_if=tuple(read_ceilings(path) for path in what_if),
-        counters=tuple(validated(path, "counters", Counters) for path, kind in kinds.items() if kind == "counters"),
-    )
-
-
-def kind_of(path: Path) -> object:
-    """The "kind" of a JSON file, or None. Raises InputError if it is not JSON."""
-    document = _document(path)
-    return document.get("kind") if isinstance(document, dict) else None
-
-
-def read_ceilings(path: Path) -> Ceilings:
-    """Read one ceilings file. Raises InputError as `read_inputs` does."""
-    return validated(path, "ceilings", Ceilings)
-
-
-def validated(path: Path, kind: str, model: type[Model]) -> Model:
-    """Read a JSON file of one kind into its model. Raises InputError as `read_inputs` does."""
-    document, kind_found = _document(path), kind_of(path)
-    if kind_found != kind:
-        raise InputError(f"{path}: expected a file of kind {kind!r}, found {kind_found!r}")
-    if document.get("version") != VERSION:
-        raise InputError(f"{path}: {kind} version {document.get('version')!r}; this suite reads {VERSION}")
-    return YamlSource(path, document, {}).convert(model)
-
-
-def _document(path: Path) -> Any:
-    try:
-        return read_json(path, limits().file)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None

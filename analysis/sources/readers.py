@@ -1,0 +1,149 @@
+"""What the paths of a report hold: logs, and JSON files whose key "kind" selects one of `READERS`.
+
+To add a kind of file, add its reader to `READERS` and what becomes of it to `read_sources`. Each file is opened once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from analysis.network.fit import Fit, fit_sweep
+from analysis.network.sweep import SWEEP_KIND, Sweep, parse_sweep
+from analysis.sources.ceilings import Ceilings, Counters, Inputs
+from suite.documents import YamlSource
+from suite.errors import InputError
+from suite.files import opened, read_json
+from suite.log import mllog
+from suite.log.limits import limits
+from suite.performance.ab.ranking import KIND as RANKING_KIND
+from suite.performance.ab.ranking import Ranking
+
+VERSION = 1  # of all kinds that are Structs
+_TOKEN = mllog.TOKEN.strip().encode()  # begins an event of a log
+_PIECE_BYTES = 2**20
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step of `mlhpc demo`, and one line about its failure; "" if it went well."""
+
+    title: str
+    command: str
+    exit_code: int | None
+    reason: str
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """A file of steps, as the demo writes it."""
+
+    version: Literal[1]
+    kind: Literal["steps"]
+    steps: tuple[Step, ...]
+
+
+Document = dict[str, Any]
+Reader = Callable[[Path, Document], object]
+Kind = TypeVar("Kind")
+
+
+def struct_reader(model: type[Struct]) -> Reader:
+    """Return a reader that converts a document of version 1 into a Struct."""
+
+    def read(path: Path, document: Document) -> object:
+        if document.get("version") != VERSION:
+            found = f"{document['kind']} version {document.get('version')!r}"
+            raise InputError(f"{path}: {found}; this suite reads {VERSION}")
+        return YamlSource(path, document, {}).convert(model)
+
+    return read
+
+
+READERS: Mapping[str, Reader] = {
+    "ceilings": struct_reader(Ceilings),  # mlhpc ceilings
+    "counters": struct_reader(Counters),  # mlhpc ceilings counters
+    SWEEP_KIND: parse_sweep,  # mlhpc moe --sweep-network
+    "steps": struct_reader(Steps),  # mlhpc demo
+    RANKING_KIND: struct_reader(Ranking),  # mlhpc ab runs show -o
+}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests."""
+
+    logs: tuple[Path, ...]
+    inputs: Inputs
+    networks: tuple[Fit, ...]
+    steps: tuple[Step, ...]
+    rankings: tuple[Ranking, ...]
+
+
+def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
+    """Read the JSON files among the paths; all others are logs or folders of logs, whose content is not read here.
+
+    ``what_if`` are ceilings files of machines to predict for. InputError if there is no log, and for a file that is neither
+    a log nor of a known kind.
+    """
+    files = [path for path in paths if path.is_file() and path.suffix == ".json"]
+    logs = tuple(path for path in paths if path not in files)
+    if not logs:
+        raise InputError(f"{paths[0]}: no report without logs; give run folders or packages as well")
+    for path in logs:
+        if path.is_file() and not _holds_an_event(path):
+            raise InputError(f"{path}: holds no MLLOG event and is no file that a report reads")
+    found = [read_file(path) for path in files]
+    return Sources(
+        logs=logs,
+        inputs=_inputs(found, what_if),
+        networks=tuple(fit_sweep(sweep) for sweep in _of(found, Sweep)),
+        steps=tuple(step for steps in _of(found, Steps) for step in steps.steps),
+        rankings=_of(found, Ranking),
+    )
+
+
+def read_inputs(files: Sequence[Path], what_if: Sequence[Path] = ()) -> Inputs:
+    """Read ceilings and counters files without logs."""
+    return _inputs([read_file(path) for path in files], what_if)
+
+
+def read_ceilings(path: Path) -> Ceilings:
+    """Read one ceilings file. InputError, one line, for any other file."""
+    found = read_file(path)
+    if not isinstance(found, Ceilings):
+        raise InputError(f"{path}: expected ceilings (`mlhpc ceilings -o FILE` writes them)")
+    return found
+
+
+def read_file(path: Path) -> object:
+    """Read a JSON file by the reader of its kind. InputError, one line that names the file and what is wrong with it."""
+    try:
+        document = read_json(path, limits().file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(kind, str) or kind not in READERS:
+        raise InputError(f"{path}: expected a file of kind {', '.join(map(repr, READERS))}; found {kind!r}")
+    return READERS[kind](path, document)
+
+
+def _inputs(found: Sequence[object], what_if: Sequence[Path]) -> Inputs:
+    return Inputs(_of(found, Ceilings), tuple(read_ceilings(path) for path in what_if), _of(found, Counters))
+
+
+def _of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
+    return tuple(each for each in found if isinstance(each, kind))
+
+
+def _holds_an_event(path: Path) -> bool:
+    """Return True once the token of an event is found; only a file that is no log is read to its end."""
+    with opened(path, limits().file) as file:
+        tail = b""  # a token may lie across two pieces
+        while piece := file.read(_PIECE_BYTES):
+            if _TOKEN in tail + piece:
+                return True
+            tail = piece[-len(_TOKEN) :]
+    return False

@@ -1,0 +1,47 @@
+"""Each path of a report is a log or a JSON file of a known kind; what it is not is one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.sources.readers import READERS, read_file, read_sources
+from suite.errors import InputError
+
+Build = Callable[..., Path]
+
+
+def test_every_reader_refuses_another_version_in_one_line(tmp_path: Path) -> None:
+    assert list(READERS) == ["ceilings", "counters", "mlhpc all-to-all sweep", "steps", "ab-runs"]
+    path = tmp_path / "x.json"
+    for kind in READERS:
+        path.write_text(json.dumps({"kind": kind, "version": 99}))
+        with pytest.raises(InputError, match=r"x\.json: .*version 99") as caught:
+            read_file(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"kind": ["steps"]}', '{"kind": "profile"}'])
+def test_a_json_file_of_no_known_kind_is_told_the_kinds(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match=r"x\.json: expected a file of kind 'ceilings', .*; found"):
+        read_file(tmp_path / "x.json")
+
+
+def test_paths_are_sorted_by_what_they_hold(tmp_path: Path, run_folder: Build, ceilings: Build) -> None:
+    log = tmp_path / "late.txt"  # an event that lies across two pieces of the file
+    log.write_bytes(b"x" * (2**20 - 3) + b":::MLLOG {}\n")
+    run, file = run_folder(tmp_path, "one"), ceilings(tmp_path / "c.json")
+    found = read_sources([run, file, log])
+    assert found.logs == (run, log)
+    assert [each.system for each in found.inputs.ceilings] == ["testbed"]
+    assert (found.networks, found.steps, found.rankings) == ((), (), ())
+
+
+def test_a_file_without_events_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    with pytest.raises(InputError, match=r"notes\.txt: holds no MLLOG event"):
+        read_sources([tmp_path / "notes.txt"])
