@@ -45,19 +45,13 @@ def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env=ENV | temporary(folder),
+        env=ENV,
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
-
-
-def temporary(folder: Path) -> dict[str, str]:
-    """A folder for temporary files beside, if there is one: what ranks leave there is seen."""
-    beside = folder.parent / "tmp"
-    return {"TMPDIR": str(beside)} if beside.is_dir() else {}
 
 
 def times(count: int, *words: str | Path) -> list[str]:
@@ -71,17 +65,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         python(folder, EXAMPLE / "make_data.py", "data")
-        (folder / "tmp").mkdir()
         for name, before in (("one", ()), ("two", (*TORCHRUN, sys.executable))):
             (folder / name).mkdir()
             python(folder / name, *before, *times(3, EXAMPLE / "train.py", "--data-path", "../data"))
 
     return made_once(tmp_path_factory, "own_loop", make)
-
-
-def test_ranks_leave_no_key_behind(ran: Path) -> None:
-    """With it a stranger could speak among the ranks of a run."""
-    assert list((ran / "tmp").glob("mlhpc-*")) == []
 
 
 def test_the_loop_became_a_benchmark_with_at_most_fifteen_added_lines() -> None:
