@@ -128,7 +128,8 @@ def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: P
             return value
 
     survey(paths, {}, Half(1))  # type: ignore[arg-type]
-    assert survey(paths, {}, Half(0)) == whole  # type: ignore[arg-type]
+    # As text: a resolution that is not known is not a number, which differs from itself.
+    assert repr(survey(paths, {}, Half(0))) == repr(whole)  # type: ignore[arg-type]
     assert len(whole.chains) == 10
 
 
