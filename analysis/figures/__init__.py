@@ -1,16 +1,15 @@
-"""The figures of the report: each module of this package is one figure, and ``questions.yaml`` has the question it answers.
+"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the question that it answers.
 
-A module has TITLE, CAPTION, ORDER (where on the page), ``table(study)``, the numbers behind the figure with units in the
-column names, ``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
+A module has TITLE, CAPTION, ``table(study)``, the numbers behind the figure with units in the column names, ``answer(study)``,
+one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
 
-Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package of such modules
-with its ``questions.yaml``. A module that cannot be imported is left out with one line.
+Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package with its own
+FIGURES and ``questions.yaml``. A module that cannot be imported is left out with one line.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
@@ -20,7 +19,8 @@ import pandas as pd
 
 from analysis.study import Study
 from suite.errors import InputError
-from suite.plugins import FIGURES, OURS, Plugin, find_plugins, leave_out, reason
+from suite.plugins import FIGURES as GROUP
+from suite.plugins import OURS, Plugin, find_plugins, leave_out, reason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,6 @@ class FigureModule(Protocol):
     __name__: str
     TITLE: str
     CAPTION: str
-    ORDER: int
 
     def table(self, study: Study) -> pd.DataFrame:
         """The numbers behind the figure."""
@@ -47,18 +46,57 @@ class FigureModule(Protocol):
         ...
 
 
-PARTS = ("TITLE", "CAPTION", "ORDER", "table", "answer", "draw")
+# In the order of the page. Names, because importing the modules loads matplotlib, which is optional.
+FIGURES = (
+    "time_split",
+    "staging_cost",
+    "time_and_units",
+    "pareto",
+    "energy_front",
+    "beside_published",
+    # learning
+    "convergence",
+    "epochs_and_batch",
+    "run_to_run",
+    "spread_ellipse",
+    # speed and scaling
+    "throughput",
+    "waterfall",
+    "scaling",
+    "two_by_two",
+    "throughput_mode",
+    # inside a step
+    "phases",
+    "extended_roofline",
+    "roofline",
+    "time_roofline",
+    "what_if",
+    "stragglers",
+    "hierarchical_roofline",
+    "expert_load",
+    # beside training, and between results
+    "startup",
+    "goodput",
+    "comparison",
+    "progress",
+    # all-to-all of mixture-of-experts layers
+    "moe_network_fit",
+    "moe_layer_time",
+    "moe_choice",
+    "moe_crossover",
+)
+PARTS = ("TITLE", "CAPTION", "table", "answer", "draw")  # of a module
 
 
 @cache
 def packages() -> dict[str, ModuleType]:
     """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one line."""
     loaded: dict[str, ModuleType] = {}
-    for name, plugin in find_plugins(FIGURES).items():
+    for name, plugin in find_plugins(GROUP).items():
         try:
             package = importlib.import_module(plugin.point.value)
-            if not hasattr(package, "__path__"):
-                raise InputError(f"{plugin.point.value} is a module; expected a package of figures")
+            if not isinstance(getattr(package, "FIGURES", None), tuple):
+                raise InputError(f"{plugin.point.value} lacks FIGURES, a tuple of the names of its modules")
             loaded[name] = package
         except Exception as error:
             _leave_out(plugin, name, error)
@@ -67,12 +105,12 @@ def packages() -> dict[str, ModuleType]:
 
 @cache
 def figures() -> dict[str, FigureModule]:
-    """Every figure by name, in the order of the page."""
-    modules: dict[str, FigureModule] = {}
+    """Import every figure, in the order of the page: ours, then those of other packages."""
+    plugins, modules = find_plugins(GROUP), dict[str, FigureModule]()
     for name, package in packages().items():
-        for module, figure in _modules(find_plugins(FIGURES)[name], package):
+        for module, figure in _modules(plugins[name], package):
             modules.setdefault(module, figure)
-    return dict(sorted(modules.items(), key=lambda item: (item[1].ORDER, item[0])))
+    return modules
 
 
 def is_ours(figure: str) -> bool:
@@ -81,16 +119,16 @@ def is_ours(figure: str) -> bool:
 
 
 def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
-    for info in pkgutil.iter_modules(package.__path__):
+    for name in package.FIGURES:
         try:
-            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            module = importlib.import_module(f"{package.__name__}.{name}")
             missing = [part for part in PARTS if not hasattr(module, part)]
             if missing:
                 raise InputError(f"{module.__name__} lacks {', '.join(missing)}")
         except Exception as error:
-            _leave_out(plugin, info.name, error)
+            _leave_out(plugin, name, error)
         else:
-            yield info.name, cast(FigureModule, module)
+            yield name, cast(FigureModule, module)
 
 
 def _leave_out(plugin: Plugin, name: str, error: Exception) -> None:

@@ -16,7 +16,6 @@ CAPTION = (
     "recomputed from the public logs. Dashed lines are equal unit hours. A hollow star is another problem size: it shows where "
     "a machine stands in scale, its time compares with no published one. Own results are not verified by MLCommons."
 )
-ORDER = 18
 NAMED = ("Fugaku", "Perlmutter", "Selene", "Eos")
 
 

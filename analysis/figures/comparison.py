@@ -22,7 +22,6 @@ CAPTION = (
     "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest "
     "ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run."
 )
-ORDER = 56
 
 
 def table(study: Study) -> pd.DataFrame:

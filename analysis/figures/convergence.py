@@ -29,7 +29,6 @@ CAPTION = (
     "to last), a diamond at their mean. Green: mean epochs of the reference at this batch size, and the band from the least "
     "mean that the rules allow to as far above."
 )
-ORDER = 20
 COLUMNS = 3
 CURVES = 12  # results that get a panel of curves
 BANDED = 50  # runs of a result above which they are one band

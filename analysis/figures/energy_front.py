@@ -20,7 +20,6 @@ CAPTION = (
     "no score, as readings lack a part of a run. The energy of a network may be the rules' estimate (table). A line joins the "
     "results that no other in the panel and of its rounds beats in both."
 )
-ORDER = 17
 _MJ = 1e6
 
 

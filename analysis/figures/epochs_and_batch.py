@@ -17,7 +17,6 @@ CAPTION = (
     "are the reference convergence points of the newest round shown, the band reaches from the least mean that the rules "
     "allow to as far above the reference's."
 )
-ORDER = 22
 
 
 def table(study: Study) -> pd.DataFrame:

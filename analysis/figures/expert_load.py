@@ -23,7 +23,6 @@ CAPTION = (
     "any was dropped. Right: one run, tokens of each expert over the mean of its layer, each panel with its own colours; "
     "experts of two runs cannot be averaged, since an expert's number means nothing."
 )
-ORDER = 47
 MOST_LABELLED = 8  # experts whose cells have room for a number
 
 

@@ -23,7 +23,6 @@ CAPTION = (
     "of which no percentage is taken. A T longer than the step is an input error: it is not drawn, and the table says why. "
     "A resource binds if its T is at least half of the step. Sources of all ceilings are in the table."
 )
-ORDER = 41
 SHOWN = 14  # published results of a class
 LOOKS = dict(
     zip(

@@ -17,7 +17,6 @@ CAPTION = (
     "what they stalled. Lost: after the last checkpoint before an interruption. Starting: until run_start, of every attempt. "
     "Down: between attempts. Interrupted runs are not scored."
 )
-ORDER = 52
 
 PARTS = (
     ("useful", "useful", BLUE),

@@ -26,7 +26,6 @@ CAPTION = (
     "and roofs of a level share colour and shape. A short line is streaming, a long one reuse in caches. Filled signs: all bytes "
     "are counted. A sign above its roof is an input error: it is not drawn, and the table says why."
 )
-ORDER = 46
 LEAST_DECADES = 2.6
 
 

@@ -24,7 +24,6 @@ CAPTION = (
     "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain over r = 1, "
     "d = 1, linear. Rows marked * are extrapolated as far as the data carry, their gains with 90 % intervals."
 )
-ORDER = 82
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 

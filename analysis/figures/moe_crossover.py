@@ -18,7 +18,6 @@ CAPTION = (
     "fitted model on the measured ranks, dashed lines the model on more ranks than were measured, "
     "as far as the data carry; bands are 90 % intervals."
 )
-ORDER = 83
 POINTS = 60
 
 

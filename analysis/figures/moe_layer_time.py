@@ -17,7 +17,6 @@ CAPTION = (
     "fitted model's, signs are measured. Right of the dotted line is extrapolation, as far as the data carry, with its "
     "90 % interval."
 )
-ORDER = 81
 
 
 def table(study: Study) -> pd.DataFrame:

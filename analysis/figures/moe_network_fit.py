@@ -20,7 +20,6 @@ CAPTION = (
     "out of it; solid lines are the model's linear all-to-all, dashed ones its 2DH. Latency and bandwidth inside and across "
     "nodes are fitted in log seconds; the bandwidth of copies is measured. Bands are 90 % intervals of the time without noise."
 )
-ORDER = 80
 
 
 def table(study: Study) -> pd.DataFrame:

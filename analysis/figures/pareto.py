@@ -20,7 +20,6 @@ CAPTION = (
     "different devices. Further left is faster, lower is cheaper; a line joins the results of one division and of rounds alike "
     "that no other of them beats in both. Results without a score are shown only where no other has one."
 )
-ORDER = 16
 
 
 def table(study: Study) -> pd.DataFrame:

@@ -16,7 +16,6 @@ CAPTION = (
     "gradient exchange after the backward pass; the part that overlaps with it lies inside forward + backward "
     "and is given in the table only."
 )
-ORDER = 40
 
 PARTS = (
     ("data_wait", "data wait", VERMILION),

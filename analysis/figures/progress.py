@@ -16,7 +16,6 @@ CAPTION = (
     "Fastest score of the closed division by round, recomputed from the public logs; carry-overs count where they were first "
     "published. Rules and data changed between rounds (dotted lines), so a line mixes progress of machines and codes with that."
 )
-ORDER = 60
 CHANGES = {
     "v1.0": "CosmoFlow data doubled\nOC20 and weak scaling new",
     "v2.0": "reference points redone",

@@ -24,7 +24,6 @@ CAPTION = (
     "write, not memory traffic; filled: counted by hardware. Peaks of vendors are thin dots, named, and no percentage is taken of "
     "them. A point above its roof is an input error: it is not drawn, and the table says why."
 )
-ORDER = 42
 WIDE, HIGH = 9.0, 5.2
 LEAST_DECADES = 2.6
 CLOSE = 1.6  # ratio of two slopes that leave no room for a text between them

@@ -19,7 +19,6 @@ CAPTION = (
     "the machine. The table splits the variance of log time into both and their covariance; the share from "
     "epochs is that of the two variances, which the covariance is no part of."
 )
-ORDER = 25
 
 PARTS = (
     ("run_s", "time to train", BLUE, "o"),

@@ -37,7 +37,6 @@ CAPTION = (
     "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, each band "
     "widened by the error on sizes left out."
 )
-ORDER = 33
 MOST_TICKS = 5
 SCALING = "weak-scaling efficiency"
 LINES = (

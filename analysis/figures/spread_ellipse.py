@@ -23,7 +23,6 @@ CAPTION = (
     "by convergence; orange, dashed and upright: by the speed of the machine. Both axes have one scale, so that directions are "
     "true. The widest of each kind is named, where there is room. A run is a dot where a panel has at most 50."
 )
-ORDER = 26
 NAMED = 1  # results of each kind in a panel
 DOTS = 50  # runs of a panel that are drawn one by one
 KINDS = (

@@ -16,7 +16,6 @@ CAPTION = (
     "Mean staging time divided by mean seconds per epoch, staging before run_start included. Placeholders below one second "
     "are no staging, and a result without staging events may have staged all the same, hidden in its first epoch."
 )
-ORDER = 12
 
 
 def table(study: Study) -> pd.DataFrame:

@@ -14,7 +14,6 @@ CAPTION = (
     "the first line of the suite. Imports: to the end of importing torch and the workload. Init: from there to "
     "init_stop without staging. The table has the slowest rank."
 )
-ORDER = 50
 
 PARTS = (("interpreter", "interpreter", ORANGE), ("imports", "imports", PURPLE), ("init", "init", BLUE))
 

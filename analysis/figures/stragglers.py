@@ -24,7 +24,6 @@ CAPTION = (
     "gap luck gives equal ranks, and only the excess over that has a culprit. A rank is named (hatched) if the excess is "
     "above 1 % of the step and p < 0.05."
 )
-ORDER = 45
 WAIT = "exposed_communication_s"
 STEP = "step_s"
 

@@ -24,7 +24,6 @@ CAPTION = (
     "(evaluation and staging taken out); right: for each accelerator, processor, node, core or rank, whichever varies. Axes are "
     "logarithmic where systems differ more than tenfold."
 )
-ORDER = 30
 DOTS = 50  # runs of a result that are drawn one by one
 
 

@@ -17,7 +17,6 @@ CAPTION = (
     "whole system and of one instance. Right: the share of that time that an instance ran, mean as a bar and from the shortest "
     "to the longest as a line: below 100 % the system waited for its last instances. Pruned instances are left out."
 )
-ORDER = 36
 
 
 def table(study: Study) -> pd.DataFrame:

@@ -34,7 +34,6 @@ CAPTION = (
     "fastest and the one with the fewest hours of a division and of rounds alike, which alone are ranked against each other. "
     "Names without room are left out, and so is throughput mode, where many runs share a machine."
 )
-ORDER = 15
 
 
 def table(study: Study) -> pd.DataFrame:

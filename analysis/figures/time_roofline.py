@@ -26,7 +26,6 @@ CAPTION = (
     "Without a count of operators the square is one launch, and a phase whose point is near it and its corner far away "
     "issues many small operators."
 )
-ORDER = 43
 
 
 def table(study: Study) -> pd.DataFrame:

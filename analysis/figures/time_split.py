@@ -19,7 +19,6 @@ CAPTION = (
     "rules do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, evaluation or "
     "staging."
 )
-ORDER = 10
 
 PARTS = (
     ("staging_before_run_s", "staging before the run", ORANGE, "///"),

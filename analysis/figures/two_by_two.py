@@ -25,7 +25,6 @@ CAPTION = (
     "right above right, the more epochs its larger batch costs. A ring marks the open division. Names without room are left "
     "out."
 )
-ORDER = 34
 Row = Mapping[Hashable, Any]
 
 

@@ -34,7 +34,6 @@ CAPTION = (
     "alike). An inconclusive difference is not explained. The factors multiply to the ratio of scores; Is the "
     "difference real? judges by all runs."
 )
-ORDER = 32
 SHOWN = 6  # panels per class
 PARTS = ("units", "system", "algorithmic", "staging", "other")
 NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")

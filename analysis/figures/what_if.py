@@ -25,7 +25,6 @@ CAPTION = (
     "explain stays. Staging, phases without a resource and the number of steps stay. docs/roofline.md has the errors of such "
     "predictions where both sides were measured."
 )
-ORDER = 44
 
 
 @dataclass(frozen=True)

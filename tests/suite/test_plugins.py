@@ -30,7 +30,7 @@ DESCRIPTOR = """
 FIGURE = """
     import pandas as pd
     from matplotlib.figure import Figure
-    TITLE, CAPTION, ORDER = "Strange figure", "A caption.", 5
+    TITLE, CAPTION = "Strange figure", "A caption."
     def table(study): return pd.DataFrame({"n": [len(study.runs)]})
     def answer(study): return f"There are {len(study.runs)} strange runs."
     def draw(study):
@@ -194,6 +194,7 @@ def test_a_broken_command_stands_in_the_help_with_its_reason_and_fails_alone(sit
 
 
 FIGURES = "[mlhpc.figures]\nstranger = stranger.figures\n"
+NAMED = "FIGURES = ('strange',)\n"
 
 
 def report(site: Site, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], str]:
@@ -204,7 +205,7 @@ def report(site: Site, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str]
 
 
 def test_a_figure_of_another_package_is_on_the_page_with_its_question(site: Site, tmp_path: Path) -> None:
-    files = {"figures/__init__.py": "", "figures/strange.py": FIGURE, "figures/questions.yaml": QUESTIONS}
+    files = {"figures/__init__.py": NAMED, "figures/strange.py": FIGURE, "figures/questions.yaml": QUESTIONS}
     done, page = report(site.install(FIGURES, files), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "How strange is it?" in page
@@ -242,7 +243,7 @@ BROKEN_FIGURES = {
 def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
     files, expected = BROKEN_FIGURES[case]
     named = {f"figures/{name}": text for name, text in ({"questions.yaml": QUESTIONS} | files).items()} if files else {}
-    done, page = report(site.install(FIGURES, named | ({"figures/__init__.py": ""} if files else {})), tmp_path)
+    done, page = report(site.install(FIGURES, named | ({"figures/__init__.py": NAMED} if files else {})), tmp_path)
     assert done.returncode == 0, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

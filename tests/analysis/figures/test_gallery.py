@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from analysis.figures import figures
+import analysis.figures as figure_package
+from analysis.figures import FIGURES, figures
 from docs.pages import gallery
+
+
+def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
+    modules = {path.stem for path in Path(figure_package.__path__[0]).glob("*.py")} - {"__init__"}
+    assert sorted(FIGURES) == sorted(modules)
 
 
 def test_the_gallery_has_every_figure_with_a_picture(tmp_path: Path) -> None:
