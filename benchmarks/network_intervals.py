@@ -1,4 +1,4 @@
-"""How often the intervals of `mlhpc network` hold the truth, on networks whose laws the fitted model does not have.
+"""How often the intervals of `mlhpc moe fit` hold the truth, on networks whose laws the fitted model does not have.
 
     python benchmarks/network_intervals.py [--laws 40] [--first-seed 0]
 
@@ -27,7 +27,7 @@ QUANTITIES = ("linear", "2dh", "ratio", "layer")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Coverage of the intervals of mlhpc network.")
+    parser = argparse.ArgumentParser(description="Coverage of the intervals of mlhpc moe fit.")
     parser.add_argument("--laws", type=int, default=40)
     parser.add_argument("--first-seed", type=int, default=0)
     chosen = parser.parse_args()

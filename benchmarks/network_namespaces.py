@@ -4,7 +4,7 @@
 
 Hosts are network namespaces on one machine, two ranks each, joined by a bridge; what leaves a host goes through a token bucket
 (`tc tbf`), what stays inside it does not: a network of two levels. `mlhpc moe --sweep-network` sweeps all of it once with
-gloo, `mlhpc network` sees the grids up to four hosts. Hosts share the processor's cores, so their latencies are those of a
+gloo, `mlhpc moe fit` sees the grids up to four hosts. Hosts share the processor's cores, so their latencies are those of a
 busy machine; the links between them are the bucket's.
 """
 

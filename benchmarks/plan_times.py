@@ -1,7 +1,7 @@
 """Steps that `mlhpc plan` predicts beside measured ones, of CosmoFlow and DeepCAM, whole, in parts and in pieces.
 
     mlhpc ceilings --quick -o one.json; mlhpc ceilings --ranks 2 --quick -o two.json
-    mlhpc moe --ranks 4 --ranks-per-node 2 --sweep-network -o sweep.json; mlhpc network sweep.json --format json > network.json
+    mlhpc moe --ranks 4 --ranks-per-node 2 --sweep-network -o sweep.json; mlhpc moe fit sweep.json --format json > network.json
     python benchmarks/plan_times.py --ceilings one.json two.json --network network.json [--blocks 9]
 
 What part of the roof a step reaches is taken from one rank on size smoke: CPU time per step, from the lower to the upper

@@ -103,11 +103,6 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run",
         ),
         Command(
-            "network",
-            "analysis.commands.network:network",
-            "Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error",
-        ),
-        Command(
             "preflight",
             "analysis.commands.preflight:preflight",
             "Find slow nodes before they cost a run: measure each, and judge with a promised rate of false alarms",

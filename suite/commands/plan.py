@@ -43,7 +43,7 @@ Examples:
   mlhpc plan cosmoflow --size full --mesh data=512,spatial=2x2x1
   mlhpc plan cosmoflow --size full --nodes 512 --ranks-per-node 4 --sweep --format json
   mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
-  mlhpc network sweep.json --format json > network.json
+  mlhpc moe fit sweep.json --format json > network.json
   mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
 """
@@ -68,7 +68,7 @@ Examples:
 @click.option("--latency-us", type=click.FloatRange(0), help="Latency of a message between ranks, microseconds.")
 @click.option("--ceilings", type=click.Path(path_type=Path), help="File of `mlhpc ceilings`: rates of a rank.")
 @click.option(
-    "--network", type=click.Path(path_type=Path), help="Output of `mlhpc network SWEEP --format json`: links."
+    "--network", type=click.Path(path_type=Path), help="Output of `mlhpc moe fit SWEEP --format json`: links."
 )
 @click.option("--reached", metavar="N[-N]", help="Part of the compute roof that a step reaches, such as 0.3-0.5.")
 @format_option()

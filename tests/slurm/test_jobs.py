@@ -316,7 +316,7 @@ def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path
     cluster.call("srun", "-N", "2", "-n", "2", "--mpi=pmi2", *bench)
     sweep = json.loads(path.read_text())
     assert (sweep["nodes"], sweep["ranks_per_node"], [grid["ranks"] for grid in sweep["grids"]]) == (2, 1, [2])
-    printed = mlhpc("network", str(path), cwd=tmp_path).stdout
+    printed = mlhpc("moe", "fit", str(path), cwd=tmp_path).stdout
     assert "nodes pretended" not in printed
     assert "more than 2 ranks: inconclusive" in printed  # one grid says nothing of larger ones
 

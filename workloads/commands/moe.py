@@ -1,6 +1,6 @@
-"""The command `mlhpc moe`: benchmarks an MoE layer or sweeps the network.
+"""The group `mlhpc moe`: benchmarks an MoE layer, sweeps the network, and fits a machine's links to such sweeps.
 
-It starts its own MPI ranks (``--ranks``) or runs on those of mpiexec, srun or torchrun.
+A benchmark starts its own MPI ranks (``--ranks``) or runs on those of mpiexec, srun or torchrun.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from suite.cli.group import Subcommands
 from suite.cli.options import JSON, device_option, format_option, output_option, ranks_option
 from suite.cli.progress import progress
 from suite.documents import convert
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command(
-    "moe",
+@click.group(
+    cls=Subcommands,
+    invoke_without_command=True,
     epilog="""\b
 Examples:
   mlhpc moe --backend loop --load uniform
   mlhpc moe --ranks 4 --experts 2 --r 2 --degree 2 --algorithm 2dh --ranks-per-node 2
   srun -n 8 mlhpc moe --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu --dtype bfloat16
-  srun -n 64 mlhpc moe --sweep-network -o sweep.json && mlhpc network sweep.json
+  srun -n 64 mlhpc moe --sweep-network -o sweep.json && mlhpc moe fit sweep.json
 """,
 )
 @ranks_option()
@@ -105,12 +107,14 @@ Examples:
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per rank.")
 @click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
 @click.option(
-    "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc network` fits."
+    "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc moe fit` fits."
 )
 @click.option("--up-to-mib", default=16.0, show_default=True, help="Largest message of the sweep, per rank.")
 @format_option()
 @output_option("JSON file for the results.", "none is written")
+@click.pass_context
 def moe(  # one parameter per option
+    context: click.Context,
     ranks: int,
     tokens: int,
     width: int,
@@ -135,7 +139,12 @@ def moe(  # one parameter per option
     style: str,
     output: Path | None,
 ) -> None:
-    """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run."""
+    """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run.
+
+    `mlhpc moe fit` fits a machine's links to sweeps of `--sweep-network`.
+    """
+    if context.invoked_subcommand is not None:
+        return
     from workloads.moe.config import MoEConfig
 
     try:
@@ -173,6 +182,27 @@ def moe(  # one parameter per option
             if output is not None:
                 write_whole(output, json.dumps(result, indent=1) + "\n")
         world.barrier()
+
+
+@moe.command(
+    epilog="""\b
+Examples:
+  srun -n 64 mlhpc moe --sweep-network -o sweep.json
+  mlhpc moe fit sweep.json
+  mlhpc moe fit --paper
+  mlhpc report runs/mine sweep.json
+""",
+)
+@click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
+@format_option()
+def fit(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
+    """Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error."""
+    if not sweeps and not paper:
+        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
+    from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
+
+    print_fits(sweeps, paper=paper, style=style)
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:

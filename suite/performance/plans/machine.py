@@ -1,6 +1,6 @@
 """What a machine can do, as far as a plan's time needs it: read from a ceilings file and from a fit of its network. No torch.
 
-The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc network SWEEP --format json` prints.
+The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc moe fit SWEEP --format json` prints.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
     flops = Span(sustained.span.low, sustained.value, fitting[0].span.high)
     last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
     cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
-    fit = read_json_document(network, _Fits, "output of mlhpc network SWEEP --format json", 1).fits[0]
+    fit = read_json_document(network, _Fits, "output of mlhpc moe fit SWEEP --format json", 1).fits[0]
     links = _links(fit, network)
     rings = _ring_factor(file.curves, links)
     compared = "rings compared with its all-reduces" if rings else "no all-reduce in it: rings may be further off"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.commands.network import fit_lines
+from analysis.commands.moe_fit import fit_lines
 from analysis.network.fit import Fit, fit_sweep
 from analysis.network.held_out import Errors
 from analysis.network.intervals import (

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from analysis.commands.network import network as network_command
 from analysis.commands.report import report
 from analysis.figures import figures as all_figures
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.paper import paper_rows
-from analysis.network.simulate import simulated_all_to_all, simulated_layer_s
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from analysis.page.questions import goals
 from suite.errors import InputError
 from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.simulated_network import simulated_all_to_all, simulated_layer_s
+from workloads.commands.moe import moe
 
 MACHINE = Network(
     ranks_per_node=4,
@@ -195,7 +195,7 @@ def test_the_crossover_of_2dh() -> None:
 
 
 def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> None:
-    done = CliRunner().invoke(network_command, [str(written(tmp_path, sweep(noise=0.05)))])
+    done = CliRunner().invoke(moe, ["fit", str(written(tmp_path, sweep(noise=0.05)))])
     assert done.exit_code == 0, done.output
     assert "error, sizes left out, 2dh" in done.output
     assert "error, largest grid from smaller ones, linear" in done.output
@@ -207,10 +207,10 @@ def test_the_command_says_errors_and_labels_extrapolation(tmp_path: Path) -> Non
 
 def test_the_fit_as_json_holds_the_numbers_of_the_text(tmp_path: Path) -> None:
     path = str(written(tmp_path, sweep(noise=0.05)))
-    done = CliRunner().invoke(network_command, [path, "--format", "json"])
+    done = CliRunner().invoke(moe, ["fit", path, "--format", "json"])
     assert done.exit_code == 0, done.output
     (fit,) = json.loads(done.stdout)["fits"]
-    text = CliRunner().invoke(network_command, [path]).stdout
+    text = CliRunner().invoke(moe, ["fit", path]).stdout
     assert f"R2 of log seconds {fit['r_squared']:.3f}" in text
     for row in fit["errors"]:
         assert f"error, {row['of']}, {row['algorithm']:6s}: median {100 * row['median']:.0f} %" in text
@@ -229,8 +229,8 @@ def test_a_sweep_in_which_nothing_varies_is_valid_json_too(tmp_path: Path) -> No
         for row in grid["all_to_all"]:
             row["seconds"] = [1e-3]
     path = str(written(tmp_path, document))
-    assert CliRunner().invoke(network_command, [path]).exit_code == 0
-    text = CliRunner().invoke(network_command, [path, "--format", "json"]).stdout
+    assert CliRunner().invoke(moe, ["fit", path]).exit_code == 0
+    text = CliRunner().invoke(moe, ["fit", path, "--format", "json"]).stdout
     assert "NaN" not in text
     assert "Infinity" not in text
     assert json.loads(text)["fits"][0]["r_squared"] is None

@@ -67,7 +67,7 @@ def test_an_option_means_one_thing(name: str) -> None:
 
 
 def test_every_command_that_prints_results_prints_json_too() -> None:
-    printing = {"check", "compare", "doctor", "workload list", "moe", "network", "workload rcp show", "score", "status"}
+    printing = {"check", "compare", "doctor", "workload list", "moe", "moe fit", "workload rcp show", "score", "status"}
     assert printing <= {name for name in NAMES if "--format" in OPTIONS[name]}
 
 

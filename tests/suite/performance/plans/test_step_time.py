@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis.commands.network import fit_data
+from analysis.commands.moe_fit import fit_data
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from suite.errors import InputError
@@ -181,7 +181,7 @@ def test_measured_all_reduces_say_how_far_off_rings_are(fitted: Any, tmp_path: P
         (CEILINGS | {"roofs": [roof("compute", 1e12, dtype="float64")]}, None, "no compute roof in float32, only in float64"),
         (CEILINGS | {"roofs": []}, None, "only in none"),
         (CEILINGS | {"roofs": [roof("compute", -1.0, dtype="float32")]}, None, "roofs.0.value"),
-        (CEILINGS, lambda f: f | {"version": 3}, "expected output of mlhpc network"),
+        (CEILINGS, lambda f: f | {"version": 3}, "expected output of mlhpc moe fit"),
         (CEILINGS, lambda f: f | {"fits": []}, "fits"),
         (CEILINGS, lambda f: f | {"fits": f["fits"] * 2}, "fits"),
         (CEILINGS, lambda f: {"version": 1, "fits": [f["fits"][0] | {"network": {"speed": 1}}]}, "fit the sweep again"),

@@ -1,16 +1,15 @@
-"""The command `mlhpc network`: fit a machine's links to all-to-all sweeps and render the fit as text."""
+"""`mlhpc moe fit`: fits a machine's links to all-to-all sweeps and renders the fits as text or JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
@@ -18,27 +17,13 @@ from analysis.network.held_out import CONFIDENCE, predicted_layer_s
 from analysis.network.intervals import all_to_all_band, carried_ranks, crossover, layer_interval
 from analysis.network.paper import paper_rows
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON
 from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  srun -n 64 mlhpc moe --sweep-network -o sweep.json
-  mlhpc network sweep.json
-  mlhpc network --paper
-  mlhpc report runs/mine sweep.json
-""",
-)
-@click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
-@format_option()
-def network(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
-    """Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error."""
-    if not sweeps and not paper:
-        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
+def print_fits(sweeps: Sequence[Path], *, paper: bool, style: str) -> None:
+    """Fit each sweep and print the fits; with ``paper`` also the comparison with Tutel's paper."""
     fits = []
     for number, path in enumerate(sweeps, start=1):
         sweep = read_sweep(path)
