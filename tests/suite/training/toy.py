@@ -26,7 +26,7 @@ from suite.config import Hyperparameters, RunConfig
 from suite.data.manifest import Manifest, write_manifest
 from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.descriptor import Descriptor
-from suite.documents import convert
+from suite.documents import convert, parse_yaml
 from suite.workload import Optimization, Work, Workload
 from suite.world import World
 
@@ -262,7 +262,7 @@ def toy_config(data: Path, **changes: Any) -> RunConfig:
         "max_epochs": 12,
         "data": data,
         "window_steps": 4,
-        "hyperparameters": ToyConfig(**changes.pop("hyperparameters", {})),
+        "hyperparameters": convert(changes.pop("hyperparameters", {}), ToyConfig),
     }
     return convert(base | changes, RunConfig)
 
@@ -287,7 +287,6 @@ def main(argv: Sequence[str]) -> int:
 
 def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str]) -> int:
     """One trial; its exit code."""
-    import yaml
 
     from suite.log.run_folder import RunFolder
     from suite.training.plan import TrialPlan
@@ -302,7 +301,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
                     os.environ[key] = value
                     continue
                 section, _, name = key.rpartition(".")
-                (changes.setdefault(section, {}) if section else changes)[name] = yaml.safe_load(value)
+                (changes.setdefault(section, {}) if section else changes)[name] = parse_yaml(value)
         config = toy_config(Path(changes.pop("data", data)), **changes)
         plan = TrialPlan(
             DESCRIPTOR,
