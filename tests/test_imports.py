@@ -115,6 +115,29 @@ ANALYSIS_MAY_USE = {
     "suite.performance",
     "suite.performance.ab",
 }
+# What a part of ``analysis`` may import of it, the lowest part first: the way of a log to a figure runs down this table.
+ANALYSIS_LAYERS: dict[str, set[str]] = {
+    "analysis.tables": set(),
+    "analysis.network": set(),
+    "analysis.sources": {"analysis.network"},
+    "analysis.results": {"analysis.tables"},
+    "analysis.study": {"analysis.tables", "analysis.network", "analysis.sources", "analysis.results"},
+    "analysis.published": {"analysis.study"},
+    "analysis.roofline": {"analysis.tables", "analysis.sources", "analysis.study", "analysis.published"},
+    "analysis.drawing": {"analysis.roofline"},
+    "analysis.figures": {
+        *("analysis.tables", "analysis.network", "analysis.sources", "analysis.results", "analysis.study"),
+        *("analysis.published", "analysis.roofline", "analysis.drawing"),
+    },
+    "analysis.page": {
+        *("analysis.tables", "analysis.sources", "analysis.results", "analysis.study", "analysis.published"),
+        *("analysis.drawing", "analysis.figures"),
+    },
+    "analysis.fleet": set(),
+    "analysis.history": set(),
+}
+# These may use all of it: commands, and what `mlhpc.load` returns.
+ANALYSIS_TOPS = {"analysis.commands", "analysis.loaded"}
 WORKLOADS_MAY_USE = {
     *(
         "suite",
@@ -203,6 +226,26 @@ def test_contract_log_machine_launch_compliance_and_commands_load_nothing_heavy(
 def test_analysis_reads_logs_and_cards_and_never_torch(path: Path) -> None:
     assert not heads(path) & {"torch", "mpi4py", "h5py", "workloads"}
     assert used_folders(path, "suite") <= ANALYSIS_MAY_USE
+
+
+def part_of_analysis(module: str) -> str:
+    """The layer that a module belongs to: a folder, or a module directly in ``analysis``."""
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("path", modules("analysis"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_part_of_the_analysis_imports_only_the_layers_below_it(path: Path) -> None:
+    part = part_of_analysis(dotted(path))
+    used = {part_of_analysis(name) for name in imports(path, types=True) if name.startswith("analysis.")} - {part}
+    if part not in ANALYSIS_TOPS | {"analysis"}:
+        assert used <= ANALYSIS_LAYERS[part]
+
+
+def test_the_layers_of_the_analysis_are_in_order() -> None:
+    below: set[str] = set()
+    for part, used in ANALYSIS_LAYERS.items():
+        assert used <= below, part
+        below.add(part)
 
 
 def test_no_module_of_the_analysis_loads_torch_by_way_of_another() -> None:

@@ -61,23 +61,6 @@ class Bench:
     prepare: Callable[[Place], Repeat | None]
 
 
-def benches(workloads: Mapping[str, Path]) -> Iterator[Bench]:
-    """All benchmarks, in the order in which they are repeated. ``workloads``: those whose step is measured, with their data."""
-    for dtype in ("float32", "bfloat16", "float64"):
-        yield Bench(f"gemm/{dtype}", "compute", "FLOP/s", "more", partial(_gemm, dtype))
-    yield Bench("dispatch", "operator launch", "calls/s", "more", _dispatch)
-    yield Bench("memory/cache", "cache", "B/s", "more", partial(_memory, cached=True))
-    yield Bench("memory/main", "memory", "B/s", "more", partial(_memory, cached=False))
-    yield Bench("host_link", "host link", "B/s", "more", _host_link)
-    for resource, _ in collectives.COLLECTIVES:
-        yield Bench(f"{resource}/node", "links in the node", "B/s", "more", partial(_collective, resource))
-    yield Bench("overlap", "compute beside links", "s", "less", _overlap)
-    yield Bench("storage/write", "storage", "B/s", "more", _write)
-    yield Bench("storage/read", "storage", "B/s", "more", _read)
-    for name, root in workloads.items():
-        yield Bench(f"step/{name}", "all of a training step", "s", "less", partial(_step, name, root))
-
-
 def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
     """How many calls fill a repetition, and the seconds of that many."""
     compute.seconds(call, 1, device)
@@ -232,6 +215,31 @@ def _step(name: str, root: Path, place: Place) -> Repeat:
 
     calls, seconds = _timed(step, place.device)
     return lambda: seconds() / calls
+
+
+# All but the steps of workloads, in the order in which they are repeated.
+BENCHES: tuple[Bench, ...] = (
+    Bench("gemm/float32", "compute", "FLOP/s", "more", partial(_gemm, "float32")),
+    Bench("gemm/bfloat16", "compute", "FLOP/s", "more", partial(_gemm, "bfloat16")),
+    Bench("gemm/float64", "compute", "FLOP/s", "more", partial(_gemm, "float64")),
+    Bench("dispatch", "operator launch", "calls/s", "more", _dispatch),
+    Bench("memory/cache", "cache", "B/s", "more", partial(_memory, cached=True)),
+    Bench("memory/main", "memory", "B/s", "more", partial(_memory, cached=False)),
+    Bench("host_link", "host link", "B/s", "more", _host_link),
+    Bench("all_reduce/node", "links in the node", "B/s", "more", partial(_collective, "all_reduce")),
+    Bench("all_to_all/node", "links in the node", "B/s", "more", partial(_collective, "all_to_all")),
+    Bench("overlap", "compute beside links", "s", "less", _overlap),
+    Bench("storage/write", "storage", "B/s", "more", _write),
+    Bench("storage/read", "storage", "B/s", "more", _read),
+)
+
+
+def step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
+    """Return the benchmark of a training step of each workload, whose data are in the folder given."""
+    return [
+        Bench(f"step/{name}", "all of a training step", "s", "less", partial(_step, name, root))
+        for name, root in workloads.items()
+    ]
 
 
 def facts(place: Place) -> Iterator[tuple[str, str, float, float]]:

@@ -20,7 +20,7 @@ from suite.machine.probes.processor import list_data_caches, read_cpu
 from suite.machine.probes.root import machine_root
 from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.plan import free_bytes
-from suite.performance.preflight.benches import Bench, Place, Repeat, benches, facts
+from suite.performance.preflight.benches import BENCHES, Bench, Place, Repeat, facts, step_benches
 from suite.world import World, node_name
 
 FEWEST = 2  # rounds, however short the time: one to warm up, one that counts
@@ -58,7 +58,7 @@ def measure(
     node.add_facts(place)
     ready: list[tuple[Bench, Repeat]] = []
     late: list[str] = []
-    for bench in benches(workloads):
+    for bench in (*BENCHES, *step_benches(workloads)):
         if not budget.allows((1.0 - PREPARING) * seconds) and ready:
             late.append(bench.metric)
             continue

@@ -17,7 +17,7 @@ from analysis.fleet.samples import read_samples
 from suite.launch.local import suite_command
 from suite.machine.node_samples import Sample
 from suite.performance.preflight import node
-from suite.performance.preflight.benches import Bench, Place, benches
+from suite.performance.preflight.benches import BENCHES, Bench, Place, step_benches
 from suite.world import Launch, World
 from tests.fixtures.cli import mlhpc
 
@@ -28,7 +28,7 @@ def measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Callable[[Place], object]], seconds: float = 0.3
 ) -> dict[str, Sample]:
     found = [Bench(name, "part", "s", "less", prepare) for name, prepare in chosen.items()]  # type: ignore[arg-type]
-    monkeypatch.setattr(node, "benches", lambda workloads: found)
+    monkeypatch.setattr(node, "BENCHES", found)
     path = tmp_path / "n.jsonl"
     node.measure(
         World.create(ALONE), device=torch.device("cpu"), directory=tmp_path, workloads={}, seconds=seconds, output=path,
@@ -88,7 +88,7 @@ def test_every_real_benchmark_gives_a_value_or_is_not_for_this_place(tmp_path: P
     world = World.create(ALONE)
     place = Place(world, torch.device("cpu"), tmp_path, (), 1 << 30)
     values = {}
-    for bench in benches({"cosmoflow": smoke_data / "cosmoflow-smoke"}):
+    for bench in (*BENCHES, *step_benches({"cosmoflow": smoke_data / "cosmoflow-smoke"})):
         repeat = bench.prepare(place)
         if repeat is not None:
             values[bench.metric] = repeat()
