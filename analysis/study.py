@@ -12,11 +12,10 @@ import pandas as pd
 from analysis.network.fit import Fit
 from analysis.results.copies import find_copies, list_rounds
 from analysis.results.decompose import choose, per_run, results
-from analysis.results.energy import with_energy
 from analysis.results.extent import unit_names
 from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
-from analysis.results.selection import Selection
+from analysis.results.selection import Selection, with_energy
 from analysis.sources.ceilings import Inputs
 from analysis.tables.ingest import Tables, ingest
 from suite.card import Card

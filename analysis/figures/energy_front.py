@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from analysis.drawing.axes import INK, clip, legend_of, listed, loglog, looks, panels
 from analysis.drawing.labels import name_panels
 from analysis.drawing.scatter import label_axes, plot_sign, result_table
-from analysis.results.front import mark_front
+from analysis.figures.pareto import mark_front
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 

@@ -9,7 +9,6 @@ from analysis.drawing.axes import INK, clip, legend_of, listed, loglog, looks, p
 from analysis.drawing.labels import name_panels
 from analysis.drawing.scatter import PROBLEM, label_axes, plot_sign, problems, result_table, several_per_problem
 from analysis.results.extent import with_extent
-from analysis.results.front import mark_front
 from analysis.results.names import tasks
 from analysis.study import NotAnswerableError, Study
 
@@ -99,3 +98,16 @@ def _unpriced(study: Study) -> str:
     strong = study.distinct[(study.distinct["mode"] == "strong") & study.distinct["unit_hours"].notna()]
     devices = sorted(set(strong.loc[strong["cost"].isna(), "device"]))
     return f". No price for {', '.join(devices)}" if devices else ""
+
+
+def mark_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
+    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
+    front = pd.Series(False, index=frame.index)
+    for *_, alike in tasks(frame):
+        front.loc[alike.index] = [_unbeaten(row, alike, against) for _, row in alike.iterrows()]
+    return frame.assign(front=front)
+
+
+def _unbeaten(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
+    faster, less = others["run_s.mean"] < row["run_s.mean"], others[against] < row[against]
+    return not bool((faster & less).any())

@@ -96,9 +96,8 @@ def answer(study: Study) -> str:
         return "no two results that may be ranked beside each other differ by more than their runs do"
     row = shown.iloc[0]
     real = f"{row['speed-up, geometric means']:.3g}× [{row['95 % from']:.3g}, {row['95 % to']:.3g}]"
-    known = (
-        f"{real}, by score" if row["verdict"] == "different" else "too few runs to tell whether it is real; by score"
-    )
+    is_real = row["verdict"] in (Outcome.FASTER, Outcome.SLOWER)
+    known = f"{real}, by score" if is_real else "too few runs to tell whether it is real; by score"
     return (
         f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['size']:.3g} ({row['counts']}) × "
         f"{row['speed/size']:.3g} (speed of each) × {row['epochs']:.3g} (epochs) "

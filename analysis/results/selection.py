@@ -14,6 +14,18 @@ from suite.log.record import RunRecord
 from suite.log.score import JudgedRun, throughput, time_to_train
 
 Convergence = Literal["rules", "status"]
+ENERGY_COLUMNS = (
+    "energy_j",
+    "energy_low_j",
+    "energy_high_j",
+    "energy_kind",
+    "energy_valid",
+    "energy_note",
+    "watts_per_node",
+    "energy_delay_js",
+    "idle_share",
+    "interconnect_estimated",
+)
 
 
 @dataclass(frozen=True)
@@ -116,3 +128,24 @@ def _fate(run: JudgedRun, valid: bool) -> str:
 
 def _reason(reason: str | None) -> str:
     return (reason or "").removeprefix("not a score: ")
+
+
+def with_energy(rows: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
+    """Add `ENERGY_COLUMNS` to the table of results if any result has energy; otherwise return it as it is.
+
+    ``energy_kind`` names what was measured; results of different kinds must not be compared.
+    """
+    found = {group: chosen.energy for group, chosen in selections.items() if chosen.energy is not None}
+    known = [found.get(str(group)) for group in rows["group"]]
+    if not any(each is not None and each.mean_j is not None for each in known):
+        return rows
+    cells: list[tuple[object, ...]] = []
+    for each in known:
+        if each is None:
+            cells.append((None,) * len(ENERGY_COLUMNS))
+            continue
+        low, high = each.interval_j or (None, None)
+        kind = f"{each.scope}, {each.current or 'AC or DC not stated'}" if each.scope else None
+        numbers = (each.watts_per_node, each.delay_product_js, each.idle_share, each.estimated)
+        cells.append((each.mean_j, low, high, kind, each.valid, each.reason, *numbers))
+    return rows.assign(**{name: [row[place] for row in cells] for place, name in enumerate(ENERGY_COLUMNS)})

@@ -433,7 +433,7 @@ def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package:
     with pytest.raises(NotAnswerableError):
         waterfall.draw(luck)
     real = study([first, made("c3", train_s=5, nodes=4)], cards)
-    assert waterfall.table(real).iloc[0]["verdict"] == "different"
+    assert waterfall.table(real).iloc[0]["verdict"] == "faster"
     assert re.search(r"c3.*: [\d.]+× \[[\d.]+, [\d.]+\], by score", waterfall.answer(real))
 
 
