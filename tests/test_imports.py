@@ -122,7 +122,7 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
     "analysis.sources": {"analysis.network"},
     "analysis.results": {"analysis.tables"},
     "analysis.study": {"analysis.tables", "analysis.network", "analysis.sources", "analysis.results"},
-    "analysis.published": {"analysis.study"},
+    "analysis.published": set(),
     "analysis.roofline": {"analysis.tables", "analysis.sources", "analysis.study", "analysis.published"},
     "analysis.drawing": {"analysis.roofline"},
     "analysis.figures": {

@@ -1,4 +1,4 @@
-"""The shipped table of scores of the public MLPerf HPC rounds: reading it and rendering it anew.
+"""The shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
 
 All numbers are recomputed from the public logs. Results whose logs were not at hand are missing, and `missing` names them.
 `stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
@@ -7,11 +7,9 @@ All numbers are recomputed from the public logs. Results whose logs were not at 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,12 +19,9 @@ from suite.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.study import Study
-
 VERSION = 1
 FOLDER = files("analysis.published")
 TABLE = "scores.json"
-SHIPPED = Path(str(FOLDER)) / TABLE
 SOURCE = "https://github.com/mlcommons/hpc_results_"
 ROUNDS: Mapping[str, int] = {
     "v0.7": 15,
@@ -34,58 +29,6 @@ ROUNDS: Mapping[str, int] = {
     "v2.0": 22,
     "v3.0": 22,
 }  # number of results published in each round
-COLUMNS = {  # column of the table: column of Study.results
-    "group": "group",
-    "round": "round",
-    "submitter": "submitter",
-    "system": "system",
-    "machine": "machine",
-    "benchmark": "benchmark",
-    "size": "size",
-    "mode": "mode",
-    "division": "division",
-    "device": "device",
-    "nodes": "nodes",
-    "units": "units",
-    "units_described": "units_described",
-    "global_batch_size": "global_batch_size",
-    "train_samples": "train_samples",
-    "n_averaged": "n_averaged",
-    "score_s": "score_s",
-    "score_tool_s": "score_tool_s",
-    "score_with_staging_s": "score_with_staging_s",
-    "models": "models",
-    "models_per_min": "models_per_min",
-    "run_s": "run_s.mean",
-    "epochs": "epochs_to_target.mean",
-    "epochs_std": "epochs_to_target.std",
-    "tau_s": "tau_s.mean",
-    "staging_s": "staging_exposed_s.mean",
-    "staging_before_run_s": "staging_before_run_s.mean",
-    "train_s": "train_s.mean",
-    "eval_s": "eval_s.mean",
-    "other_s": "other_s.mean",
-    "train_rate": "train_rate.mean",
-    "unit_hours": "unit_hours",
-    "carried_over_from": "carried_over_from",
-}
-
-
-def render(study: Study) -> str:
-    """The table as JSON text: rounds with their source, then one list per result; floats with six digits."""
-    rows = study.results[study.results["round"].isin(ROUNDS) & (study.results["size"] == "full")]
-    lines = [[_short(row[name]) for name in COLUMNS.values()] for row in rows.to_dict("records")]
-    head = {
-        "version": VERSION,
-        "what": "MLPerf HPC results recomputed from the public logs; times in seconds",
-        "rounds": {
-            round_: {"source": f"{SOURCE}{round_}", "results": count, "published": ROUNDS[round_]}
-            for round_, count in count_rounds([line[1] for line in lines]).items()
-        },
-        "columns": list(COLUMNS),
-    }
-    body = ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
-    return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n{body}\n]\n}}\n'
 
 
 @cache
@@ -99,7 +42,7 @@ def _read_table() -> dict[str, Any]:
 
 @cache
 def published() -> pd.DataFrame:
-    """The shipped table, one row per result, with the columns of COLUMNS."""
+    """The shipped table, one row per result, with its own names of columns."""
     import pandas as pd
 
     document = _read_table()
@@ -142,12 +85,3 @@ def stated_minutes() -> Mapping[str, tuple[float, str]]:
 def count_rounds(rounds: Sequence[str]) -> dict[str, int]:
     """The number of results at hand of each public round, from the rounds of those results."""
     return {round_: rounds.count(round_) for round_ in ROUNDS}
-
-
-def _short(value: Any) -> Any:
-    """A value as JSON: None for missing and non-finite ones, floats with six digits."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)) or value != value:
-        return None
-    if hasattr(value, "item"):
-        value = value.item()
-    return float(f"{value:.6g}") if isinstance(value, float) else value
