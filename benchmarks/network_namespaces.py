@@ -133,7 +133,7 @@ def judge(sweep: Sweep, rate: str) -> None:
     )
     fit, full = fit_sweep(shown), HOSTS * PER_HOST
     medians = {(m.algorithm, m.size_bytes): m.seconds for m in sweep.measurements if m.ranks == full}
-    print(f"{sweep.describe()}; {rate} from host to host; fitted on {seen} ranks, predicted on {full}")
+    print(f"{sweep.description}; {rate} from host to host; fitted on {seen} ranks, predicted on {full}")
     print("\n| KiB per rank | algorithm | measured | predicted (90 %) | held |\n| --- | --- | --- | --- | --- |")
     held = []
     for algorithm in ALGORITHMS:

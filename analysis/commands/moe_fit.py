@@ -41,10 +41,10 @@ def print_fits(sweeps: Sequence[Path], *, paper: bool, style: str) -> None:
 
 
 def fit_data(fit: Fit) -> dict[str, Any]:
-    """A fit as data: parameters in s and B/s, relative errors by algorithm, and what is extrapolated (seconds, bytes)."""
+    """Render a fit as data: parameters in s and B/s, relative errors by algorithm, extrapolated seconds and bytes."""
     links = asdict(fit.network)
     return {
-        "sweep": fit.sweep.describe(),
+        "sweep": fit.sweep.description,
         "ranks": fit.sweep.ranks,
         "network": links | {"rendezvous_from": links["rendezvous_from"] if fit.network.rendezvous_s else None},
         "r_squared": fit.r_squared if math.isfinite(fit.r_squared) else None,
@@ -58,7 +58,8 @@ def fit_data(fit: Fit) -> dict[str, Any]:
 
 
 def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
-    """The best choice on ``ranks`` ranks; each number with its interval, a crossover that cannot be told with what is known."""
+    """Render the best choice on ``ranks`` ranks, each number with its interval."""
+    # JSON has no infinity and no NaN: a bound that is not known is null
     best, limit = best_choice(fit, fit.layer_shape(ranks), ranks), asdict(crossover(fit, ranks))
     limit |= {key: None for key in ("value", "low", "high") if not math.isfinite(limit[key])}
     size = fit.layer_shape(ranks).dispatch_bytes
@@ -74,7 +75,7 @@ def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
 def fit_lines(fit: Fit) -> list[str]:
     """Render a fit: parameters, errors by algorithm, the layer measured and predicted, and the extrapolation."""
     return [
-        fit.sweep.describe(),
+        fit.sweep.description,
         *_parameter_lines(fit),
         *_error_lines(fit),
         *(f"  {_layer_line(layer, fit)}" for layer in fit.sweep.layers),
@@ -102,7 +103,7 @@ def _error_lines(fit: Fit) -> list[str]:
 
 
 def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
-    """What was compared, the algorithm, the median and largest relative error, and of how many."""
+    """Yield what was compared, the algorithm, the median and the largest relative error, and their number."""
     for title, compared in (
         ("fitted", fit.fitted),
         ("sizes left out", fit.held_out),
@@ -124,8 +125,9 @@ def _layer_line(layer: Layer, fit: Fit) -> str:
     fastest, predicted = min(pairs, key=lambda pair: pair[0].seconds)[0], min(pairs, key=lambda pair: pair[1])[0]
     return (
         f"layer on {layer.ranks} ranks, predicted against measured, {len(pairs)} ways: error median "
-        f"{100 * statistics.median(errors):.0f} %, largest {100 * max(errors):.0f} %; fastest measured {_settings(fastest)} "
-        f"({1e3 * fastest.seconds:.1f} ms), the predicted best {_settings(predicted)} took {1e3 * predicted.seconds:.1f} ms"
+        f"{100 * statistics.median(errors):.0f} %, largest {100 * max(errors):.0f} %; fastest measured "
+        f"{_settings(fastest)} ({1e3 * fastest.seconds:.1f} ms), the predicted best {_settings(predicted)} took "
+        f"{1e3 * predicted.seconds:.1f} ms"
     )
 
 
@@ -156,13 +158,14 @@ def _extrapolation_lines(fit: Fit) -> list[str]:
     measured, carried = fit.sweep.ranks, carried_ranks(fit)
     if not carried:
         return [
-            f"  more than {measured:,} ranks: inconclusive: no grid with several nodes could be predicted from a smaller one, so "
-            "how the error grows is not known; sweep more nodes"
+            f"  more than {measured:,} ranks: inconclusive: no grid with several nodes could be predicted from a "
+            f"smaller one, so how the error grows is not known; sweep more nodes"
         ]
     return [
         f"  extrapolated from {measured:,} ranks, not measured, with {100 * CONFIDENCE:.0f} % intervals:",
         *(line for ranks in carried for line in _ranks_lines(fit, ranks)),
-        f"    more than {carried[-1]:,} ranks: inconclusive: the data carry {carried[-1] // measured} times the measured ranks",
+        f"    more than {carried[-1]:,} ranks: inconclusive: "
+        f"the data carry {carried[-1] // measured} times the measured ranks",
     ]
 
 

@@ -54,7 +54,7 @@ def answer(study: Study) -> str:
         middle, worst = typical_error(fit.held_out)
         further = typical_error(fit.next_grid)[0]
         sentences.append(
-            f"{clip(fit.sweep.describe(), 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
+            f"{clip(fit.sweep.description, 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
             f"{100 * worst:.0f} %)"
             + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
         )

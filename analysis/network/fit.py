@@ -1,6 +1,6 @@
-"""A machine's links fitted to a measured sweep, and what the fitted `cost_model.Network` predicts. Pure: no files.
+"""Fits a machine's links to a measured sweep and predicts with the fitted `cost_model.Network`. Reads no files.
 
-`fit_sweep` leaves some measured sizes out of the fit and reports its error on them. Formulas and results: docs/moe.md.
+`fit_sweep` leaves some measured sizes out of the fit and reports its error on them. docs/moe.md has the formulas.
 """
 
 from __future__ import annotations
@@ -15,14 +15,7 @@ from analysis.network.held_out import Errors, Quantity, back_test
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
-from suite.performance.cost_model import (
-    Choice,
-    LayerShape,
-    Network,
-    einsum_flops,
-    layer_s,
-    ranked,
-)
+from suite.performance.cost_model import Choice, LayerShape, Network, einsum_flops, layer_s, ranked
 
 IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
@@ -45,9 +38,9 @@ class Compared:
 class Fit:
     """A network fitted to a sweep, with its errors.
 
-    ``law`` is what was fitted, ``errors`` how laws fitted to the smaller grids err on the later ones (empty with one grid).
-    ``fitted`` are the measurements that the fit used, ``held_out`` those that it did not use. ``next_grid`` compares the
-    largest grid with a second fit that used only smaller grids. ``r_squared`` is of log seconds over ``fitted``.
+    ``fitted`` has the measurements that the fit used, ``held_out`` the others. ``next_grid`` compares the largest grid
+    with a second fit, to the smaller grids only. ``errors`` are those of laws fitted to smaller grids, on larger ones; it
+    is empty if there is one grid. ``r_squared`` is of log seconds over ``fitted``.
     """
 
     sweep: Sweep
@@ -69,11 +62,11 @@ class Fit:
         return self.sweep.layers[-1].flops_per_s
 
     def grid_network(self, ranks: int) -> Network:
-        """The fitted network for so many ranks; fewer ranks than a node has are one node."""
+        """The fitted network on ``ranks`` ranks. Fewer ranks than a node has are one node."""
         return replace(self.network, ranks_per_node=min(self.network.ranks_per_node, ranks))
 
     def layer_shape(self, ranks: int) -> LayerShape:
-        """The measured layer on so many ranks, with as many experts per rank as on the largest grid."""
+        """The measured layer on ``ranks`` ranks, with as many experts per rank as on the largest grid."""
         last = self.sweep.layers[-1]
         return replace(last.shape, experts=max(1, last.shape.experts * ranks // last.ranks))
 
@@ -85,38 +78,39 @@ def fit_sweep(sweep: Sweep) -> Fit:
     """
     if all(m.ranks <= m.ranks_per_node for m in sweep.measurements):
         raise InputError(
-            f"{sweep.name}: no all-to-all across nodes ({sweep.ranks} ranks, {sweep.ranks_per_node} per node), so nothing "
-            "to extrapolate from: more nodes, or --ranks-per-node to count ranks of one node as several"
+            f"{sweep.name}: no all-to-all across nodes ({sweep.ranks} ranks, {sweep.ranks_per_node} per node), so "
+            "nothing to extrapolate from: more nodes, or --ranks-per-node to count ranks of one node as several"
         )
     used, held_out = _split(sweep.measurements)
     law = fit_law(sweep, used)
     fitted = tuple(_compare(law, used))
     errors, without_largest = back_test(sweep, used)
-    across = sorted({m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node})
-    largest = [m for m in sweep.measurements if m.ranks == across[-1]]
+    largest_grid = max(m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node)
+    largest = [m for m in sweep.measurements if m.ranks == largest_grid]
     next_grid = tuple(_compare(without_largest, largest)) if without_largest else ()
     return Fit(sweep, law, _r_squared(fitted), fitted, tuple(_compare(law, held_out)), next_grid, errors)
 
 
 def typical_error(compared: Iterable[Compared]) -> tuple[float, float]:
-    """Median and largest absolute relative error (0.1 is 10 %); NaN without measurements."""
+    """Compute the median and the largest absolute relative error (0.1 is 10 %). NaN without measurements."""
     errors = [abs(item.error) for item in compared]
     return (statistics.median(errors), max(errors)) if errors else (float("nan"), float("nan"))
 
 
 def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Choice:
-    """The (r, degree, algorithm) with the smallest predicted time of a layer on the fitted machine."""
+    """Find the (r, degree, algorithm) with the smallest predicted time of a layer on the fitted machine."""
     return ranked(shape, fit.network, ranks, fit.flops_per_s)[0]
 
 
 def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
-    """Predicted seconds of the layer's forward and backward pass on ``ranks`` ranks, as Tutel's ideas are added one by one.
+    """Predict seconds of the layer's forward and backward pass on ``ranks`` ranks, adding Tutel's ideas one by one.
 
-    The layer is `Fit.layer_shape`; the time of gate and permutation is that of the largest grid.
+    The layer is `Fit.layer_shape`. The time of gate and permutation is that of the largest grid.
     """
     shape, rate, outside_s = fit.layer_shape(ranks), fit.flops_per_s, fit.sweep.layers[-1].outside_s
     choices = ranked(shape, fit.network, ranks, rate)
     plain = layer_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
+    # GShard multiplies by one-hot masks in place of sorting rows: more FLOPs, the same all-to-alls
     masks = einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
     chain = {
         IDEAS[0]: masks + plain,
@@ -129,9 +123,9 @@ def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
 
 
 def measured_ideas_s(layer: Layer) -> dict[str, LayerRun]:
-    """Measured counterpart of `ideas_s` on one grid: for each idea the fastest run that uses no later idea.
+    """Find for each idea of `ideas_s` the fastest measured run that uses no later idea, on one grid.
 
-    An idea without such a run is absent; the masks are never measured.
+    An idea without a run is absent. The masks are never measured.
     """
     plain = [run for run in layer.runs if (run.r, run.degree, run.algorithm) == (1, 1, "linear")]
     allowed = {
@@ -144,9 +138,11 @@ def measured_ideas_s(layer: Layer) -> dict[str, LayerRun]:
 
 
 def _split(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Measurement]]:
-    """Measurements to fit and to leave out: the middle one of every three sizes, never the smallest or largest."""
+    """Split measurements into those to fit and those to leave out: the middle one of every three sizes."""
     sizes = sorted({m.size_bytes for m in measurements})
-    out = {size for i, size in enumerate(sizes) if i % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 and 0 < i < len(sizes) - 1}
+    # The smallest and the largest size stay: without them the held-out sizes would be extrapolated
+    inner = list(enumerate(sizes))[1:-1]
+    out = {size for i, size in inner if i % HELD_OUT_EVERY == HELD_OUT_EVERY // 2}
     return [m for m in measurements if m.size_bytes not in out], [m for m in measurements if m.size_bytes in out]
 
 
@@ -160,5 +156,5 @@ def _compare(law: Law, measurements: Sequence[Measurement]) -> list[Compared]:
 def _r_squared(compared: Sequence[Compared]) -> float:
     measured = np.log([item.measurement.seconds for item in compared])
     residuals = np.log([item.model_s for item in compared]) - measured
-    spread = measured - measured.mean()
+    spread = measured - measured.mean()  # zero if all medians are equal: then there is nothing to explain
     return float(1 - residuals @ residuals / (spread @ spread)) if len(measured) > 1 and spread.any() else float("nan")

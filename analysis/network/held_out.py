@@ -1,7 +1,7 @@
-"""How a law errs on grids of ranks that its fit did not see, by the doublings of ranks between. Pure: no files.
+"""Back tests: the errors of a law on grids of ranks that its fit did not see, by the doublings of ranks between.
 
-Each grid across nodes in turn is taken for the largest one: the law is fitted to the grids up to it and predicts all later
-ones. How these errors grow is what is known of the error beyond the largest grid.
+Each grid across nodes in turn is taken for the largest one: the law is fitted to the grids up to it and predicts all
+larger ones. The growth of these errors gives the intervals beyond the largest measured grid.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from suite.statistics import student_t
 
 Quantity = Literal["linear", "2dh", "ratio", "layer"]
 CONFIDENCE = 0.9
-# Before any back test an error is expected to have this standard deviation after one doubling (log seconds), which counts as
-# much as PRIOR_TESTS back tests. The numbers, and NEAR, were chosen on laws that no stated coverage is of (docs/moe.md)
+# The prior: standard deviation of an error after one doubling, in log seconds. It counts as much as PRIOR_TESTS back
+# tests. These numbers and NEAR were chosen on 160 drawn networks. The coverage in docs/moe.md is that of others.
 PRIOR_ERROR: dict[Quantity, float] = {"linear": 0.05, "2dh": 0.05, "ratio": 0.03, "layer": 0.06}
 PRIOR_TESTS = 3.0
-NEAR = 1.5  # errors count where messages have about as many bytes: standard deviation in doublings of bytes
+NEAR = 1.5  # doublings of bytes: the standard deviation of the weight that an error has for messages of other sizes
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Log of measured over predicted, one entry per prediction of a back test, with the bytes of a message of a linear one.
+    """The errors of one quantity: log of measured over predicted, one entry per prediction of a back test.
 
-    ``fitted_to`` is the largest grid that the fit saw, ``ranks`` the one predicted. ``noise`` is the part of the squared error
-    that is the measurement's: the mean square of the fit's residuals.
+    ``fitted_to`` is the largest grid that the fit saw, ``ranks`` the grid predicted, ``message`` the bytes of a message
+    of a linear all-to-all. ``noise`` is the squared error of the measurement itself: the mean square of the fit's
+    residuals.
     """
 
     fitted_to: Floats
@@ -46,7 +47,7 @@ class Errors:
 
     @property
     def tests(self) -> int:
-        """The back tests: pairs of a largest grid fitted to and a grid predicted."""
+        """The number of back tests: pairs of a largest grid fitted to and a grid predicted."""
         return len(set(zip(self.fitted_to.tolist(), self.ranks.tolist(), strict=True)))
 
     @property
@@ -55,12 +56,14 @@ class Errors:
         return np.asarray(np.log2(self.ranks / self.fitted_to))
 
     def half_width(self, quantity: Quantity, doublings: float, message: Floats, variance: Floats) -> Floats:
-        """Half the interval of log seconds at so many doublings; ``variance`` is that of the parameters.
+        """Compute half the interval of log seconds after ``doublings``. ``variance`` is that of the parameters.
 
-        The variance of an error grows in proportion to the doublings, as a sum of independent errors would. Its size is a mean
-        over the back tests, those of similar messages first, and the quantile is Student's.
+        The variance of an error grows in proportion to the doublings, as a sum of independent errors does. It is
+        estimated as a mean over the back tests, weighted by the similarity of their messages. The quantile is
+        Student's.
         """
         tests = self.tests
+        # The cap of the exponent keeps a weight above zero, so that the mean exists where no message is similar
         distance = np.log2(message[:, None] / self.message[None, :]) / NEAR
         near = np.exp(-np.minimum(distance**2 / 2, 50.0))
         growth = np.maximum(near @ ((self.error**2 - self.noise) / self.doublings) / near.sum(1), 0.0)
@@ -70,9 +73,10 @@ class Errors:
 
 
 def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity, Errors], Law | None]:
-    """Errors by quantity, and the law fitted to all grids but the largest. Both are empty if only one grid has several nodes.
+    """Compute errors by quantity, and the law fitted to all grids but the largest.
 
-    Fits use the measurements ``used``, errors are those of all measurements on later grids.
+    Fits use the measurements ``used``. Errors are those of all measurements on larger grids. If only one grid has
+    several nodes, there are no errors and no law.
     """
     across = sorted({m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node})
     rows: dict[Quantity, list[tuple[float, ...]]] = {"linear": [], "2dh": [], "ratio": [], "layer": []}
@@ -85,6 +89,7 @@ def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity,
         found = {(m.ranks, m.size_bytes, m.algorithm): float(e) for m, e in zip(later, errors, strict=True)}
         for (ranks, size, algorithm), error in found.items():
             rows[algorithm].append((largest, ranks, size / ranks, error, noise))
+            # Of a ratio the errors are a difference, and the noises of two measurements add up
             if algorithm == "linear" and (ranks, size, "2dh") in found:
                 rows["ratio"].append((largest, ranks, size / ranks, error - found[ranks, size, "2dh"], 2 * noise))
         rows["layer"] += _layer_rows(sweep, law.network, largest)
@@ -92,13 +97,16 @@ def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity,
 
 
 def predicted_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
-    """Predicted seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
+    """Predict seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
     inside_s = layer_s(layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm)
     return layer.outside_s + inside_s
 
 
 def _layer_rows(sweep: Sweep, network: Network, largest: int) -> list[tuple[float, ...]]:
-    """The layer is seldom measured often enough to know its noise: all of the error counts."""
+    """Collect the errors of the layer on larger grids.
+
+    The layer is seldom measured often enough to know its noise, so all of the error counts.
+    """
     rows: list[tuple[float, ...]] = []
     for layer in (layer for layer in sweep.layers if layer.ranks > largest):
         message = layer.shape.dispatch_bytes / layer.ranks

@@ -1,4 +1,4 @@
-"""What a fit says of more ranks than were measured, each number with its interval, or that the data are inconclusive."""
+"""Predicts beyond the measured ranks: each number with its interval, or the verdict that the data are inconclusive."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from analysis.network.sweep import MIB
 from suite.performance.cost_model import ALGORITHMS, Algorithm
 from suite.statistics import student_t
 
-CARRIED_DOUBLINGS = 2  # 4 times the measured ranks
-ALLOWED_ERROR = 0.2  # of nine in ten predictions over as many doublings, to go beyond CARRIED_DOUBLINGS
-WIDEST = 4.0  # an interval whose ends differ by more than this factor says nothing
-SHARP = 1.4  # a crossover is told if its ends are within this factor of it
-TOLD_GROWTH = 2  # and on at most as many times the measured ranks: beyond, surprises and not noise decide
+CARRIED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
+ALLOWED_ERROR = 0.2  # to go beyond, nine in ten predictions over as many doublings err by at most this
+WIDEST = 4.0  # an interval whose ends differ by more than this factor is inconclusive
+SHARP = 1.4  # a crossover is stated if its ends are within this factor of it ...
+TOLD_GROWTH = 2  # ... and up to this many times the measured ranks: beyond, too many were wrong (docs/moe.md)
 CROSSOVER_SIZES = 200
-WITHIN_DOUBLINGS = 0.5  # on ranks that were measured the error of the fit is that of half a doubling
+WITHIN_DOUBLINGS = 0.5  # on measured ranks the error of the fit is that of half a doubling
 
 Floats = NDArray[np.float64]
 
@@ -37,11 +37,12 @@ class Interval:
 
     @property
     def tells(self) -> bool:
-        """False if the interval is so wide that the value says nothing."""
+        """True if the interval is narrow enough for the value to mean something."""
         return self.high <= WIDEST * self.low
 
     def words(self, unit: str = "", scale: float = 1.0) -> str:
         """Render the value with the digits that the interval allows, and the interval: "1.3 ms (1.1 to 1.5)"."""
+        # Two digits for an interval of 10 % or wider, one more for each factor of ten that it is narrower
         digits = max(2, 1 - math.floor(math.log10(max(self.high / self.low - 1, 1e-4))))
         places = digits - 1 - math.floor(math.log10(scale * self.value))
         value, low, high = (
@@ -54,7 +55,6 @@ class Interval:
 class Band:
     """Intervals of one quantity over message sizes: seconds, or linear over 2DH."""
 
-    sizes: Floats
     value: Floats
     low: Floats
     high: Floats
@@ -66,9 +66,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The largest bytes per rank at which 2DH is faster, looked for among ``sizes`` (smallest, largest).
+    """The largest bytes per rank at which 2DH is faster, searched between ``sizes`` (smallest, largest).
 
-    "at": it lies between ``low`` and ``high``. "never" and "always": 2DH is faster at none, at all of the sizes that decide.
+    Verdict "at": it lies between ``low`` and ``high``. "never": 2DH is faster at no size. "always": it is still faster
+    at the largest size.
     """
 
     verdict: Literal["at", "never", "always", "inconclusive"]
@@ -78,7 +79,7 @@ class Crossover:
     high: float
 
     def words(self) -> str:
-        """Render what is known of where 2DH wins."""
+        """Render the verdict and its bounds."""
         smallest, largest = (f"{size / MIB:.3g} MiB" for size in self.sizes)
         if self.verdict == "never":
             return f"2DH never wins ({smallest} to {largest} per rank)"
@@ -92,9 +93,9 @@ class Crossover:
 
 
 def carried_doublings(fit: Fit) -> int:
-    """Doublings beyond the largest grid that the data carry; 0 if no grid could be predicted from smaller ones.
+    """Count the doublings beyond the largest grid that the data carry; 0 if no back test was possible.
 
-    Two, or as many as back tests went with an error of at most `ALLOWED_ERROR` in nine of ten predictions.
+    These are `CARRIED_DOUBLINGS`, or more if back tests over more doublings erred by at most `ALLOWED_ERROR`.
     """
     if len(fit.errors) < len(PRIOR_ERROR):
         return 0
@@ -110,14 +111,15 @@ def carried_doublings(fit: Fit) -> int:
 
 
 def carried_ranks(fit: Fit) -> tuple[int, ...]:
-    """The measured ranks doubled as often as the data carry."""
+    """List the measured ranks doubled once, twice ... as often as the data carry."""
     return tuple(fit.sweep.ranks * 2**i for i in range(1, carried_doublings(fit) + 1))
 
 
 def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
-    """Seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each of ``sizes`` bytes per rank.
+    """Predict seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each of ``sizes`` bytes per rank.
 
-    Without back tests the interval, then on measured ranks only, is of the parameters' errors and the residuals.
+    Without back tests the interval comes from the parameters' errors and the residuals. Only measured ranks are then
+    asked for.
     """
     names: tuple[Algorithm, ...] = ("linear", "2dh") if quantity == "ratio" else (quantity,)
     columns = [_points(fit, ranks, sizes, name) for name in names]
@@ -125,13 +127,14 @@ def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | L
     slopes = [fit.law.slopes(at) for at in columns]
     log, slope = (logs[0] - logs[1], slopes[0] - slopes[1]) if quantity == "ratio" else (logs[0], slopes[0])
     half = _half_width(fit, quantity, ranks, sizes / ranks, fit.law.variance(slope))
-    return Band(sizes, np.exp(log), np.exp(log - half), np.exp(log + half))
+    return Band(np.exp(log), np.exp(log - half), np.exp(log + half))
 
 
 def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
-    """The interval of predicted seconds of the layer, by the errors of the layer on held-out grids.
+    """Compute the interval of predicted seconds of the layer from the errors of the layer on held-out grids.
 
-    The parameters' part is that of a linear all-to-all of the layer's bytes: an upper bound, because the layer computes too.
+    The parameters' part is that of a linear all-to-all of the layer's bytes. It is an upper bound: the layer also
+    computes.
     """
     size = np.array([fit.layer_shape(ranks).dispatch_bytes])
     variance = fit.law.variance(fit.law.slopes(_points(fit, ranks, size, "linear")))
@@ -140,7 +143,7 @@ def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
 
 
 def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
-    """The interval of ``slow / fast``, predicted seconds of the layer executed in two ways.
+    """Compute the interval of ``slow / fast``: predicted seconds of the layer executed in two ways.
 
     The errors of the two are taken as independent. Both are of one law on the same ranks, so this is an upper bound.
     """
@@ -150,9 +153,10 @@ def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
 
 
 def crossover(fit: Fit, ranks: int) -> Crossover:
-    """Up to which size 2DH is faster, from the interval of the ratio.
+    """Find the size up to which 2DH is faster, from the interval of the ratio.
 
-    Sizes are those whose messages were measured: from the smallest measured one to the largest, times the growth in ranks.
+    The search ends at the largest size whose messages were measured: on more ranks a message of as many bytes belongs
+    to a larger all-to-all.
     """
     measured = [m.size_bytes for m in fit.sweep.measurements]
     sizes = np.geomspace(min(measured), max(measured) * max(1.0, ranks / fit.sweep.ranks), CROSSOVER_SIZES)

@@ -1,14 +1,14 @@
-"""The closed forms of `suite.performance.cost_model` as matrices, and their parameters fitted to all-to-alls. Pure: no files.
+"""Fits the parameters of the closed forms of `suite.performance.cost_model`, written as matrices, to all-to-alls.
 
-With a given onset of congestion and a given size from which messages wait for their receiver, seconds are the larger of two
-sums that are linear in the parameters; `tests/analysis/network/test_law.py` holds them against the closed forms.
+If the onset of congestion and the size from which messages wait for their receiver are given, seconds are the larger of
+two sums that are linear in the parameters. `tests/analysis/network/test_law.py` compares them with the closed forms.
 Array dimensions: M measurements, P parameters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,22 +18,24 @@ from analysis.network.sweep import KIB, MIB, Measurement, Sweep
 from suite.performance.cost_model import ALGORITHMS, Algorithm, Network
 from suite.statistics import student_t
 
-# Seconds, or seconds per byte. The first six are positive and fitted as logarithms; the rest may be absent and have these units.
+# Parameters are seconds or seconds per byte. These six are positive and fitted as logarithms.
 POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")
+# These may be absent or negative. They are fitted in these units, so that all steps are of one scale.
 OPTIONAL = {"rendezvous": 1e-6, "congested_byte": 1e-10, "two_level_congested_byte": 1e-10}
-# Weight of an error by a factor e in a start value, against the same error in one measurement. It keeps a parameter that no
-# measurement depends on at its start value.
+# Weight of an error by a factor e in a start value, against the same error in one measurement. It keeps a parameter
+# that no measurement depends on at its start value.
 PRIOR = 1e-2
 SIGNIFICANCE = 0.01  # of a test for an optional parameter, divided by the number of places where it was looked for
 GRIDS_AGREE = 2.0  # congestion seen on two grids differs by at most this factor
 MESSAGES = (0.5 * KIB, MIB)  # a switch of protocols is looked for among messages of these bytes
+MOST_STEPS = 100  # a fit that still improves after so many is used as it is
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which optional parameters a law has. ``onset``: congestion begins above so many ranks."""
+    """The optional parameters that a law has. ``onset``: congestion begins above this number of ranks."""
 
     ranks_per_node: int
     memory_bandwidth: float
@@ -50,7 +52,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Law:
-    """A form with its parameters, and their covariance: of logarithms where a parameter is positive, else in its unit."""
+    """A form with its parameters and their covariance: of logarithms for `POSITIVE`, in its unit for `OPTIONAL`."""
 
     form: Form
     values_P: Floats
@@ -60,12 +62,12 @@ class Law:
 
     @property
     def information(self) -> float:
-        """Schwarz's criterion, to choose among laws that a test asks for."""
+        """Schwarz's criterion (BIC), to choose among laws that a test asks for. Less is better."""
         return self.count * math.log(max(self.squares, 1e-300)) + len(self.values_P) * math.log(self.count)
 
     @property
     def network(self) -> Network:
-        """The law as the closed forms take it."""
+        """The law as parameters of the closed forms."""
         found = dict(zip(self.form.names, self.values_P.tolist(), strict=True))
         return Network(
             ranks_per_node=self.form.ranks_per_node,
@@ -84,7 +86,7 @@ class Law:
         )
 
     def seconds(self, at: Points) -> Floats:
-        """Predicted seconds of each all-to-all."""
+        """Predict the seconds of each all-to-all."""
         return _seconds(self.form, at, self.values_P)[0]
 
     def slopes(self, at: Points) -> Floats:
@@ -93,7 +95,7 @@ class Law:
         return np.asarray(slopes / seconds[:, None])
 
     def variance(self, slopes_MP: Floats) -> Floats:
-        """Variance of log seconds, or of any sum of them, that comes from the parameters' errors."""
+        """Compute the variance of log seconds, or of any sum of them, that comes from the parameters' errors."""
         return np.asarray(np.einsum("mp,pq,mq->m", slopes_MP, self.covariance_PP, slopes_MP))
 
 
@@ -108,7 +110,7 @@ class Points:
 
     @staticmethod
     def of(rows: Sequence[tuple[int, int, float, Algorithm]]) -> Points:
-        """From (ranks, ranks per node, bytes, algorithm)."""
+        """Make columns of rows (ranks, ranks per node, bytes, algorithm)."""
         numbers = np.array([row[:3] for row in rows], dtype=float)
         return Points(numbers[:, 0], numbers[:, 1], numbers[:, 2], np.array([row[3] == "2dh" for row in rows]))
 
@@ -119,20 +121,20 @@ class Points:
 
 
 def points(measurements: Sequence[Measurement]) -> Points:
-    """The all-to-alls that were measured."""
+    """Put measured all-to-alls into columns."""
     return Points.of([(m.ranks, m.ranks_per_node, m.size_bytes, m.algorithm) for m in measurements])
 
 
 def fit_law(sweep: Sweep, measurements: Sequence[Measurement]) -> Law:
     """Fit the parameters in log seconds, with a switch of protocols and congestion only where a test asks for them.
 
-    Congestion must also be seen on two grids that agree about it: one slow grid is a bad day, not a law.
+    Congestion must also be seen on two grids that agree about it: one slow grid may be a disturbance.
     """
     at, measured = points(measurements), np.log([m.seconds for m in measurements])
     law = _fitted(Form(sweep.ranks_per_node, sweep.memory_bandwidth), at, measured)
     law = _with_rendezvous(law, at, measured)
     congested = _with_congestion(law, at, measured)
-    # Either can hide the other: with congestion known, the switch is looked for once more
+    # Each can hide the other. Once congestion is known, the switch is looked for again
     return congested if congested is law else _with_rendezvous(congested, at, measured)
 
 
@@ -149,9 +151,10 @@ def _with_rendezvous(law: Law, at: Points, measured: Floats) -> Law:
 
 def _with_congestion(law: Law, at: Points, measured: Floats) -> Law:
     across = sorted({int(n) for n in at.ranks[at.ranks > at.per_node]})
+    # Two grids or more must lie above an onset, so the two largest are none
     choices = [(onset, names) for onset in across[:-2] for names in (ALGORITHMS, ALGORITHMS[:1], ALGORITHMS[1:])]
     found = law
-    for onset, names in choices:  # above an onset lie two grids or more
+    for onset, names in choices:
         candidate = _fitted(replace(law.form, onset=onset, congested=names), at, measured, law)
         if (
             candidate.information < found.information
@@ -163,7 +166,10 @@ def _with_congestion(law: Law, at: Points, measured: Floats) -> Law:
 
 
 def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
-    """F test of ``extra`` more parameters, with the tail of two, which is above that of three."""
+    """Test whether ``extra`` more parameters are significant (F test).
+
+    The tail is that of two parameters, which has a closed form and is above that of three.
+    """
     free = richer.count - len(richer.values_P)
     if free < 1 or richer.squares <= 0:
         return False
@@ -172,7 +178,7 @@ def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
 
 
 def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -> bool:
-    """True if each grid above the onset, asked alone, shows congestion, and no two differ by more than `GRIDS_AGREE`."""
+    """True if each grid above the onset shows congestion by itself, and no two differ by more than `GRIDS_AGREE`."""
     index = law.form.names.index("congested_byte" if algorithm == "linear" else "two_level_congested_byte")
     if law.values_P[index] <= 0:
         return False
@@ -187,11 +193,11 @@ def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -
     return len(seen) > 1 and max(seen) <= GRIDS_AGREE * min(seen)
 
 
-def _alone(law: Law, at: Points, measured: Floats, index: int, steps: int = 20) -> tuple[float, float]:
-    """One parameter fitted to some all-to-alls with the others fixed, and its standard error."""
+def _alone(law: Law, at: Points, measured: Floats, index: int) -> tuple[float, float]:
+    """Fit one parameter to some all-to-alls with the others fixed. Returns it and its standard error."""
     values, unit = law.values_P.copy(), float(_units(law.form, law.values_P)[index])
     residual, weight = np.zeros(len(measured)), 1.0
-    for _ in range(steps):
+    for _ in range(20):
         seconds, jacobian = _seconds(law.form, at, values)
         slope, residual = jacobian[:, index] / seconds, np.log(seconds) - measured
         weight = max(float(slope @ slope), 1e-300)
@@ -204,7 +210,7 @@ def _alone(law: Law, at: Points, measured: Floats, index: int, steps: int = 20) 
 def _seconds(
     form: Form, at: Points, values_P: Floats, matrices: tuple[Floats, Floats, Floats] | None = None
 ) -> tuple[Floats, Floats]:
-    """Seconds (M) and their derivatives by the logarithm of a positive parameter, by another in its unit (M, P)."""
+    """Compute seconds (M) and their derivatives (M, P): by the logarithm of a positive parameter, else by its unit."""
     across, inside, fixed = matrices or _matrices(form, at)
     sums = np.stack([across @ values_P, inside @ values_P])
     rows = np.where((sums[0] >= sums[1])[:, None], across, inside)
@@ -216,7 +222,11 @@ def _units(form: Form, values_P: Floats) -> Floats:
 
 
 def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
-    """Rows of coefficients of the part across nodes and of the part inside (M, P each), and the seconds of copies (M)."""
+    """Make the coefficients of the part across nodes and of the part inside (M, P each), and the seconds of copies (M).
+
+    The two parts of a linear all-to-all run at the same time, so the slower one counts. 2DH has its parts one after
+    another: both of its rows are their sum.
+    """
     n, m, size, two = at.ranks, at.per_node, at.size, at.two_level
     nodes, none = n / m, np.zeros(len(n))
     waits = at.message >= form.rendezvous_from
@@ -238,71 +248,55 @@ def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
     return across, inside, np.where(two, 4 * size / form.memory_bandwidth, 0.0)
 
 
-def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None, steps: int = 100) -> Law:
-    """The parameters with the least sum of squared errors of log seconds (Levenberg and Marquardt's method)."""
+def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None) -> Law:
+    """Fit the parameters to the logs of seconds by least squares (Levenberg and Marquardt's method)."""
+    positive = len(POSITIVE)
+    # Start values: each latency is half of the fastest all-to-all; the one with most bytes gives the seconds per byte
     small, largest = float(np.exp(measured.min())), int(np.argmax(at.size))
     byte = float(np.exp(measured[largest]) / at.size[largest])
     start = np.array([small / 2, small / 2, byte, small / 2, byte, small / 2])
-    values = np.concatenate([start, np.zeros(len(form.names) - len(POSITIVE))])
+    values = np.concatenate([start, np.zeros(len(form.names) - positive)])
     if near is not None:
         known = dict(zip(near.form.names, near.values_P.tolist(), strict=True))
         values = np.array([known.get(name, 0.0) for name in form.names])
-    pull = np.zeros((len(POSITIVE), len(values)))
-    pull[:, : len(POSITIVE)] = PRIOR * np.eye(len(POSITIVE))
-
     matrices = _matrices(form, at)
+    units = _units(form, values)[positive:]
+    pull = np.zeros((positive, len(values)))
+    pull[:, :positive] = PRIOR * np.eye(positive)
 
-    def problem(values_P: Floats) -> tuple[Floats, Floats]:
+    def residuals(values_P: Floats) -> tuple[Floats, Floats] | None:
+        """Residuals and their slopes. None where a message takes no time: on more ranks so would the all-to-all."""
         seconds, jacobian = _seconds(form, at, values_P, matrices)
-        if (seconds <= 0).any() or not _latencies_positive(form, values_P):
-            return np.full(len(measured) + len(POSITIVE), np.inf), np.zeros(
-                (len(measured) + len(POSITIVE), len(values_P))
-            )
-        held = PRIOR * np.log(values_P[: len(POSITIVE)] / start)
-        return np.concatenate([np.log(seconds) - measured, held]), np.concatenate([jacobian / seconds[:, None], pull])
+        by_name = dict(zip(form.names, values_P.tolist(), strict=True))
+        smallest_latency = min(by_name["inter_latency"], by_name["two_level_latency"])
+        if (seconds <= 0).any() or by_name.get("rendezvous", 0.0) <= -smallest_latency:
+            return None
+        prior = PRIOR * np.log(values_P[:positive] / start)
+        return np.concatenate([np.log(seconds) - measured, prior]), np.concatenate([jacobian / seconds[:, None], pull])
 
-    def move(values_P: Floats, step_P: Floats) -> Floats:
-        positive = values_P[: len(POSITIVE)] * np.exp(np.clip(step_P[: len(POSITIVE)], -3, 3))
-        signed = values_P[len(POSITIVE) :] + units * step_P[len(POSITIVE) :]
-        return np.concatenate([positive, signed])
-
-    units = _units(form, values)[len(POSITIVE) :]
-    values, residual, slope = _least_squares(problem, move, values, steps)
-    squares = float(residual[: len(measured)] @ residual[: len(measured)])
-    free = max(1, len(measured) - len(values))
-    covariance = np.asarray(np.linalg.pinv(slope.T @ slope) * squares / free, dtype=np.float64)
-    return Law(form, values, covariance, squares, len(measured))
-
-
-def _latencies_positive(form: Form, values_P: Floats) -> bool:
-    """False if a message would take less than no time: on more ranks than were measured, so would the all-to-all."""
-    found = dict(zip(form.names, values_P.tolist(), strict=True))
-    return bool(found.get("rendezvous", 0.0) > -min(found["inter_latency"], found["two_level_latency"]))
-
-
-def _least_squares(
-    problem: Callable[[Floats], tuple[Floats, Floats]],
-    move: Callable[[Floats, Floats], Floats],
-    values: Floats,
-    steps: int,
-) -> tuple[Floats, Floats, Floats]:
-    """Values with the smallest sum of squares, the residuals and their slopes there (Levenberg and Marquardt's method)."""
-    residual, slope = problem(values)
+    first = residuals(values)
+    assert first is not None, "start values are positive, and those of a law that was fitted before are valid"
+    residual, slope = first
     squares, damping = residual @ residual, 1e-2
-    for _ in range(steps):
+    for _ in range(MOST_STEPS):
         normal = slope.T @ slope
         damped = normal + damping * np.diag(np.diag(normal) + 1e-9)
-        step = np.asarray(np.linalg.solve(damped, -slope.T @ residual), dtype=np.float64)
-        candidate = move(values, step)
-        new_residual, new_slope = problem(candidate)
-        new_squares = new_residual @ new_residual
-        if new_squares < squares:
-            gain = squares - new_squares
-            values, residual, slope, squares, damping = candidate, new_residual, new_slope, new_squares, damping / 4
+        step = np.linalg.solve(damped, -slope.T @ residual)
+        # A positive parameter moves as its logarithm, by at most a factor of e^3
+        moved = values[:positive] * np.exp(np.clip(step[:positive], -3, 3))
+        candidate = np.concatenate([moved, values[positive:] + units * step[positive:]])
+        found = residuals(candidate)
+        if found is not None and found[0] @ found[0] < squares:
+            gain = squares - found[0] @ found[0]
+            values, (residual, slope), damping = candidate, found, damping / 4
+            squares = residual @ residual
             if gain < 1e-9 * squares + 1e-15:
                 break
         elif damping > 1e9:
             break
         else:
             damping *= 5
-    return values, residual, slope
+    own_squares = float(residual[: len(measured)] @ residual[: len(measured)])
+    free = max(1, len(measured) - len(values))
+    covariance = np.asarray(np.linalg.pinv(slope.T @ slope) * own_squares / free, dtype=np.float64)
+    return Law(form, values, covariance, own_squares, len(measured))

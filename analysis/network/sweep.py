@@ -1,4 +1,4 @@
-"""The file of an all-to-all sweep (`mlhpc moe --sweep-network`): its content as types, and its reader."""
+"""Reads the file of an all-to-all sweep (`mlhpc moe --sweep-network`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Forward and backward pass of the MoE layer with one (r, degree, algorithm): median over ``repeats``, slowest rank."""
+    """Forward and backward pass of the MoE layer with one (r, degree, algorithm).
+
+    ``seconds`` are those of the slowest rank, median over ``repeats``.
+    """
 
     r: int
     degree: int
@@ -64,34 +67,17 @@ class Layer:
 class Sweep:
     """One sweep file.
 
-    ``ranks`` and ``ranks_per_node`` are of the largest grid. ``nodes`` is the number of real nodes: it is smaller than
-    ranks / ranks_per_node if the ranks of one node were counted as several nodes.
+    ``ranks`` and ``ranks_per_node`` are those of the largest grid. ``description`` has name, ranks, back end and
+    device.
     """
 
     name: str
+    description: str
     ranks: int
     ranks_per_node: int
-    nodes: int
-    cores_per_node: int
-    backend: str
-    device: str
     memory_bandwidth: float
     measurements: tuple[Measurement, ...]
     layers: tuple[Layer, ...]
-
-    @property
-    def pretended(self) -> bool:
-        """True if some links between "nodes" were in fact links inside a node."""
-        return self.nodes < self.ranks // self.ranks_per_node
-
-    def describe(self) -> str:
-        """Name, ranks, backend and device in one line."""
-        pretended = ", nodes pretended" if self.pretended else ""
-        crowded = max(self.ranks // self.nodes, 1) > self.cores_per_node and self.device == "cpu"
-        return (
-            f"{self.name}: {self.ranks} ranks, {self.ranks_per_node} per node{pretended}, {self.backend}, {self.device}"
-            + (f", more ranks than the {self.cores_per_node} cores" if crowded else "")
-        )
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -124,19 +110,20 @@ def _positive(value: Any) -> float:
 
 def _parse(name: str, document: dict[str, Any]) -> Sweep:
     grids = document["grids"]
-    head = [int(document[name]) for name in ("ranks", "ranks_per_node", "nodes", "cores_per_node")]
-    if min(head) < 1 or head[0] != int(grids[-1]["ranks"]):
-        raise ValueError(
-            f"{head[0]} ranks, {head[1]} per node, {head[2]} nodes, {head[3]} cores: not those of the grids"
-        )
+    counts = [int(document[key]) for key in ("ranks", "ranks_per_node", "nodes", "cores_per_node")]
+    ranks, per_node, nodes, cores = counts  # of the largest grid, which is the last one
+    if min(counts) < 1 or ranks != int(grids[-1]["ranks"]):
+        raise ValueError(f"{ranks} ranks, {per_node} per node, {nodes} nodes, {cores} cores: not those of the grids")
+    # With --ranks-per-node the ranks of one real node may be counted as several nodes
+    pretended = ", nodes pretended" if nodes < ranks // per_node else ""
+    is_crowded = max(ranks // nodes, 1) > cores and document["device"] == "cpu"
+    crowded = f", more ranks than the {cores} cores" if is_crowded else ""
+    where = f"{document['backend']}, {document['device']}"
     return Sweep(
         name=name,
-        ranks=int(document["ranks"]),
-        ranks_per_node=int(document["ranks_per_node"]),
-        nodes=int(document["nodes"]),
-        cores_per_node=int(document["cores_per_node"]),
-        backend=str(document["backend"]),
-        device=str(document["device"]),
+        description=f"{name}: {ranks} ranks, {per_node} per node{pretended}, {where}{crowded}",
+        ranks=ranks,
+        ranks_per_node=per_node,
         memory_bandwidth=_positive(grids[-1]["copy_bytes_per_s"]),
         measurements=tuple(_parse_measurement(grid, row) for grid in grids for row in grid["all_to_all"]),
         layers=tuple(_parse_layer(int(grid["ranks"]), grid["layer"]) for grid in grids),
@@ -170,7 +157,7 @@ def _parse_layer(ranks: int, row: dict[str, Any]) -> Layer:
         hidden=int(moe["hidden"]),
         experts=int(moe["experts"]),
         top_k=int(moe["top_k"]),
-        matrices=3 if moe["activation"] == "swiglu" else 2,
+        matrices=3 if moe["activation"] == "swiglu" else 2,  # a gated FFN has a third matrix
         element_bytes=int(row["element_bytes"]),
     )
     runs = tuple(

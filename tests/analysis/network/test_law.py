@@ -40,7 +40,7 @@ def measured(network: Network, noise: float = 0.0, seed: int = 0, slow: dict[int
                 seconds = time.latency_s + time.streaming_s * (slow or {}).get(ranks, 1.0)
                 seconds *= math.exp(noise * random.standard_normal())
                 rows.append(Measurement(ranks, own.ranks_per_node, name, size, seconds, seconds, seconds, 5))
-    return Sweep("s", GRIDS[-1], 4, GRIDS[-1] // 4, 4, "none", "none", network.memory_bandwidth, tuple(rows), ())
+    return Sweep("s", "s", GRIDS[-1], 4, network.memory_bandwidth, tuple(rows), ())
 
 
 def fitted(sweep: Sweep) -> Network:
