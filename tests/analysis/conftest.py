@@ -167,12 +167,18 @@ def write_package(
     runs: int = 10,
     division: str = "closed",
     nodes: int = 2,
+    step_s: float = 1.0,
     **options: Any,
 ) -> Path:
-    """A package <root>/<submitter> with that many runs; run i takes i seconds longer an epoch and has its own seed."""
+    """A package <root>/<submitter> with that many runs; run i takes i x ``step_s`` longer an epoch and has its own seed.
+
+    A given ``train_s`` is that of every run, unless ``step_s`` is given too.
+    """
     package = root / submitter
     for trial in range(runs):
         given = {"train_s": 10.0 + trial, "seed": trial, "start_s": 1000.0 * trial} | options
+        if step_s != 1.0:
+            given["train_s"] += step_s * trial
         text = log_text(benchmark=benchmark, **given)
         text.write(package / "results" / system / "strong" / benchmark / f"result_{trial}.txt")
     description = {
