@@ -95,7 +95,7 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     most = limits()
     events: list[Event] = []
     problems: list[Problem] = []
-    damaged = skipped = kept_bytes = 0
+    damaged = skipped = alike = kept_bytes = 0
     utf16 = False
     try:
         with opened(path, most.file) as file:
@@ -109,7 +109,12 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
                         damaged += 1
                         if damaged <= LISTED_PROBLEMS:
                             problems.append(item)
-                    elif not steps and item.key in STEP_KEYS and _continues_steps(events, item):
+                        continue
+                    if not steps and item.key in STEP_KEYS and events and _is_next_step(events[-1], item):
+                        alike += 1
+                    else:
+                        alike = 0
+                    if alike > 1:  # the event between two steps tells nothing
                         events[-1] = item
                         skipped += 1
                     else:
@@ -147,16 +152,12 @@ def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Itera
         yield line
 
 
-def _continues_steps(events: Sequence[Event], event: Event) -> bool:
-    """Return true if an event of a step follows two like it, with times that rise: then the one between them tells nothing."""
-    if len(events) < 2:
-        return False
-    first, last = events[-2:]
+def _is_next_step(last: Event, event: Event) -> bool:
+    """Return true if a step follows another: no earlier, and with the same names in metadata, which rules ask for."""
     return (
-        first.key in STEP_KEYS
-        and last.key in STEP_KEYS
-        and first.time_ms <= last.time_ms <= event.time_ms
-        and first.metadata.keys() == last.metadata.keys() == event.metadata.keys()  # rules ask which names there are
+        last.key in STEP_KEYS
+        and last.time_ms <= event.time_ms
+        and last.metadata.keys() == event.metadata.keys()
     )
 
 
@@ -172,6 +173,7 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _decode_record = msgspec.json.Decoder(_Record).decode
+_NAMES = len(_Record.__struct_fields__)
 
 
 def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Problem]:
@@ -182,7 +184,9 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
         text = line[len(_TOKEN) :]
         try:
             record = _decode_record(text)
-            names = len(_Record.__struct_fields__) + _count_names(record.value, 1) + _count_names(record.metadata, 1)
+            names = _NAMES + len(record.metadata)
+            if text.count(b"{") > 2 or b"[" in text:
+                names = _NAMES + _count_names(record.value, 1) + _count_names(record.metadata, 1)
         except (ValueError, RecursionError):  # NaN, a lone surrogate, a number out of range: json may still take it
             names = -1
         # msgspec takes the last of two values with one name, which would hide the first. Each name has one colon, so with as
@@ -196,9 +200,16 @@ def _count_names(value: Any, depth: int = 0) -> int:
     """Count the names in all objects of a JSON value. RecursionError if it is nested more than `_DEEPEST` deep."""
     if depth > _DEEPEST:
         raise RecursionError
+    names = 0
     if type(value) is dict:
-        return len(value) + sum([_count_names(item, depth + 1) for item in value.values()])
-    return sum([_count_names(item, depth + 1) for item in value]) if type(value) is list else 0
+        names = len(value)
+        value = value.values()
+    elif type(value) is not list:
+        return 0
+    for item in value:
+        if type(item) is dict or type(item) is list:
+            names += _count_names(item, depth + 1)
+    return names
 
 
 _DEEPEST = 100  # what uses a value later would fail at about 1,000, depending on its caller
