@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 SURFACE = {
     *("load", "check", "score", "compare", "published", "Results", "Verdict", "InputError", "Run", "__version__"),
     *("Descriptor", "Hyperparameters", "Workload", "Dataset", "Optimization", "Work", "UPDATE_FLOPS", "RunConfig"),
-    *("World", "Bound", "Generator", "Synthetic", "ShardReader", "SPLITS", "draws"),
+    *("World", "Generator", "Synthetic", "ShardReader", "SPLITS", "draws"),
 }
 
 

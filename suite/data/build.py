@@ -227,7 +227,8 @@ def _write_all(
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    kind = get_type_hints(plan.summarise).get("return", Any)  # what the workload calls a summary
+    summarise = getattr(plan.summarise, "func", plan.summarise)  # a partial has no annotations of its own
+    kind = get_type_hints(summarise).get("return", Any)  # what the workload calls a summary
     gathered = world.gather(shards, list[_Shard[kind]]) or []  # type: ignore[valid-type]
     all_shards = [shard for rank_shards in gathered for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))

@@ -81,7 +81,7 @@ def site(tmp_path: Path) -> Site:
 WORKLOAD = "[mlhpc.workloads]\nstrange = stranger:DESCRIPTOR\n"
 GOOD = DESCRIPTOR.format(name="strange")
 BROKEN_WORKLOADS = {
-    "card misses a key": ({"__init__.py": GOOD, "card.yaml": CARD.replace("title:", "titel:")}, "missing key 'title'"),
+    "card misses a key": ({"__init__.py": GOOD, "card.yaml": CARD.replace("title:", "titel:")}, "did you mean 'title'?"),
     "card is not YAML": ({"__init__.py": GOOD, "card.yaml": "a: [\n"}, "card.yaml"),
     "no card": ({"__init__.py": GOOD}, "card.yaml"),
     "not importable": ({"__init__.py": "import no_such_module"}, "no_such_module"),

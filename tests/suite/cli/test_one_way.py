@@ -93,7 +93,7 @@ def test_a_size_and_a_file_of_settings_are_told_apart(words: str, said: str, tmp
         ("chek", "did you mean 'check'?"),
         ("help scroe", "did you mean 'score'?"),
         ("data genrate cosmoflow", "did you mean 'generate'?"),
-        ("rcp shw cosmoflow", "did you mean 'show'?"),
+        ("workload rcp shw cosmoflow", "did you mean 'show'?"),
         ("run cosmoflow --rnks 2", "no such option --rnks; did you mean '--ranks'?"),
         ("run cosmflow", "did you mean 'cosmoflow'?"),
         ("run cosmoflow --size smok", "did you mean 'smoke'?"),
@@ -141,7 +141,7 @@ def test_help_alone_is_the_list_of_commands() -> None:
 
 def test_the_shared_options_may_stand_before_the_command() -> None:
     assert (
-        mlhpc("--quiet", "--no-color", "list", "cosmoflow").stdout
+        mlhpc("--quiet", "--no-color", "workload", "list", "cosmoflow").stdout
         == mlhpc("workload", "list", "cosmoflow", "-q").stdout
         != ""
     )

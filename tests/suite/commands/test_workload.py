@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from suite.commands.card import _judged, _model_part
 
 from suite.card import read_card
+from suite.commands.workload.card import _judged, _model_part
 from suite.descriptor import descriptor
 from suite.performance.card_counts import Counts
 from suite.workload import Work

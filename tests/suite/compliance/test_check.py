@@ -9,12 +9,12 @@ import os
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import suite.compliance
 from suite.commands.check import FORMATS
@@ -365,7 +365,7 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
     assert "weak-scale" in errors(check([folder]))
     data = ruleset("3.0.0").data
     known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
-    rules = Ruleset(replace(data, known=known))
+    rules = Ruleset(structs.replace(data, known=known))
     group = next(group for group in find(folder).groups if group.scenario == "weak")
     _, findings = _check_group(group, rules, SeenRuns(), {})
     (finding,) = (item for item in findings if item.rule == "weak-scale")

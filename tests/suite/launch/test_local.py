@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.launch import local
 from tests.fixtures.disk import fill
 
@@ -192,7 +193,7 @@ def test_a_signal_reaches_the_ranks_and_they_may_save(tmp_path: Path, number: in
     process.send_signal(number)
     output = process.communicate(timeout=LONG_S)[0]
     assert output.count("saved") == 2
-    assert process.returncode == local.STOPPED
+    assert process.returncode == ExitCode.STOPPED
     assert living(tmp_path) == []
 
 

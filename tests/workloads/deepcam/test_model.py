@@ -201,7 +201,7 @@ def test_work_at_full_size() -> None:
         ("hyperparameters.t_max=null", "t_max belongs to schedule cosine_annealing"),
         ("hyperparameters.milestones=[3]", "milestones belong to schedule multistep"),
         ("hyperparameters.eps=1e-8", "eps"),
-        ("hyperparameters.optimizer=SGD", "'Adam', 'AdamW' or 'LAMB'"),
+        ("hyperparameters.optimizer=SGD", "'Adam', 'AdamW', 'LAMB'"),
         ("hyperparameters.warmup_factor=0.5", "warmup_factor"),
         ("hyperparameters.dropout=0.1", "dropout"),
     ],
