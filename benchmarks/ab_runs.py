@@ -19,7 +19,7 @@ from pathlib import Path
 
 from suite.statistics.bets import median_ratio
 from suite.statistics.blocks import Turn, draw
-from suite.statistics.race import Plan, Race, run_race
+from suite.statistics.race import Race, RaceRules, run_race
 
 ENTRIES = tuple("abcdefgh")
 BLOCKS, ERROR = 16, 0.05
@@ -89,9 +89,9 @@ class World:
         return math.inf if lost else math.exp(value)
 
 
-def plan(seed: int, blocks: int = BLOCKS, entries: tuple[str, ...] = ENTRIES, error: float = ERROR) -> Plan:
+def plan(seed: int, blocks: int = BLOCKS, entries: tuple[str, ...] = ENTRIES, error: float = ERROR) -> RaceRules:
     """The plan of one contest."""
-    return Plan(entries, error, blocks, 1000 * seed)
+    return RaceRules(entries, error, blocks, 1000 * seed)
 
 
 def levels(gap: float, entries: Sequence[str] = ENTRIES) -> dict[str, float]:
@@ -180,10 +180,10 @@ def real(folder: Path, without: Sequence[str], count: int) -> None:
     from suite.statistics.race import replay
 
     contest, ranking = read_contest(folder), read_ranking(folder)
-    settings, names = contest.settings, [name for name in contest.plan.entries if name not in without]
+    settings, names = contest.settings, [name for name in contest.rules.entries if name not in without]
     known = {noted.turn: read_result(contest, noted.turn).value for noted in contest.read_journal().runs}
-    blocks = replay(contest.plan, known)[0].blocks
-    whole = [{name: block[name] for name in names} for block in blocks if len(block) == len(contest.plan.entries)]
+    blocks = replay(contest.rules, known)[0].blocks
+    whole = [{name: block[name] for name in names} for block in blocks if len(block) == len(contest.rules.entries)]
     print(
         f"{settings.workload} {settings.size}, {settings.objective}: {len(whole)} blocks of {len(names)} real runs, findings: ",
         end="",
@@ -215,7 +215,7 @@ def _redrawn(blocks: Sequence[Mapping[str, float]], entries: Sequence[str], seed
             drawn[turn.block] = {name: times[other] for name, other in zip(names, order, strict=True)}
         return drawn[turn.block][turn.entry]
 
-    return run_race(Plan(tuple(entries), ERROR, BLOCKS, seed), {}, run)
+    return run_race(RaceRules(tuple(entries), ERROR, BLOCKS, seed), {}, run)
 
 
 def main() -> None:

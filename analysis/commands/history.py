@@ -1,4 +1,4 @@
-"""The command `mlhpc history`: remember results in a folder over time, show them, and say whether the machine has changed."""
+"""The command `mlhpc history`: keeps results over time, shows them, and checks whether the machine changed."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def show(folder: Path, since: str | None, rate: float, style: str) -> None:
 def check(folder: Path, since: str | None, rate: float, style: str) -> None:
     """Say whether the machine has changed, a line for each series and quantity.
 
-    A change is one of the level of time to train or of the training time of an epoch, found by a rank test over all places; the
-    newest change counts. --false-alarms holds for the whole check, all series and both quantities together, as long as a
-    result does not depend on the one before it.
+    A change is one of the level of time to train or of the training time of an epoch, found by a rank test over all
+    places; the newest change counts. --false-alarms holds for the whole check, all series and both quantities together,
+    as long as a result does not depend on the one before it.
 
-    Exit code 0: equivalent (no change), or the newest change is faster; 1: the newest change of a series is slower; 2: usage;
-    4: inconclusive, results are too few.
+    Exit code 0: equivalent (no change), or the newest change is faster; 1: the newest change of a series is slower;
+    2: usage; 4: inconclusive, results are too few.
     """
     verdicts = judge.judge_all(_read(folder, since), rate)
     if style == JSON:
@@ -121,7 +121,7 @@ def check(folder: Path, since: str | None, rate: float, style: str) -> None:
 
 
 def _code(verdicts: Sequence[Verdict]) -> int:
-    """The exit code of the most urgent verdict."""
+    """Return the exit code of the most urgent verdict."""
     words = {verdict.word for verdict in verdicts}
     if Outcome.SLOWER in words:
         return ExitCode.FINDINGS

@@ -1,4 +1,4 @@
-"""The command `mlhpc preflight`: which nodes are slow and how sure that is; what checks of nodes gain."""
+"""The command `mlhpc preflight`: finds slow nodes at a given false-alarm rate, and computes the gain of checks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def preflight() -> None:
 for _plugin in find_plugins(PARTS).values():
     try:
         preflight.add_command(_plugin.point.load())
-    except Exception as error:  # a stranger's code: the other commands are not affected
+    except Exception as error:  # foreign code: the other commands are not affected
         leave_out("command", _plugin.point.name, _plugin.package, reason(error))
 
 
@@ -102,8 +102,8 @@ def judge(
 ) -> None:
     """Say of every node in FILES whether it is good, bad or inconclusive, why, and what slowdown would have been found.
 
-    FILES are folders or files of `preflight node`, with one JSON object per node and metric (docs/fleet.md), or SuperBench's
-    results.jsonl. Nothing is drained: the line for Slurm's --exclude is printed.
+    FILES are folders or files of `preflight node`, with one JSON object per node and metric (docs/fleet.md), or
+    SuperBench's results.jsonl. Nothing is drained: the line for Slurm's --exclude is printed.
 
     Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """
@@ -128,55 +128,52 @@ def judge(
     else:
         print_line("\n".join(map(printable, lines(found))))
     words = set(found.words.values())
-    raise click.exceptions.Exit(
-        ExitCode.FINDINGS if "bad" in words else ExitCode.INCONCLUSIVE if "inconclusive" in words else ExitCode.OK
-    )
+    if "bad" in words:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if "inconclusive" in words:
+        raise click.exceptions.Exit(ExitCode.INCONCLUSIVE)
 
 
 def lines(found: verdict.FleetVerdict) -> list[str]:
-    """The verdict as text: metrics, nodes that are not good with their reasons, and the line for Slurm."""
+    """Render the verdict: metrics, nodes that are not good with their reasons, and the option for Slurm."""
     text = [
         f"false alarms: {found.rate:g} per node over all metrics (for values that are normal from node to node); "
         f"a good node is not {found.effect:.0%} slower"
     ]
-    alone: list[str] = []
-    for report in found.metrics:
-        slow, middle, fast = report.clusters
-        sizes = f"{middle} alike, {slow} slower, {fast} faster"
-        kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
-        if report.repeats is None:
-            alone.append(report.metric.name)
-            continue
-        sure = (
-            "no slowdown would be found"
-            if report.found is None
-            else f"a slowdown of {report.found:.1%} is found 9 times in 10"
-        )
-        text.append(
-            f"  {report.metric.name}{kind}: {sizes}; spread between nodes {_spread(report.repeats)}; {sure}, "
-            f"of {found.effect:.0%} with probability {report.power:.2f}"
-        )
+    text += [_metric_line(report, found.effect) for report in found.metrics if report.repeats is not None]
+    alone = {report.metric.name for report in found.metrics if report.repeats is None}
     if alone:
-        text.append(f"  too few nodes to compare: {', '.join(sorted(set(alone)))}")
+        text.append(f"  too few nodes to compare: {', '.join(sorted(alone))}")
     text += [f"  warning: {warning}" for warning in found.warnings]
     for node in sorted(found.words):
         if found.words[node] != "good":
             text.append(f"{node}: {found.words[node]}")
             text += [f"  {reason}" for reason in found.reasons[node]]
-    counts = {word: sum(1 for each in found.words.values() if each == word) for word in ("good", "bad", "inconclusive")}
-    text.append(", ".join(f"{count} {word}" for word, count in counts.items()))
+    words = list(found.words.values())
+    text.append(", ".join(f"{words.count(word)} {word}" for word in ("good", "bad", "inconclusive")))
     bad = sorted(node for node, word in found.words.items() if word == "bad")
     if bad:
         text.append(f"to leave them out: --exclude={','.join(bad)}")
     return text
 
 
-def _spread(repeats: float) -> str:
-    return f"{repeats:.2%}" if repeats < verdict.MANY else f"a factor of {1 + repeats:.3g}"
+def _metric_line(report: verdict.MetricReport, effect: float) -> str:
+    """Render a metric whose nodes could be compared: the sizes of its groups, its spread and its power."""
+    slow, middle, fast = report.clusters
+    kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
+    repeats = report.repeats or 0.0
+    spread = f"{repeats:.2%}" if repeats < verdict.MANY else f"a factor of {1 + repeats:.3g}"
+    sure = "no slowdown would be found"
+    if report.found is not None:
+        sure = f"a slowdown of {report.found:.1%} is found 9 times in 10"
+    return (
+        f"  {report.metric.name}{kind}: {middle} alike, {slow} slower, {fast} faster; spread between nodes {spread}; "
+        f"{sure}, of {effect:.0%} with probability {report.power:.2f}"
+    )
 
 
 def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
-    """The verdict as JSON."""
+    """Render the verdict as data for JSON."""
     return {
         "version": 1,
         "false_alarms": found.rate,
@@ -202,9 +199,9 @@ def _keep(folder: Path, found: verdict.FleetVerdict, nodes: Sequence[str], choos
     """Write the verdict, and with ``choose`` the names of the best nodes in their order, with commas between them."""
     if choose is not None:
         order = list(nodes or sorted(found.words))
-        best = sorted(order, key=lambda node: ("good", "inconclusive", "bad").index(found.words.get(node, "bad")))[
-            :choose
-        ]
+        # A node without a verdict left no samples
+        best = sorted(order, key=lambda node: ("good", "inconclusive", "bad").index(found.words.get(node, "bad")))
+        best = best[:choose]
         if len(best) < choose:
             raise InputError(f"--choose {choose}: there are {len(order)} nodes")
         write_whole(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
@@ -212,7 +209,7 @@ def _keep(folder: Path, found: verdict.FleetVerdict, nodes: Sequence[str], choos
 
 
 def _remember(folder: Path, samples: Sequence[Sample], found: verdict.FleetVerdict) -> None:
-    """Add the samples of nodes that are not bad, of metrics that are compared, as one new file."""
+    """Add the samples of nodes that are not bad to a folder, as one new file. Metrics with a bound need no history."""
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +221,8 @@ def _samples(files: Iterable[Path]) -> list[Sample]:
 
 
 def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]:
-    """Earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
+    """Collect earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
+    # A folder without samples is a history that begins today
     found: dict[tuple[str, str], list[float]] = {}
     for sample in _samples(path for path in files if not path.is_dir() or any(path.glob("*.jsonl"))):
         if sample.failed:

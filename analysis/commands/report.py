@@ -75,7 +75,8 @@ Examples:
     "price",
     multiple=True,
     metavar="DEVICE=NUMBER UNIT/h",
-    help="What an hour of one compute unit costs, e.g. 'H100=2.50 USD/h' or '... kWh/h'; or a YAML file. May be repeated.",
+    help="What an hour of one compute unit costs, e.g. 'H100=2.50 USD/h' or '... kWh/h'; or a YAML file. "
+    "May be repeated.",
 )
 @click.option(
     "--figures",
@@ -99,8 +100,9 @@ def report(
     """Compare results: one self-contained HTML page from run folders and results packages.
 
     PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of `mlhpc ab runs`.
-    OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what the columns mean.
+    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of
+    `mlhpc ab runs`. OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what
+    the columns mean.
     """
     if tool is not None:
         from suite.log.export import FORMS as tools
@@ -118,7 +120,8 @@ def report(
     size = (output / "report.html").stat().st_size / 1e6
     drawn = f", {output / 'figures'}/*" if wanted else ""
     print_line(
-        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, {output / 'tables'}/*.{form}{drawn}"
+        f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, "
+        f"{output / 'tables'}/*.{form}{drawn}"
     )
     for _, text in rendered.defects:
         print_line(f"mlhpc: {text}", error=True)
@@ -136,9 +139,9 @@ def _render(
     form: str,
     forms: tuple[str, ...],
 ) -> Report:
-    """Read and check the paths and render their report. Tells how far it is every few seconds.
+    """Read and check the paths and render their report, with a line of progress every few seconds.
 
-    By lines only: a bar draws itself in a thread, beside which no process may be forked.
+    A progress bar would draw itself in a thread, beside which no process may be forked.
     """
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
@@ -161,7 +164,7 @@ def _render(
 
 
 def _forms(given: str) -> tuple[str, ...]:
-    """The forms of figures that a user names, each once."""
+    """Parse the forms of figures that a user names, each once."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
     unknown = [name for name in names if name not in FORMS]
     if unknown:
@@ -171,7 +174,7 @@ def _forms(given: str) -> tuple[str, ...]:
 
 @contextmanager
 def _reserved(output: Path) -> Iterator[None]:
-    """Make the folder and prove that it can be written, before minutes of work. It is gone again if nothing was written."""
+    """Make the folder and prove that it can be written, before minutes of work. Remove it if nothing was written."""
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     output.mkdir(parents=True, exist_ok=True)
     try:

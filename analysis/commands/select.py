@@ -1,4 +1,4 @@
-"""The command `mlhpc preflight select`: which checks to run on which nodes before a job, and when to run none."""
+"""The command `mlhpc preflight select`: chooses the checks to run on the nodes of a job before it, or none."""
 
 from __future__ import annotations
 
@@ -32,16 +32,21 @@ def select(
 ) -> None:
     """Choose the checks to run on each node before a job: those that save more node hours than they cost.
 
-    The job's nodes are those with an open spell in --nodes (docs/fleet.md). The rate of incidents is learned from all spells; a
-    node's state counts only if a test rejects a constant rate.
+    The job's nodes are those with an open spell in --nodes (docs/fleet.md). The rate of incidents is learned from all
+    spells; a node's state counts only if a test rejects a constant rate.
     """
     job_h = hours("--job", job)
     lost_h = job_h / 2 if lost is None else hours("--lost", lost)
     checks = model.read_checks(known)
     steps = model.order_checks(checks)
-    table = model.tabulate(spells := model.read_spells(files))
-    learned = model.learn(table) if mtbi is None else None
-    hazard = model.constant_rate(hours("--mtbi", mtbi)) if mtbi is not None else learned.hazard  # type: ignore[union-attr]
+    spells = model.read_spells(files)
+    table = model.tabulate(spells)
+    learned = None
+    if mtbi is None:
+        learned = model.learn(table)
+        hazard = learned.hazard
+    else:
+        hazard = model.constant_rate(hours("--mtbi", mtbi))
     in_job = [spell.ended == "open" for spell in spells]
     nodes = table["node"][in_job].tolist()
     ages, earlier = table["hours"][in_job].to_numpy(), table["earlier"][in_job].to_numpy()
@@ -76,7 +81,7 @@ def select(
 
 
 def hazard_line(learned: model.Learned) -> str:
-    """Describe the learned rate of incidents and what it rests on."""
+    """Render the learned rate of incidents and its basis."""
     rate = f"an incident of a node every {learned.mtbi_h:.4g} h"
     basis = f"{learned.incidents} incidents in {learned.spells} spells of {learned.nodes} nodes"
     if learned.p is None:
@@ -90,25 +95,26 @@ def hazard_line(learned: model.Learned) -> str:
 
 
 def cost_lines(
-    checks: model.Checks, steps: tuple[model.Step, ...], lost_h: float, nodes: int, waiting: bool
+    checks: model.Checks, steps: tuple[model.RankedCheck, ...], lost_h: float, nodes: int, waiting: bool
 ) -> Iterator[str]:
-    """State the costs, and from which chance on each check pays."""
+    """Render the costs, and the chance of an incident above which each check pays."""
     who = "all nodes wait for it" if waiting else "on its node; the others do not wait"
     yield f"costs: an incident {duration_text(3600 * lost_h)} of all {nodes} nodes, a check its minutes, {who}"
     of = "P(incident) of the job" if waiting else "a node's P(incident)"
     for step in steps:
         at = -math.expm1(-model.pays_from(step, lost_h, nodes, waiting=waiting))
         yield (
-            f"  {step.name}: {step.minutes:g} min, finds {step.alone:.1%} of {checks.count} incidents, {step.adds:.1%} more than "
-            f"those above, {step.together:.1%} [{step.low:.1%}, {step.high:.1%}] together; pays where {of} is above {at:.2g}"
+            f"  {step.name}: {step.minutes:g} min, finds {step.alone:.1%} of {checks.count} incidents, "
+            f"{step.adds:.1%} more than those above, {step.together:.1%} [{step.low:.1%}, {step.high:.1%}] together; "
+            f"pays where {of} is above {at:.2g}"
         )
     useless = sorted(set(checks.minutes) - {step.name for step in steps})
     if useless:
         yield f"  add nothing to those: {', '.join(useless)}"
 
 
-def advice(plan: model.Plan, runs: dict[str, list[str]], steps: tuple[model.Step, ...]) -> Iterator[str]:
-    """Say what to run where, or that nothing is best."""
+def advice(plan: model.Selection, runs: dict[str, list[str]], steps: tuple[model.RankedCheck, ...]) -> Iterator[str]:
+    """Render what to run on which nodes, or that nothing should be run."""
     if not plan.cost_h:
         yield f"run nothing: {'every check costs more than it saves' if steps else 'no check finds anything'}"
         return
@@ -119,5 +125,6 @@ def advice(plan: model.Plan, runs: dict[str, list[str]], steps: tuple[model.Step
             more = f" and {len(named) - MANY_NODES} more" if len(named) > MANY_NODES else ""
             yield f"run {what} on {len(named)} nodes: {','.join(named[:MANY_NODES])}{more}"
     yield (
-        f"then P(incident) is {plan.risk[1]:.3f}; checks take {plan.cost_h:.3g} node hours and save {plan.saved_h:.3g} on average"
+        f"then P(incident) is {plan.risk[1]:.3f}; checks take {plan.cost_h:.3g} node hours and save "
+        f"{plan.saved_h:.3g} on average"
     )

@@ -33,7 +33,8 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 @click.option("--fleet", "names", multiple=True, metavar="NAME", help="A published fleet; may be repeated. [all]")
 @click.option(
     "--degraded", "shares", multiple=True, type=click.FloatRange(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
-    help="Share of the time between incidents in which a node is degraded, so that checks can find it. Nobody published it.",
+    help="Share of the time between incidents in which a node is degraded, so that checks can find it. "
+    "Nobody published it.",
 )  # fmt: skip
 @click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains.")
 @click.option("--nodes", type=click.IntRange(1, 100_000), default=16, show_default=True, help="Nodes of a job.")
@@ -52,8 +53,9 @@ def simulate_(
 ) -> None:  # fmt: skip
     """Simulate published fleets: what checks of nodes before jobs would gain and cost.
 
-    Policies: none; periodic, all checks before the first job after --every; full, all checks before each job; selected, those that
-    `mlhpc preflight select` would choose before each job after watching such a fleet without checks for as long.
+    Policies: none; periodic, all checks before the first job after --every; full, all checks before each job;
+    selected, those that `mlhpc preflight select` would choose before each job after watching such a fleet without
+    checks for as long.
     """
     fleets = published().fleets
     for name in names:
@@ -73,7 +75,8 @@ def simulate_(
                 restart_h=hours("--restart", restart, zero=True),
                 check_h=None if check is None else hours("--check", check, zero=True),
             )  # fmt: skip
-            stream = [seed, zlib.crc32(name.encode()), round(1e6 * share)]  # random numbers of its own
+            # Random numbers of its own: a case gives the same whichever others are simulated
+            stream = [seed, zlib.crc32(name.encode()), round(1e6 * share)]
             chosen = learn_selector(replace(setting, replicas=1), [*stream, len(POLICIES)])
             outcomes = [simulate(setting, policy, [*stream, place], chosen) for place, policy in enumerate(POLICIES)]
             if style == JSON:
@@ -90,12 +93,13 @@ def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_p
     fleet, checks, minutes = setting.fleet, published().checks, sum(setting.minutes.values())
     yield f"\n{name}: {fleet.about}; nodes degraded for {setting.degraded:.0%} of the time between incidents (assumed)"
     yield (
-        f"  simulated: {setting.replicas} fleets of {setting.groups} jobs at a time, {setting.job_nodes} nodes each, for "
-        f"{setting.hours:g} h; no node was measured"
+        f"  simulated: {setting.replicas} fleets of {setting.groups} jobs at a time, {setting.job_nodes} nodes each, "
+        f"for {setting.hours:g} h; no node was measured"
     )
     yield (
         f"  assumed: jobs of {setting.job_h:g} h, a checkpoint every {setting.checkpoint_h:g} h, a restart "
-        f"{setting.restart_h:g} h; all nodes wait for checks, {minutes:.3g} min together; periodic: every {setting.every_h:g} h"
+        f"{setting.restart_h:g} h; all nodes wait for checks, {minutes:.3g} min together; "
+        f"periodic: every {setting.every_h:g} h"
     )
     yield f"  what each check finds: {checks.source} ({checks.mark})"
     parts = (

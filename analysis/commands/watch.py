@@ -1,9 +1,9 @@
 """The command `mlhpc preflight watch`: names the workers of one job that became slower while it ran.
 
-A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers: what slows all
-of them is no worker's, and what slows half of them is. A slowdown begins where a level lies above the median of the worker's own
-levels before it by more than ``effect`` and by more than its noise explains, and lies as far above the others. Noise is that from
-one window to the next, so a slow drift is none.
+A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers. A
+cause that slows all of them is ignored, and one that slows half of them is found. A slowdown begins where a level lies
+above the median of the worker's own earlier levels by more than ``effect`` and by more than its noise explains, and
+lies as far above the others. Noise is the change from one window to the next, so a slow drift is not noise.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from suite.exit_codes import ExitCode
 from suite.files import brief, print_line, printable
 from suite.log.values import number
 
-EFFECT = 0.15  # slower than before and than the others, as a part
+EFFECT = 0.15  # a slowdown is larger than this part, against the worker's past and against the others
 RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
 WINDOW = 5  # steps
 BEFORE = 20  # windows of a worker that a level is compared with, at most
 LEAST = 4  # at least
-EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 of a variance's, and changes overlap
+EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 of a variance's; changes overlap
 DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
 COLUMNS = ("worker", "step", "time")
 Floats = NDArray[np.float64]
@@ -69,9 +69,9 @@ def watch(file: Path, effect: float, style: str) -> None:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """``worker`` became slower at ``first`` step and was so until before ``last``; None: to the end.
+    """``worker`` became slower at step ``first`` and recovered at step ``last``; None: it did not recover.
 
-    ``times``: its time over that of the others, relative to what that ratio was before.
+    ``times``: its time over that of the others, relative to the same ratio before.
     """
 
     worker: str
@@ -122,13 +122,12 @@ def find_slowdowns(
 
 
 def _of_worker(worker: str, level: Floats, first: Sequence[float], limit: float, effect: float) -> list[Slowdown]:
-    """The slowdowns of one worker; ``level`` by window, NaN where it took no step."""
+    """Find the slowdowns of one worker. ``level`` is by window, NaN if it took no step in it."""
     seen = np.flatnonzero(~np.isnan(level))
     changes = np.diff(level[seen])
     noise = DEVIATION * float(np.median(np.abs(changes))) / math.sqrt(2.0) if len(changes) else 0.0
-    least = max(
-        math.log1p(effect), limit * noise * math.sqrt(1.0 + math.pi / 2 / LEAST)
-    )  # of a level over a median of levels
+    # A level is compared with a median of levels, whose variance is pi / 2 times that of their mean
+    least = max(math.log1p(effect), limit * noise * math.sqrt(1.0 + math.pi / 2 / LEAST))
     found: list[Slowdown] = []
     before: list[float] = []
     slow: list[float] = []  # levels of the slowdown that goes on
@@ -153,7 +152,7 @@ def _of_worker(worker: str, level: Floats, first: Sequence[float], limit: float,
 
 
 def _median(values: Floats) -> Floats:
-    """Medians of rows, NaN left out; NaN for a row of NaN only."""
+    """Compute medians of rows without their NaN; NaN for a row of NaN only."""
     known = ~np.isnan(values)
     return np.array([np.median(row[here]) if here.any() else math.nan for row, here in zip(values, known, strict=True)])
 

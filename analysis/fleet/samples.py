@@ -1,4 +1,4 @@
-"""What was measured of nodes: one JSON object per node and metric in each line, versioned; SuperBench's results are read too."""
+"""Reads measurements of nodes: a JSON object per node and metric in each line, or SuperBench's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from suite.machine.node_samples import Better, Sample
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the nodes of one hardware: samples by node, and why nodes have none. ``bound``: the worst value allowed."""
+    """One metric of the nodes of one hardware: samples, or the reason for a failure, by node.
+
+    ``bound``: the worst value allowed.
+    """
 
     name: str
     hardware: str
@@ -30,7 +33,10 @@ class Metric:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Read a file of samples, all *.jsonl of a folder, or SuperBench's results.jsonl. InputError names the line and the field."""
+    """Read a file of samples, all *.jsonl of a folder, or SuperBench's results.jsonl.
+
+    InputError names the line and the field.
+    """
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
@@ -44,6 +50,7 @@ def read_samples(path: Path) -> list[Sample]:
         first = json.decode(lines[0][1])
     except (DecodeError, UnicodeDecodeError, RecursionError):
         first = None
+    # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
         return as_samples(parse_results(path, content))
     found = []
@@ -75,4 +82,3 @@ def by_metric(samples: Iterable[Sample]) -> list[Metric]:
         else:
             metric.samples[sample.node] = sample.values
     return [found[key] for key in sorted(found)]
-

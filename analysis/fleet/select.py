@@ -1,10 +1,10 @@
 """Chooses which checks to run on which nodes before a job: those that save more node hours than they cost.
 
-1. How likely a node has an incident is learned from past spells: a Weibull model, fitted by lifelines, or a constant rate.
-2. Checks are ordered by how many further incidents each would have found per minute. Several checks may find one defect, so the
-   shares of single checks are never added.
-3. An incident costs ``lost_h`` on each node of the job. A check costs its minutes on its node, or on all nodes if the job waits.
-   Exchanging a node costs nothing more. Incidents that come without warning are stopped by no check.
+1. The rate of incidents of a node is learned from past spells: a Weibull model (lifelines) or a constant rate.
+2. Checks are ordered by how many further incidents each would have found per minute. Several checks may find one
+   defect, so the shares of single checks are never added.
+3. An incident costs ``lost_h`` on each node of the job. A check costs its minutes on its node, or on all nodes if the
+   job waits. Exchanging a node costs nothing more. No check stops an incident that comes without warning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,38 +48,48 @@ class Spell(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_spells(paths: Sequence[Path]) -> list[Spell]:
-    """Read CSV files of spells. InputError names the line. At least one spell must be open, and no node may have two."""
+    """Read CSV files of spells.
+
+    InputError names the line. At least one spell must be open, and no node may have two.
+    """
     found = []
-    in_job: dict[str, str] = {}
+    in_job: dict[str, str] = {}  # place of a node's open spell
     for path in paths:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
-            for row in rows:
-                where = f"{path}:{rows.line_num}"
-                if None in row or None in row.values():
-                    raise InputError(f"{where}: not as many cells as columns")
-                cells = {name: text.strip() for name, text in row.items() if text.strip()}
-                try:
-                    spell = msgspec.convert(cells, Spell, strict=False)
-                except msgspec.ValidationError as error:
-                    raise InputError(f"{where}: {brief(cells, longest=120)}: {error}") from None
-                if spell.ended == "incident" and spell.hours == 0.0:
-                    raise InputError(f"{where}: hours = 0: an incident comes after some time")
-                if spell.ended == "open" and spell.node in in_job:
+        for where, spell in _read_file(path):
+            if spell.ended == "open":
+                if spell.node in in_job:
                     raise InputError(f"{where}: node {spell.node!r} has an open spell in {in_job[spell.node]} too")
-                if spell.ended == "open":
-                    in_job[spell.node] = where
-                found.append(spell)
+                in_job[spell.node] = where
+            found.append(spell)
     if not in_job:
         raise InputError(f"{paths[0]}: no spell is open, so no node is in the job (ended: open)")
     return found
 
 
+def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
+    """Read the spells of one CSV file, each with its place, ``file:line``."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            # DictReader puts surplus cells under the key None, and None into columns without a cell
+            if None in row or None in row.values():
+                raise InputError(f"{where}: not as many cells as columns")
+            cells = {name: text.strip() for name, text in row.items() if text.strip()}
+            try:
+                spell = msgspec.convert(cells, Spell, strict=False)
+            except msgspec.ValidationError as error:
+                raise InputError(f"{where}: {brief(cells, longest=120)}: {error}") from None
+            if spell.ended == "incident" and spell.hours == 0.0:
+                raise InputError(f"{where}: hours = 0: an incident comes after some time")
+            yield where, spell
+
+
 def tabulate(spells: Sequence[Spell]) -> pd.DataFrame:
-    """Make a table of spells: node, hours, ended (in an incident), earlier (log of one more than the earlier incidents)."""
+    """Make a table of spells: node, hours, ended (in an incident), earlier (log of 1 + earlier incidents)."""
     return pd.DataFrame(
         {
             "node": [spell.node for spell in spells],
@@ -92,9 +102,9 @@ def tabulate(spells: Sequence[Spell]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Hazard:
-    """A Weibull model: t hours of a spell have (t / exp(b0 + b earlier))^k expected incidents. A constant rate has k = 1, b = 0.
+    """A Weibull model: t hours of a spell have (t / exp(b0 + b earlier))^k expected incidents.
 
-    ``parameters``: b, b0, log k. ``covariance`` is theirs.
+    A constant rate has k = 1 and b = 0. ``parameters``: b, b0, log k, with their ``covariance``.
     """
 
     parameters: Floats
@@ -117,7 +127,7 @@ class Hazard:
         return np.asarray(((ages + job_h) / scale_h) ** shape - (ages / scale_h) ** shape)
 
     def interval(self, ages: Floats, job_h: float, earlier: Floats) -> tuple[float, float]:
-        """Compute the 90 % interval of the probability that any of the nodes has an incident, from draws of the parameters."""
+        """Compute the 90 % interval of the probability that a node has an incident, from draws of the parameters."""
         chance = np.random.default_rng(0)
         draws = chance.multivariate_normal(self.parameters, self.covariance, DRAWS, method="eigh")
         found = [-math.expm1(-float(self.during(ages, job_h, earlier, draw).sum())) for draw in draws]
@@ -150,18 +160,22 @@ def learn(table: pd.DataFrame) -> Learned:
     if incidents < LEAST_INCIDENTS or table.loc[table["ended"], "node"].nunique() < LEAST_NODES:
         return Learned(constant, mtbi_h, len(table), nodes, incidents)
     weibull, log_likelihood = fit(table)
-    gain = log_likelihood + incidents * (math.log(mtbi_h) + 1.0)  # over the constant rate
+    # A constant rate has the log likelihood -n (log mtbi + 1); twice the difference is chi-squared (Wilks)
+    gain = log_likelihood + incidents * (math.log(mtbi_h) + 1.0)
     p = float(stats.chi2.sf(2.0 * gain, 2 if table["earlier"].nunique() > 1 else 1))
     return Learned(weibull if p < ALARM else constant, mtbi_h, len(table), nodes, incidents, p)
 
 
 def constant_rate(mtbi_h: float, incidents: float = math.inf) -> Hazard:
-    """Make a constant rate, learned from so many incidents, or stated."""
+    """Make a constant rate, learned from ``incidents`` incidents.
+
+    A stated rate has no error, as if from infinitely many.
+    """
     return Hazard(np.array([0.0, math.log(mtbi_h), 0.0]), np.diag([0.0, 1.0 / incidents, 0.0]))
 
 
 def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
-    """Fit the Weibull model; returns its log likelihood too. InputError if lifelines is missing or finds no fit."""
+    """Fit the Weibull model. Returns its log likelihood too. InputError if lifelines is missing or finds no fit."""
     try:
         from lifelines import WeibullAFTFitter
         from lifelines.exceptions import ConvergenceError
@@ -184,7 +198,7 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
 
 
 class Incidents(Struct, frozen=True, forbid_unknown_fields=True):
-    """``count`` incidents, before each of which the checks ``found_by`` would have found the node; empty: none would have."""
+    """``count`` incidents. The checks ``found_by`` would have found the node before each of them; empty: none would."""
 
     found_by: frozenset[str]
     count: Annotated[int, Meta(ge=1, le=100_000_000)] = 1
@@ -219,9 +233,12 @@ def read_checks(path: Path) -> Checks:
 
 
 @dataclass(frozen=True)
-class Step:
-    """The next check to add. Shares of incidents: that it finds ``alone``, that it ``adds`` to the checks before it, and that all
-    find ``together`` so far, with a 90 % interval from ``low`` to ``high``."""
+class RankedCheck:
+    """The next check to add, with shares of incidents.
+
+    It finds ``alone``, ``adds`` to the checks before it, and all find ``together`` so far, with a 90 % interval from
+    ``low`` to ``high``.
+    """
 
     name: str
     minutes: float
@@ -232,9 +249,9 @@ class Step:
     high: float
 
 
-def order_checks(checks: Checks) -> tuple[Step, ...]:
+def order_checks(checks: Checks) -> tuple[RankedCheck, ...]:
     """Order the checks greedily: add the one that finds most further incidents per minute, until none finds any."""
-    steps: list[Step] = []
+    steps: list[RankedCheck] = []
     chosen: frozenset[str] = frozenset()
     left = dict(sorted(checks.minutes.items()))
     count, found = checks.count, 0
@@ -247,16 +264,18 @@ def order_checks(checks: Checks) -> tuple[Step, ...]:
         found += adds[name]
         interval = stats.binomtest(found, count).proportion_ci(0.9)  # Clopper and Pearson
         alone, together = checks.found(frozenset([name])) / count, found / count
-        steps.append(
-            Step(name, left.pop(name), alone, adds[name] / count, together, float(interval.low), float(interval.high))
-        )
+        low, high = float(interval.low), float(interval.high)
+        steps.append(RankedCheck(name, left.pop(name), alone, adds[name] / count, together, low, high))
     return tuple(steps)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """``checks``: how many of the steps to run on each node. Expected incidents of the job ``before`` and ``after`` the checks,
-    which take ``cost_h`` node hours and save ``saved_h`` on average."""
+class Selection:
+    """``checks``: the number of ordered checks to run on each node.
+
+    ``before`` and ``after`` are the expected incidents of the job. The checks take ``cost_h`` node hours and save
+    ``saved_h`` on average.
+    """
 
     checks: tuple[int, ...]
     before: float
@@ -270,7 +289,7 @@ class Plan:
         return -math.expm1(-self.before), -math.expm1(-self.after)
 
 
-def choose(expected: Floats, steps: Sequence[Step], lost_h: float, *, waiting: bool = False) -> Plan:
+def choose(expected: Floats, steps: Sequence[RankedCheck], lost_h: float, *, waiting: bool = False) -> Selection:
     """Choose the checks that save more than they cost, for nodes with ``expected`` incidents (N,) in the job.
 
     ``waiting``: all nodes get the same checks at once.
@@ -281,18 +300,17 @@ def choose(expected: Floats, steps: Sequence[Step], lost_h: float, *, waiting: b
     saved = removed * lost_h * nodes
     hours = np.array([step.minutes / 60.0 for step in steps])
     cost = np.broadcast_to(hours * (nodes if waiting else 1), removed.shape)
-    # On one node each step saves less per minute than the step before, so the first that does not pay is the last to try.
-    pays = saved > cost
-    counts = (
-        np.where(pays.all(axis=1), len(steps), pays.argmin(axis=1)) if len(steps) else np.zeros(len(units), dtype=int)
-    )
+    # Each step saves less per minute than the step before, so no step pays after the first one that does not
+    counts = np.cumprod(saved > cost, axis=1).sum(axis=1)
     run = np.arange(len(steps)) < counts[:, None]
     after, cost_h, saved_h = before - float(removed[run].sum()), float(cost[run].sum()), float(saved[run].sum())
-    return Plan(
-        tuple(np.repeat(counts, nodes).tolist() if waiting else counts.tolist()), before, after, cost_h, saved_h
-    )
+    checks = np.repeat(counts, nodes) if waiting else counts
+    return Selection(tuple(checks.tolist()), before, after, cost_h, saved_h)
 
 
-def pays_from(step: Step, lost_h: float, nodes: int, *, waiting: bool = False) -> float:
-    """Compute from how many expected incidents of a node (``waiting``: of all nodes) a check saves more than it costs."""
+def pays_from(step: RankedCheck, lost_h: float, nodes: int, *, waiting: bool = False) -> float:
+    """Compute from how many expected incidents a check saves more than it costs.
+
+    They are those of a node, with ``waiting`` those of all nodes.
+    """
     return step.minutes / 60.0 / (step.adds * lost_h * (1 if waiting else nodes))

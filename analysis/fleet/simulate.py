@@ -1,9 +1,9 @@
 """Simulates published fleets: what checks of nodes before jobs gain and cost.
 
-A node is healthy, degrades after a time, and a degraded node has an incident after an exponential time. Groups of nodes run jobs
-one after another. An incident stops its job: the work since the last checkpoint is lost, the node is repaired, and the job goes on
-after a restart. Before a job the whole group may wait for checks. A degraded node that a check finds is repaired. Defects differ in
-which checks find them.
+A node is healthy, degrades after a time, and a degraded node has an incident after an exponential time. Groups of nodes
+run jobs one after another. An incident stops its job: the work since the last checkpoint is lost, the node is repaired,
+and the job goes on after a restart. Before a job the whole group may wait for checks. A degraded node that a check
+finds is repaired. Each defect is found by a set of checks of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EARLY_H = 1e-6  # a periodic check is due that much early, because sums of hours
 
 
 class Sourced(Struct, frozen=True):
-    """A number, its source, and how sure it is (``mark``: see fleets.yaml)."""
+    """A number, its source, and how certain it is (``mark``: see fleets.yaml)."""
 
     value: float
     source: str
@@ -66,7 +66,7 @@ class Fleet(Struct, frozen=True):
 
 
 class FleetChecks(Struct, frozen=True):
-    """``shares`` of nodes in which each check found a defect; ``defective``: share in which any did. ``minutes_of`` each check."""
+    """``shares``: of nodes in which each check found a defect. ``defective``: of nodes in which any check did."""
 
     source: str
     mark: str
@@ -80,11 +80,12 @@ class FleetChecks(Struct, frozen=True):
         Checks find a defect independently, each with its published share of the defects that any check finds.
         """
         each = np.array(list(self.shares.values())) / self.defective
+        # Of all defects, checks find the share u. Each alone finds u * each, and all miss a defect with 1 - u
         any_of = optimize.brentq(lambda u: 1.0 - float(np.prod(1.0 - u * each)) - u, 1e-6, 1.0)
         sets = np.array(list(itertools.product((False, True), repeat=len(each))))[1:]
         likely = np.where(sets, any_of * each, 1.0 - any_of * each).prod(axis=1)
         below = np.cumsum(likely / likely.sum())
-        below[-1] = 1.0
+        below[-1] = 1.0  # not 1 - 1e-16: a drawn number must be below it
         return sets, below
 
 
@@ -104,10 +105,10 @@ def published() -> Published:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated. ``degraded``: share of the time between a node's incidents in which it is degraded.
+    """A case to simulate. ``degraded``: share of the time between a node's incidents in which it is degraded.
 
-    Hours: ``job_h`` of a job, ``every_h`` between periodic checks, ``checkpoint_h`` between checkpoints (0: no work is lost),
-    ``restart_h`` after an incident, ``check_h`` of all checks (None: as published).
+    Hours: ``job_h`` of a job, ``every_h`` between periodic checks, ``checkpoint_h`` between checkpoints (0: no work is
+    lost), ``restart_h`` after an incident, ``check_h`` of all checks (None: as published).
     """
 
     fleet: Fleet
@@ -140,8 +141,11 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Sums of each replica (R,): ``node_h`` hours of nodes, of groups ``total_h``, of which jobs ``useful_h`` and checks
-    ``checking_h``; ``incidents``, and degraded nodes that checks found, ``repaired``."""
+    """Sums of each replica (R,).
+
+    ``node_h`` are hours of nodes, ``total_h`` hours of groups: jobs take ``useful_h`` of them and checks
+    ``checking_h``. ``repaired`` counts degraded nodes that checks found.
+    """
 
     policy: Policy
     node_h: Floats
@@ -156,7 +160,7 @@ class Outcome:
         """Mean hours between incidents of a node; None with fewer than `LEAST` incidents."""
         if self.incidents.sum() < LEAST:
             return None
-        # The error of the logarithm, by the jackknife. Half an incident is left where one replica has all of them.
+        # The error of the logarithm, by the jackknife. If one replica has all incidents, half an incident is left
         count, left = len(self.incidents), np.maximum(0.5, self.incidents.sum() - self.incidents)
         without = np.log((self.node_h.sum() - self.node_h) / left)
         error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
@@ -172,10 +176,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Selector:
-    """What the policy selected decides by: the learned hazard, the steps, and from how many expected incidents each step pays."""
+    """The learned hazard, the ordered checks, and the expected incidents above which each of them pays."""
 
     hazard: select.Hazard
-    steps: tuple[select.Step, ...]
+    steps: tuple[select.RankedCheck, ...]
     thresholds: Floats
 
 
@@ -189,10 +193,11 @@ class _Run:
         shape = setting.groups * setting.replicas, setting.job_nodes
         self.now, self.checked = np.zeros(shape[0]), np.zeros(shape[0])
         self.earlier = np.zeros(shape, dtype=np.int64)  # incidents
-        self.begins, self.fails, self.known = np.zeros(shape), np.zeros(shape), np.zeros(shape)  # known: to be healthy
+        # When a node degrades, has its next incident, and was last known to be healthy
+        self.begins, self.fails, self.known = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self.found_by = np.zeros((*shape, self.sets.shape[1]), dtype=bool)  # the checks that find a node's defect
         self.useful, self.checking, self.incidents, self.repaired = (np.zeros(shape[0]) for _ in range(4))
-        self.spells: list[Floats] = []  # what an operator would have written down
+        self.spells: list[Floats] = []  # the log of an operator, from which the policy selected learns
         self.would_find: list[Bools] = []
         names = list(setting.minutes)
         order = names if chosen is None else [step.name for step in chosen.steps]
@@ -202,6 +207,7 @@ class _Run:
         self.renew(rows, columns, self.now[rows])
         defective = setting.fleet.defective.value
         if setting.degraded > 0.0:
+            # Some nodes are degraded at the start, and have their incident that much earlier
             start = self.chance.random(shape) < (setting.degraded if defective is None else defective)
             self.fails[start] -= self.begins[start]
             self.begins[start] = 0.0
@@ -237,7 +243,7 @@ class _Run:
         ordered = self.found_by[:, :, self.order]
         in_time = ordered.any(axis=2) & (ordered.argmax(axis=2) < count[:, None])
         found = (self.begins <= now) & (now < self.fails) & in_time
-        # Passed checks make a node younger, by the share of incidents that they would have prevented.
+        # A node that passed checks counts as younger, by the share of incidents that these checks find
         passed = ran.astype(np.float64)
         if self.chosen is not None:
             passed = np.array([0.0, *(step.together for step in self.chosen.steps)])[count]
@@ -260,12 +266,14 @@ class _Run:
             rows = np.nonzero(doing)[0]
             when = np.maximum(self.now[rows], fails[rows])
             worked = when - self.now[rows]
+            # Work since the last checkpoint is lost. 0 means that a checkpoint is always there
             if setting.checkpoint_h > 0.0:
                 worked = np.floor(worked / setting.checkpoint_h) * setting.checkpoint_h
             done[rows] += worked
             columns = column[rows]
             np.add.at(self.incidents, rows, 1)
             seen = (self.begins[rows, columns] <= began[rows]) & (setting.degraded > 0.0)
+            # Only a defect that was there when the job began could have been found by checks
             self.would_find.append(self.found_by[rows, columns] & seen[:, None])
             self.note(rows, columns, when, ended=True)
             self.now[rows] = when + setting.restart_h
@@ -292,12 +300,15 @@ class _Run:
 
 
 def simulate(setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None = None) -> Outcome:
-    """Simulate a policy. ``chosen`` is for selected; without it nothing is checked. The same seed gives the same outcome."""
+    """Simulate a policy. ``chosen`` is for the policy selected, which checks nothing without it."""
     return _Run(setting, policy, seed, chosen if policy == "selected" else None).run()
 
 
 def learn_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
-    """Watch the fleet without checks, and learn from it as an operator would. None if no check would have found any incident."""
+    """Watch the fleet without checks, and learn from it as an operator would.
+
+    None if no check would have found anything.
+    """
     watched = _Run(setting, "none", seed, None)
     watched.run()
     sets, counts = np.unique(np.concatenate(watched.would_find), axis=0, return_counts=True)
@@ -311,6 +322,7 @@ def learn_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
     steps = select.order_checks(select.Checks(setting.minutes, incidents))
     spells = pd.DataFrame(np.concatenate(watched.spells), columns=["node", "hours", "ended", "earlier"])
     spells["ended"] = spells["ended"].astype(bool)
+    # On average an incident comes in the middle between two checkpoints
     lost_h = setting.restart_h + min(setting.checkpoint_h, setting.job_h) / 2
     at = [select.pays_from(step, lost_h, setting.job_nodes, waiting=True) for step in steps]
     return Selector(select.learn(spells).hazard, steps, np.maximum.accumulate(at))

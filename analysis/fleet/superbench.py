@@ -1,7 +1,7 @@
 """Reads the results of SuperBench (microsoft/superbenchmark): one JSON object per node and line.
 
-An object has ``node`` and a number for each ``benchmark[:annotation]/metric[:rank]``. SuperBench's rule files are not read: their
-criteria are Python code.
+An object has ``node`` and a number for each ``benchmark[:annotation]/metric[:rank]``. SuperBench's rule files are not
+read: their criteria are Python code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANK = re.compile(r":(\d+)$")
 
 
 def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
-    """Parse results.jsonl, which was read from ``path``: metrics by node. InputError names a wrong line, or a node given twice."""
+    """Parse the content of results.jsonl: metrics by node. InputError names a wrong line, or a node given twice."""
     nodes: dict[str, dict[str, float]] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
@@ -46,7 +46,10 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
 
 
 def as_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
-    """Convert results to samples: the ranks of a node are its repetitions. Return codes and values <= 0 are left out."""
+    """Convert results to samples.
+
+    The ranks of a node are its repetitions. Return codes and values <= 0 are left out.
+    """
     found = []
     for node, row in nodes.items():
         ranks: dict[str, list[float]] = {}

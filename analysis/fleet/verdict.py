@@ -1,8 +1,9 @@
-"""Good, bad or inconclusive: every node of a fleet, over all metrics, with a promised rate of false alarms.
+"""Judges every node of a fleet as good, bad or inconclusive over all metrics, at a given false-alarm rate.
 
-A node's value of a metric is the mean logarithm of its repetitions; nodes of one hardware are compared with each other, or, where
-they are fewer than four, with earlier values of the same hardware. The promise ``rate`` is per node and over all metrics, each of
-which gets an equal part of it. It holds for values that are independent and normal from node to node.
+A node's value of a metric is the mean logarithm of its repetitions. Nodes of one hardware are compared with each other.
+If they are fewer than four, they are compared with earlier values of the same hardware. ``rate`` is per node and over
+all metrics, each of which gets an equal part of it. It holds for values that are independent and normal from node to
+node.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from analysis.fleet.samples import Metric
@@ -21,16 +23,17 @@ from suite.statistics.outliers import Outliers, critical, critical_beside, find_
 
 RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
-SURE = 0.95  # that a node which is called good is not slower than that
-LIKELY = 0.9  # chance with which the smallest slowdown that is told would be found
+SURE = 0.95  # confidence that a good node is not slower than that
+LIKELY = 0.9  # power at which the smallest slowdown that would be found is stated
 FARTHEST = 700.0  # of logarithms: exp is still finite
-MANY = 10.0  # times: differences beyond are told as factors
+MANY = 10.0  # times: larger differences are printed as factors
 Word = Literal["good", "bad", "inconclusive"]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One node and metric. ``slower``: its part of the speed of the rest that is missing, negative if it is faster."""
+    """One node and metric. ``slower``: the part of the others' speed that it lacks, negative if it is faster."""
 
     node: str
     metric: str
@@ -41,10 +44,10 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class MetricReport:
-    """A metric of one hardware. ``found``: the slowdown that is found with a probability of `LIKELY`; None if none can be.
+    """A metric of one hardware. ``found``: the slowdown that is found with a probability of `LIKELY`; None if none is.
 
-    ``repeats``: the coefficient of variation between nodes; ``clusters``: how many nodes stand apart on the slow side, are in the
-    middle, and stand apart on the fast side. ``warning`` is one line or "".
+    ``repeats``: the coefficient of variation between nodes. ``clusters``: the numbers of slow outliers, of nodes in the
+    middle and of fast outliers. ``warning`` is one line or "".
     """
 
     metric: Metric
@@ -58,7 +61,7 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class FleetVerdict:
-    """All metrics, and the word on every node with its reasons: bad if a metric is, inconclusive if one is and none is bad."""
+    """All metrics, and the word on every node with its reasons: that of its worst metric."""
 
     metrics: tuple[MetricReport, ...]
     words: Mapping[str, Word]
@@ -77,57 +80,61 @@ def judge(
     bounds: Mapping[str, float] | None = None,
     nodes: Sequence[str] = (),
 ) -> FleetVerdict:
-    """Judge every node. ``history``: earlier node values by (hardware, metric); ``bounds``: the worst value that is allowed.
+    """Judge every node. ``history``: earlier node values by (hardware, metric); ``bounds``: the worst allowed values.
 
-    A metric with a bound of its own is judged by that alone. A metric that a node lacks and others of its hardware have makes
-    it inconclusive; one that failed on it and not on others makes it bad. ``nodes`` without a sample are bad where others have one.
+    A metric with a bound of its own is judged by that alone. A metric that a node lacks and others of its hardware have
+    makes it inconclusive. One that failed on it and not on others makes it bad. ``nodes`` without a sample are bad if
+    others have one.
     """
+    history, bounds = history or {}, bounds or {}
     compared = [metric for metric in metrics if metric.samples and metric.bound is None]
     tests = max(1, len({metric.name for metric in compared}))
-    each = -math.expm1(math.log1p(-rate) / tests)
-    reports = tuple(
-        _report(
-            metric,
-            each,
-            effect,
-            (history or {}).get((metric.hardware, metric.name), ()),
-            (bounds or {}).get(metric.name),
-        )
-        for metric in compared
-    )
+    each = -math.expm1(math.log1p(-rate) / tests)  # Sidak's correction: all tests together alarm at ``rate``
+    reports = []
+    for metric in compared:
+        past = history.get((metric.hardware, metric.name), ())
+        reports.append(_report(metric, each, effect, past, bounds.get(metric.name)))
     found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
-    found += [verdict for metric in metrics for verdict in (*_bounded(metric), *_failed(metric))]
+    for metric in metrics:
+        found += [*_bounded(metric), *_failed(metric)]
+    found += _without_samples(metrics, found, nodes)
+    words, reasons = _worst_words(found)
+    warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
+    for metric in metrics:
+        if metric.failed and not metric.samples:
+            warnings.append(f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}")
+    return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings))
+
+
+def _without_samples(
+    metrics: Sequence[Metric], found: Sequence[MetricVerdict], nodes: Sequence[str]
+) -> list[MetricVerdict]:
+    """Judge the nodes of which nothing was measured."""
+    # `preflight node` ends with this metric. A node that only another node's measurement of links names has none
     ended = {node for metric in metrics if metric.name == END for node in (*metric.samples, *metric.failed)}
-    measured = ended or {verdict.node for verdict in found}  # links say nothing of the node itself
-    found += [
-        MetricVerdict(
-            node, "", "bad" if measured else "inconclusive", None, "left no samples: nothing was measured there"
-        )
-        for node in nodes
-        if node not in measured
-    ]
+    measured = ended or {verdict.node for verdict in found}
+    word: Word = "bad" if measured else "inconclusive"
+    why = "left no samples: nothing was measured there"
+    return [MetricVerdict(node, "", word, None, why) for node in nodes if node not in measured]
+
+
+def _worst_words(found: Sequence[MetricVerdict]) -> tuple[dict[str, Word], dict[str, tuple[str, ...]]]:
+    """Find the word of every node, which is that of its worst metric, and the reasons for it."""
     words: dict[str, Word] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
         words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
-    reasons: dict[str, list[str]] = {node: [] for node in words}
+    reasons: dict[str, dict[str, None]] = {node: {} for node in words}  # a dict keeps the order, and each reason once
     for verdict in found:
-        told = reasons[verdict.node]
-        if verdict.word == words[verdict.node] != "good" and verdict.reason not in told:
-            told.append(verdict.reason)
-    warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
-    warnings += [
-        f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}"
-        for metric in metrics
-        if metric.failed and not metric.samples
-    ]
-    return FleetVerdict(reports, words, {k: tuple(v) for k, v in reasons.items()}, rate, effect, tuple(warnings))
+        if verdict.word == words[verdict.node] != "good":
+            reasons[verdict.node][verdict.reason] = None
+    return words, {node: tuple(each) for node, each in reasons.items()}
 
 
 def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
-    """The verdict of two looks: bad is only what is bad in both, so that a passing disturbance names nobody.
+    """Join the verdicts of two looks. Only a node that is bad in both is bad, so a passing disturbance accuses no node.
 
-    A node that is bad in the first only has the word of the second, and the first's reasons.
+    A node that is bad in the first look only gets the word of the second, and the reasons of both.
     """
     words = dict(first.words)
     reasons = dict(first.reasons)
@@ -142,48 +149,47 @@ def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
 
 
 def node_value(values: Sequence[float], better: str) -> float:
-    """Mean logarithm, with the sign that makes more worse."""
+    """Compute the mean logarithm, with the sign that makes more worse."""
     mean = math.fsum(math.log(value) for value in values) / len(values)
     return -mean if better == "more" else mean
 
 
 def missing_speed(distance: float) -> float:
-    """The part of the speed that is missing, from the difference of logarithms."""
+    """Compute the part of the speed that is missing from the difference of logarithms."""
     return -math.expm1(-max(distance, -FARTHEST))
 
 
 def _report(metric: Metric, rate: float, effect: float, history: Sequence[float], bound: float | None) -> MetricReport:
+    """Judge all nodes of one metric by the outlier test, and those beyond ``bound``."""
     nodes = sorted(metric.samples)
     values = np.array([node_value(metric.samples[node], metric.better) for node in nodes])
     beyond = {node for node in nodes if bound is not None and _beyond(metric, node, bound)}
     past = np.array([node_value([value], metric.better) for value in history])
-    apart = find_outliers(values, rate)
-    if apart is None and len(past) > 2:
-        limit = critical_beside(len(past), rate)
-        base = Outliers(0, len(past), float(past.mean()), float(past.std(ddof=1)))
-    elif apart is not None:
-        limit, base = critical(len(nodes), 1, rate), apart
-    else:
+    outliers = find_outliers(values, rate)
+    limit, base = _compared_with(outliers, len(nodes), past, rate)
+    if base is None:
         why = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} and {len(past)} earlier values are too few to compare"
         unsure = tuple(_verdict(metric, node, beyond, bound, "inconclusive", None, why) for node in nodes)
         return MetricReport(metric, unsure, None, None, None, (0, len(nodes), 0), "")
     spread = spread_of_one(base.deviation, base.rest)
     worst = set(np.argsort(values)[::-1][: base.count].tolist())
+    # The upper end of a node's slowdown, which must be below ``effect`` for the node to be good
     room = float(stats.t.isf(1.0 - SURE, base.rest - 1)) * spread
     verdicts: list[MetricVerdict] = []
     for place, node in enumerate(nodes):
         distance = float(values[place]) - base.mean
-        slow = place in worst or (apart is None and distance > limit * spread)
-        word: Word = "bad" if slow else "good" if missing_speed(distance + room) < effect else "inconclusive"
+        word: Word = "inconclusive"
+        if place in worst or (outliers is None and distance > limit * spread):
+            word = "bad"
+        elif missing_speed(distance + room) < effect:
+            word = "good"
         verdicts.append(_verdict(metric, node, beyond, bound, word, distance, ""))
     faster = find_outliers(-values, rate)
     fast = faster.count if faster is not None else 0
-    warning = ""
-    if fast:
-        warning = (
-            f"{fast} of {len(nodes)} nodes are faster than the others, not slower: if these are the healthy ones, "
-            "most are degraded; give absolute bounds"
-        )
+    warning = (
+        f"{fast} of {len(nodes)} nodes are faster than the others, not slower: if these are the healthy ones, "
+        "most are degraded; give absolute bounds"
+    )
     return MetricReport(
         metric,
         tuple(verdicts),
@@ -191,8 +197,21 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
         _found(base, limit),
         power(-math.log1p(-effect), base.deviation, base.rest, limit) if base.deviation > 0.0 else 1.0,
         (base.count, len(nodes) - base.count - fast, fast),
-        warning,
+        warning if fast else "",
     )
+
+
+def _compared_with(outliers: Outliers | None, nodes: int, past: Floats, rate: float) -> tuple[float, Outliers | None]:
+    """Choose what nodes are compared with: the rest of the nodes, else the healthy history; None if both are too few.
+
+    Returns the critical distance too, in units of `spread_of_one`.
+    """
+    if outliers is not None:
+        return critical(nodes, 1, rate), outliers
+    if len(past) > 2:
+        history = Outliers(0, len(past), float(past.mean()), float(past.std(ddof=1)))
+        return critical_beside(len(past), rate), history
+    return math.nan, None
 
 
 def _verdict(
@@ -222,7 +241,7 @@ def _beyond(metric: Metric, node: str, bound: float) -> bool:
 
 
 def _found(base: Outliers, limit: float) -> float | None:
-    """The slowdown that is found with probability `LIKELY`."""
+    """Compute the slowdown that is found with probability `LIKELY`; None if there is none."""
     if base.deviation == 0.0:
         return 0.0
     most = 20.0  # of the logarithm: a factor of 5e8
@@ -233,7 +252,7 @@ def _found(base: Outliers, limit: float) -> float | None:
 
 
 def _bounded(metric: Metric) -> Iterator[MetricVerdict]:
-    """The verdicts by the metric's own bound."""
+    """Judge nodes by the metric's own bound."""
     if metric.bound is None:
         return
     for node in sorted(metric.samples):
@@ -245,7 +264,7 @@ def _bounded(metric: Metric) -> Iterator[MetricVerdict]:
 
 
 def _failed(metric: Metric) -> Iterator[MetricVerdict]:
-    """What failed on some nodes and not on others."""
+    """Judge nodes on which the metric failed: bad if it worked on others."""
     for node, why in sorted(metric.failed.items()):
         if metric.samples:
             yield MetricVerdict(node, metric.name, "bad", None, f"{metric.name}: failed, but not on others: {why}")
@@ -254,6 +273,7 @@ def _failed(metric: Metric) -> Iterator[MetricVerdict]:
 
 
 def _missing(metrics: Sequence[Metric]) -> list[MetricVerdict]:
+    """Judge nodes that lack a metric that others of their hardware have."""
     nodes: dict[str, set[str]] = {}
     for metric in metrics:
         nodes.setdefault(metric.hardware, set()).update(metric.samples, metric.failed)

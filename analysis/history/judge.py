@@ -1,4 +1,4 @@
-"""What a history says: for each series and quantity whether it changed, where, by how much, and the trend. Text and data."""
+"""Judges a history: for each series and quantity whether it changed, where, by how much, and its trend."""
 
 from __future__ import annotations
 
@@ -58,25 +58,29 @@ class Verdict:
 def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
     """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together.
 
-    Those that have enough results share it; how many have depends on no value.
+    The series that have enough results to show a change share the rate. The choice depends on their numbers of results
+    and not on the results, so the rate holds.
     """
-    chosen = [
-        (series, quantity, [record for record in each if _times(record, quantity)])
-        for series, each in by_series(records).items()
-        for quantity in QUANTITIES
-    ]
-    chosen = [item for item in chosen if item[2]]
-    counts = [len(each) for _, _, each in chosen]
-    sharers = {count: sum(other >= count for other in counts) for count in counts}  # if those of so many results share
+    chosen = []
+    for series, each in by_series(records).items():
+        for quantity in QUANTITIES:
+            timed = [record for record in each if _times(record, quantity)]
+            if timed:
+                chosen.append((series, quantity, timed))
+    counts = [len(timed) for _, _, timed in chosen]
+    # For each count: the number of series among which the rate is divided if those with fewer results get nothing
+    sharers = {count: sum(other >= count for other in counts) for count in counts}
     enough = min((count for count, many in sharers.items() if count >= fewest(rate / many)), default=None)
-    share = rate / (sharers[enough] if enough is not None else len(chosen))
-    return [
-        _judge(*item, share if enough is not None and count >= enough else rate / sharers[count])
-        for item, count in zip(chosen, counts, strict=True)
-    ]
+    verdicts = []
+    for (series, quantity, timed), count in zip(chosen, counts, strict=True):
+        # A series with too few results is inconclusive. Its rate says how many results it would need
+        share = rate / sharers[enough if enough is not None and count >= enough else count]
+        verdicts.append(_judge(series, quantity, timed, share))
+    return verdicts
 
 
 def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> Verdict:
+    # One value a result: runs of one result are no independent looks at the machine
     values = [math.exp(statistics.fmean(map(math.log, _times(record, quantity)))) for record in records]
     changes = find_changes(values, rate)
     found = tuple(
@@ -88,7 +92,7 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
         )
         for change in changes
     )
-    begin = changes[-1].place if changes else 0
+    begin = changes[-1].place if changes else 0  # the trend is of the results since the newest change
     days = [datetime.fromisoformat(record.date).timestamp() / DAY_S for record in records]
     return Verdict(
         series,
@@ -107,7 +111,7 @@ def _times(record: Record, quantity: str) -> tuple[float, ...]:
 
 
 def lines(verdict: Verdict, rate: float) -> list[str]:
-    """A verdict as text: one line, and one for what makes its rate doubtful."""
+    """Render a verdict as a line, and a note if its false-alarm rate is doubtful."""
     count = len(verdict.values)
     head = f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"
     if verdict.found:
@@ -124,7 +128,8 @@ def _doubts(verdict: Verdict) -> list[str]:
     if verdict.follows is None or verdict.word == Outcome.INCONCLUSIVE:
         return []
     return [
-        f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): there are more false alarms than stated"
+        f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): "
+        "there are more false alarms than stated"
     ]
 
 
@@ -141,7 +146,7 @@ def _change_text(found: Found, count: int) -> str:
 
 
 def table(verdict: Verdict, rate: float) -> list[str]:
-    """A verdict with all of its results, newest last; ``|`` marks the first result after a change."""
+    """Render a verdict with all of its results, newest last. ``|`` marks the first result after a change."""
     text = [f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"]
     places = {found.change.place for found in verdict.found}
     top = max(verdict.values)
@@ -163,12 +168,12 @@ def table(verdict: Verdict, rate: float) -> list[str]:
 
 
 def _percent(slope: float) -> float:
-    """A slope of logs per day as percent in 30 days."""
-    return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))
+    """Convert a slope of logs per day to percent in 30 days."""
+    return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))  # exp of more is no float
 
 
 def as_data(verdicts: Sequence[Verdict], rate: float) -> dict[str, Any]:
-    """The verdicts as data, version 1; a bound that does not exist is null."""
+    """Render the verdicts as data, version 1. A bound that does not exist is null."""
     return {"version": 1, "false_alarms": rate, "series": [_verdict_data(verdict) for verdict in verdicts]}
 
 

@@ -1,4 +1,4 @@
-"""A folder of results over time: one JSON file for each result, only ever added to. What a record holds comes from logs."""
+"""Keeps results over time in a folder: one JSON file for each result, computed from its logs. Files are only added."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Series(_Frozen, frozen=True, kw_only=True):
 
 
 class Record(_Frozen, frozen=True, kw_only=True):
-    """One result. Times are in seconds, one for each converged run; ``facts`` are texts by name, of the nodes or the system.
+    """One result. Times are in seconds, one for each converged run. ``facts`` are texts by name: of nodes or system.
 
     ``epoch_s`` is the median time of a complete epoch of each run without its evaluation. ``date`` is that of the first
     run_start.
@@ -77,7 +77,7 @@ class Record(_Frozen, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of its file: when the result was made, what it is of, and the beginning of a sum over its logs."""
+        """The name of its file: date, benchmark, and the beginning of a digest of its logs."""
         stamp = datetime.fromisoformat(self.date).strftime("%Y%m%dT%H%M%SZ")
         total = hashlib.sha256("".join(sorted(self.logs.values())).encode()).hexdigest()[:8]
         kind = "-".join(part for part in (self.series.benchmark, self.series.size, self.series.scenario) if part)
@@ -118,7 +118,7 @@ def compute_record(scored: Result, now: datetime) -> Record:
 
 
 def epoch_seconds(run: RunRecord) -> float | None:
-    """The median time in seconds that a complete epoch trained; None if the log has none."""
+    """Compute the median time in seconds that a complete epoch trained; None if the log has none."""
     seconds = [epoch.train_s for epoch in run.epochs if epoch.complete and epoch.train_s > 0.0]
     return statistics.median(seconds) if seconds else None
 
@@ -151,7 +151,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
 
 
 def by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
-    """The records of each series, by date."""
+    """Group records by series; each group stays in order."""
     found: dict[Series, list[Record]] = {}
     for record in records:
         found.setdefault(record.series, []).append(record)
@@ -159,7 +159,7 @@ def by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
 
 
 def changed_facts(before: Record, after: Record) -> list[str]:
-    """The facts that differ between two records, each as ``name: old -> new``."""
+    """List the facts that differ between two records, each as ``name: old -> new``."""
     names = sorted(before.facts.keys() | after.facts.keys())
     texts = [(name, before.facts.get(name, "none"), after.facts.get(name, "none")) for name in names]
     return [f"{name}: {old} -> {new}" for name, old, new in texts if old != new]
@@ -183,7 +183,10 @@ def _read(path: Path) -> Record:
 
 
 def _machine(platform: str | None, facts: Mapping[str, str]) -> str | None:
-    """The name of the system in the logs; where nobody gave one, what its nodes are: two machines are never one series."""
+    """Find the name of the system in the logs.
+
+    Without one its hardware is the name, so two machines are never one series.
+    """
     if platform not in (None, "", UNKNOWN) or "processor" not in facts:
         return platform
     names = (facts.get("accelerators"), facts["processor"], f"{facts.get('cores', '?')} cores")
@@ -204,7 +207,7 @@ def _score(scored: Result) -> str | None:
 
 
 def _facts(scored: Result, first: RunRecord) -> dict[str, str]:
-    """What may explain a change: settings that every log states, and facts of the nodes or else of the system."""
+    """Collect what may explain a change: settings that every log states, and facts of nodes or else of the system."""
     settings = {
         "batch": first.global_batch_size,
         "suite": first.suite_version,
@@ -220,7 +223,7 @@ def _facts(scored: Result, first: RunRecord) -> dict[str, str]:
 
 
 def facts_of_nodes(nodes: Sequence[Facts]) -> dict[str, str]:
-    """Facts that stay until somebody changes a machine; what differs between nodes is joined."""
+    """Collect the facts that stay until somebody changes a machine. Values that differ between nodes are joined."""
     found: dict[str, set[str]] = {}
     for node in nodes:
         flat = {

@@ -39,8 +39,8 @@ class Fit:
     """A network fitted to a sweep, with its errors.
 
     ``fitted`` has the measurements that the fit used, ``held_out`` the others. ``next_grid`` compares the largest grid
-    with a second fit, to the smaller grids only. ``errors`` are those of laws fitted to smaller grids, on larger ones; it
-    is empty if there is one grid. ``r_squared`` is of log seconds over ``fitted``.
+    with a second fit, to the smaller grids only. ``errors`` are those of laws fitted to smaller grids, on larger ones:
+    empty if there is one grid. ``r_squared`` is of log seconds over ``fitted``.
     """
 
     sweep: Sweep

@@ -1,8 +1,8 @@
-"""Evidence from wins and losses that may be looked at after every block: bets whose wealth does not grow by chance.
+"""Evidence from wins and losses that may be checked after every block: a test by betting.
 
-Against "this entry is the best" a wealth of 1 is bet, block after block, on "a named rival is faster". If the entry is the
-best, the wealth does not grow on average, so it ever reaches w with a probability of at most 1/w (Ville, 1939), however long
-one looks and whatever the times are distributed like.
+Against "this entry is the best" a wealth of 1 is bet, block after block, on "a named rival is faster". If the entry is
+the best, the wealth does not grow on average. Then it ever reaches w with a probability of at most 1/w (Ville, 1939),
+whatever the number of blocks and the distribution of times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
-"""The shares of the wealth that are bet each time, and the part of the wealth that is bet so. The parts sum to 1."""
+"""(stake, part): the share of its wealth that each part bets. The parts of the initial wealth sum to 1."""
 LEVEL = 0.05  # chance that the interval of a median ratio misses it
 
 
@@ -29,17 +29,17 @@ class Bets:
         return math.fsum(self.parts)
 
     def settle(self, lost: float) -> None:
-        """Settle the bets of a block: ``lost`` is 1 if the entry lost, -1 if it won, and between for a mean over rivals."""
+        """Settle the bets of a block. ``lost`` is 1 if the entry lost, -1 if it won, between for a mean over rivals."""
         self.parts = [part * (1.0 + stake * lost) for (stake, _), part in zip(STAKES, self.parts, strict=True)]
 
 
 def sign_of(mine: float, its: float) -> int:
-    """Return 1 if I was slower, -1 if I was faster, 0 for a tie: two that did not finish (infinite), or equal times."""
+    """Return 1 if I was slower, -1 if I was faster, 0 for a tie. Two runs that did not finish (infinite) tie."""
     return (mine > its) - (mine < its)
 
 
 def evidence(lost: int, won: int) -> float:
-    """Compute the wealth after so many blocks lost to and won against one rival, named beforehand."""
+    """Compute the wealth after blocks ``lost`` to and ``won`` against one rival that was named beforehand."""
     return math.fsum(part * (1.0 + stake) ** lost * (1.0 - stake) ** won for stake, part in STAKES)
 
 
@@ -54,12 +54,15 @@ class MedianRatio:
 
 
 def median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | None:
-    """Compute my time over its time from pairs of times. Infinite: did not finish. None if no pair tells."""
+    """Compute my time over its time from pairs of times.
+
+    A run that did not finish is infinite. None without a ratio.
+    """
     ratios = sorted(mine / its if math.isfinite(its) else 0.0 for mine, its in pairs if math.isfinite(min(mine, its)))
     if not ratios:
         return None
     count = len(ratios)
-    cut = 0  # so many ratios from each end are outside of the interval
+    cut = 0  # the number of ratios at each end that lie outside of the interval
     while cut < count and evidence(count - cut, cut) >= 2.0 / LEVEL:
         cut += 1
     low, high = (ratios[cut - 1], ratios[count - cut]) if 0 < cut <= (count + 1) // 2 else (0.0, math.inf)

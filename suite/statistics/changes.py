@@ -1,10 +1,10 @@
-"""Where a series of results changed: a permutation test, whose false-alarm rate is the one that is asked for.
+"""Finds change points of a series of results: a permutation test at a given false-alarm rate.
 
-Logs of values are centred at their median, divided by their median deviation and clipped, so that no outlier weighs more
-than `CLIP` ordinary deviations. For each place the sum of these scores before it is compared with its mean and spread over all
-orders; the largest of all places is the statistic. Its distribution without a change is that over all orders of the series,
-of which random ones are drawn. So the rate holds for every distribution of times as long as results do not depend on those
-before them. A second test, with `THERE_AND_BACK` of the rate, looks for a part in the middle that is unlike both ends.
+Logs of values are centred at their median, divided by their median deviation and clipped, so that no outlier weighs
+more than `CLIP` ordinary deviations. For each place the sum of these scores before it is compared with its mean and
+spread over all orders. The largest value of all places is the statistic. Its distribution without a change is that over
+random orders of the series, so the rate holds for every distribution of times as long as results are independent. A
+second test, with `THERE_AND_BACK` of the rate, looks for a part in the middle that differs from both ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-SHORTEST = 2  # results on each side of a change: a single one may be an outlier
+SHORTEST = 2  # fewest results on each side of a change: a single one may be an outlier
 CLIP = 3.0  # ordinary deviations that one result weighs at most
 DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
 ROUNDING = 1e-11  # a spread of logs below this is that of equal numbers
 ENOUGH = 30  # orders at least as extreme after which a p value needs no more of them (Besag and Clifford, 1991)
-THERE_AND_BACK = 0.1  # of the rate
+THERE_AND_BACK = 0.1  # share of the rate: a single change is the usual case
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 SEED = 20260901  # the same series always gets the same answer
 
@@ -30,8 +30,7 @@ SEED = 20260901  # the same series always gets the same answer
 class Change:
     """A change before ``place``, the index of the first result after it, in a series of values.
 
-    ``begin`` and ``end`` bound the results that it divides. ``p``: how often a series without a change looks like this or
-    more so.
+    ``begin`` and ``end`` bound the results that it divides. ``p``: how often a series without a change is as extreme.
     """
 
     begin: int
@@ -58,8 +57,9 @@ class Trend:
 
 
 def fewest(rate: float) -> int:
-    """How many results a series needs before any change in it can be found at a false-alarm rate."""
+    """Compute how many results a series needs before any change in it can be found at a false-alarm rate."""
     count = 2 * SHORTEST
+    # The most extreme of all orders has this p value: two halves without overlap, in either direction
     while 2 / math.comb(count, count // 2) > (1.0 - THERE_AND_BACK) * rate:
         count += 1
     return count
@@ -86,15 +86,15 @@ def find_changes(values: Sequence[float], rate: float) -> list[Change]:
 
 
 def bounded(changes: Sequence[Change], count: int) -> list[Change]:
-    """Changes whose bounds are their neighbours, so that what is before and after each is of one level."""
+    """Bound each change by its neighbours, so that the results before and after it are of one level each."""
     places = [0, *(change.place for change in changes), count]
     return [Change(places[index], change.place, places[index + 2], change.p) for index, change in enumerate(changes)]
 
 
 def _prune(values: Sequence[float], changes: list[Change], rate: float) -> list[Change]:
-    """Take out, one by one, changes that nothing speaks for once their neighbours are known.
+    """Remove, one by one, changes that are not significant given their neighbours.
 
-    The first place found in a series of two steps may lie between them, on one level.
+    The first place found in a series of two changes may lie between them, on one level.
     """
     while changes:
         chances = [_chance_at(values, change, rate) for change in changes]
@@ -106,7 +106,7 @@ def _prune(values: Sequence[float], changes: list[Change], rate: float) -> list[
 
 
 def _chance_at(values: Sequence[float], change: Change, rate: float) -> float:
-    """How often an order of the results between a change's bounds parts them so at its place; 0 if they are too few to say."""
+    """Estimate how often an order of the results around a change divides them as much; 0 if there are too few."""
     size, before = change.end - change.begin, change.place - change.begin
     if 2 / math.comb(size, before) > rate:
         return 0.0
@@ -114,6 +114,7 @@ def _chance_at(values: Sequence[float], change: Change, rate: float) -> float:
     seen = abs(math.fsum(scored[:before]))
     generator, most, extreme = random.Random(SEED), math.ceil(ENOUGH / rate), 0  # noqa: S311  no secret
     for drawn in range(1, most + 1):
+        # The tolerance counts orders of the same results, whose sums differ by rounding
         extreme += abs(math.fsum(generator.sample(scored, before))) >= seen - 1e-9
         if extreme == ENOUGH:
             return extreme / drawn
@@ -124,9 +125,9 @@ Statistic = Callable[[Sequence[float]], tuple[float, tuple[int, ...]]]
 
 
 def compute_p(statistic: Statistic, scored: Sequence[float], rate: float) -> tuple[tuple[int, ...], float]:
-    """The places of the largest value of a statistic and how often an order of the scores has one as large.
+    """Compute a statistic's places, and its p value: how often an order of the scores has a value as large.
 
-    No places if that is more often than ``rate``.
+    There are no places if p is above ``rate``. Drawing stops early once p is known to be large.
     """
     seen, places = statistic(scored)
     if seen <= 0.0:
@@ -143,7 +144,7 @@ def compute_p(statistic: Statistic, scored: Sequence[float], rate: float) -> tup
 
 
 def one_change(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-    """The largest square of the sum of the first scores in units of its variance, over all places; and its place."""
+    """Find the place at which the sum of the scores before it, squared and over its variance, is largest."""
     count = len(scored)
     total, best, place = 0.0, -1.0, SHORTEST
     for index in range(1, count - SHORTEST + 1):
@@ -156,9 +157,9 @@ def one_change(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
 
 
 def there_and_back(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-    """The square of the sum of the part between the least and the greatest sum of a beginning; and where it begins and ends.
+    """Find the part between the least and the greatest cumulative sum, and its squared sum over its variance.
 
-    0 if that part is at an end of the series.
+    The value is 0 if that part is at an end of the series.
     """
     sums = list(itertools.accumulate(scored, initial=0.0))[:-1]
     first, last = sorted((sums.index(min(sums)), sums.index(max(sums))))
@@ -169,7 +170,7 @@ def there_and_back(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
 
 
 def scores(values: Sequence[float]) -> list[float]:
-    """How far each log value is from their median, in units of the median deviation, clipped; less the mean of all."""
+    """Compute clipped distances of log values from their median, in units of the median deviation, with mean zero."""
     logs = [math.log(value) for value in values]
     middle = statistics.median(logs)
     distances = [abs(each - middle) for each in logs]
@@ -183,9 +184,9 @@ def scores(values: Sequence[float]) -> list[float]:
 
 
 def size_of(values: Sequence[float], change: Change) -> Size:
-    """Level after a change over that before it (Hodges and Lehmann): the median of the ratios of all pairs, one of each side.
+    """Compute the level after a change over that before it (Hodges and Lehmann): the median ratio of all pairs.
 
-    The interval of 95 % is Wilcoxon's, by its normal approximation. It takes the place as known.
+    The interval of 95 % is Wilcoxon's, by its normal approximation. It takes the place of the change as known.
     """
     before, after = values[change.begin : change.place], values[change.place : change.end]
     ratios = sorted(b / a for a in before for b in after)
@@ -197,9 +198,9 @@ def size_of(values: Sequence[float], change: Change) -> Size:
 
 
 def follow_each_other(values: Sequence[float], changes: Sequence[Change], rate: float = 0.05) -> float | None:
-    """The correlation of each result with the one before it, levels taken out, if it is more than luck; else None.
+    """Compute the correlation of each result with the one before it, levels removed; None if it is not significant.
 
-    Then the false-alarm rate does not hold: results that follow each other look like changes.
+    If there is one, the false-alarm rate does not hold: correlated results look like changes.
     """
     places = [0, *(change.place for change in changes), len(values)]
     rest: list[float] = []
@@ -222,7 +223,7 @@ def _lag(rest: Sequence[float]) -> float:
 
 
 def find_trend(times: Sequence[float], values: Sequence[float]) -> Trend | None:
-    """The median of the slopes between all pairs, on log values; None for fewer than four different times."""
+    """Compute the median slope between all pairs of log values; None for fewer than four different times."""
     if len(set(times)) < 4:
         return None
     logs = [math.log(value) for value in values]

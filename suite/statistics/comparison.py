@@ -105,7 +105,7 @@ def _detectable(error: float, dof: float) -> float:
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Compute the share of all divisions of the pooled values whose two means differ at least as much; NaN if too many."""
+    """Compute the share of all divisions of the pooled values whose means differ at least as much; NaN if too many."""
     import numpy as np
 
     pooled, size = np.array([*a, *b]), min(len(a), len(b))
@@ -115,19 +115,19 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     sums = pooled[_divisions(len(pooled), size)].sum(axis=1)
     gaps = np.abs(sums / size - (pooled.sum() - sums) / rest)
     seen = abs(float(np.mean(a) - np.mean(b)))
-    return float((gaps >= seen * (1.0 - 1e-12)).mean())  # the division seen is one of them, but for rounding
+    return float((gaps >= seen * (1.0 - 1e-12)).mean())  # the tolerance keeps the seen division itself in
 
 
 @lru_cache(maxsize=4)
 def _divisions(count: int, size: int) -> np.ndarray:
-    """List the indices of the smaller group in every division, a row each. Most results have as many runs: made once."""
+    """List the indices of the smaller group in every division, a row each."""
     import numpy as np
 
     return np.array(list(combinations(range(count), size)))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust p values for their number (Holm 1979), so that the chance of any false claim among all stays at the level."""
+    """Adjust p values for their number (Holm 1979), so that the chance of any false claim stays at the level."""
     order = sorted(range(len(p)), key=lambda index: p[index])
     adjusted, least = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
@@ -138,7 +138,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Two one-sided tests (TOST) of paired times: ratio of geometric means, B over A, with its 90 % interval, and the margin."""
+    """Two one-sided tests (TOST) of paired times: ratio of geometric means, B over A, with its 90 % interval."""
 
     pairs: int
     ratio: float
@@ -158,7 +158,7 @@ class Equivalence:
 
 
 def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
-    """Compute whether paired times are equivalent within a margin: Student's t on the logs of the ratios; two pairs or more."""
+    """Test whether two or more paired times are equivalent within a margin: Student's t on the logs of the ratios."""
     logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
     middle, half = mean_interval(logs, 1.0 - 2.0 * ALPHA)
     return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)

@@ -1,10 +1,10 @@
-"""How many of the worst of N values stand apart from the rest, with a promised rate of false alarms.
+"""Outlier test: how many of N values are outliers, at a given false-alarm rate.
 
-The i worst stand apart if every one of them lies more than c_i standard deviations of the rest above the mean of the rest. Of all
-i for which that holds the largest is taken, so that several bad nodes do not hide each other. For i = 1 the statistic has
-Student's t distribution; for more, the expected number of groups of i healthy values that stand apart is the number of groups
-times an integral over the mean and the standard deviation of the rest. c_i are such that of healthy, normal values a
-share of ``rate`` is named in the long run, `FIRST` of it by i = 1.
+The i worst values are outliers if every one of them lies more than c_i standard deviations of the rest above the mean
+of the rest. The largest i for which that holds is taken, so that several bad nodes do not mask each other. For i = 1
+the statistic has Student's t distribution. For more, the expected number of groups of i healthy values that pass is the
+number of groups times an integral over the mean and the standard deviation of the rest. The c_i are such that a share
+``rate`` of healthy, normal values is named in the long run, `FIRST` of it by i = 1.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 FIRST = 0.95  # share of the false alarms that is left to the test of a single value
 LEAST_REST = 3  # values that must be left to compare with
-_S_POINTS, _M_POINTS = 400, 16
+_S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and means
 
 
 @dataclass(frozen=True)
 class Outliers:
-    """``count`` of the worst stand apart from the rest, whose mean and standard deviation follow (of ``rest`` values)."""
+    """The ``count`` worst values are outliers. ``mean`` and ``deviation`` are those of the other ``rest`` values."""
 
     count: int
     rest: int
@@ -36,7 +36,7 @@ class Outliers:
 
 
 def find_outliers(values: Floats, rate: float) -> Outliers | None:
-    """Find how many of the largest of N values (N,) stand apart. None if they are too few to tell of any.
+    """Find how many of the largest of N values (N,) are outliers. None if N is too small for a test.
 
     ``rate``: the share of healthy values that may be named wrongly.
     """
@@ -56,18 +56,18 @@ def find_outliers(values: Floats, rate: float) -> Outliers | None:
 
 
 def most_outliers(count: int) -> int:
-    """How many of ``count`` values may stand apart: less than half, and enough are left."""
+    """Compute how many of ``count`` values may be outliers: less than half, and enough are left."""
     return max(0, min((count - 1) // 2, count - LEAST_REST))
 
 
 def spread_of_one(deviation: float, rest: int) -> float:
-    """Standard deviation of one more value's distance from the mean of ``rest`` values."""
+    """Compute the standard deviation of one more value's distance from the mean of ``rest`` values."""
     return deviation * math.sqrt(1.0 + 1.0 / rest)
 
 
 @cache
 def critical(count: int, i: int, rate: float) -> float:
-    """c_i for ``count`` values, in units of `spread_of_one`."""
+    """Compute c_i for ``count`` values, in units of `spread_of_one`."""
     from scipy import optimize, special, stats
 
     rest = count - i
@@ -88,14 +88,14 @@ def critical(count: int, i: int, rate: float) -> float:
 
 
 def critical_beside(rest: int, rate: float) -> float:
-    """The same for one value beside ``rest`` values that are known to be healthy, such as a machine's history."""
+    """Compute the critical distance of one value from ``rest`` values that are known to be healthy (a history)."""
     from scipy import stats
 
     return float(stats.t.isf(rate, rest - 1))
 
 
 def power(distance: float, deviation: float, rest: int, c: float) -> float:
-    """Chance that a value that is ``distance`` worse than the mean of the rest is named alone."""
+    """Compute the power: the chance that a value ``distance`` worse than the mean of the rest is named."""
     from scipy import stats
 
     return float(stats.nct.sf(c, rest - 1, distance / spread_of_one(deviation, rest)))
@@ -107,7 +107,7 @@ def _log_groups(count: int, i: int) -> float:
 
 @cache
 def _rest(rest: int) -> tuple[Floats, Floats, Floats]:
-    """Quadrature (weights, means, standard deviations) over what ``rest`` standard normal values have."""
+    """Make a quadrature (weights, means, standard deviations) over samples of ``rest`` standard normal values."""
     import numpy as np
     from scipy import stats
 

@@ -1,8 +1,8 @@
-"""The race: who is still in it after each block, and why each other entry was dropped. Pure arithmetic on times of blocks.
+"""A race of entries over blocks: drops entries that are not the best, at a given chance of a wrong answer.
 
-The best entry is the one that no other beats in more than half of the blocks. Before each block the leader of the earlier blocks
-is named, and it is bet that the leader is faster (`suite.statistics.bets`). An entry is dropped when the bets against it reach the
-plan's threshold.
+The best entry is the one that no other beats in more than half of the blocks. Before each block the leader of the
+earlier blocks is named, and it is bet that the leader is faster (`suite.statistics.bets`). An entry is dropped when the
+bets against it reach the threshold.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Times = Mapping[str, float]  # of a block, by entry; infinite: did not finish wi
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What decides a race: the entries, the chance of a wrong answer, the most blocks and the seed of orders and runs."""
+class RaceRules:
+    """The rules of a race: entries, chance of a wrong answer, largest number of blocks, seed of orders and runs."""
 
     entries: tuple[str, ...]
     error: float
@@ -28,14 +28,14 @@ class Plan:
 
     @property
     def threshold(self) -> float:
-        """The wealth that drops an entry. With k equal entries, k - 1 of them are dropped with a chance of at most ``error``."""
+        """The wealth that drops an entry: k - 1 of k equal entries are dropped with a chance of at most ``error``."""
         count = len(self.entries)
         return count / (self.error * (count - 1))
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """An entry that left the race after a block. ``p``: the chance that the best entry looks like this or worse, at any time."""
+    """An entry that left the race after a block. ``p``: the chance that the best entry ever looks as bad."""
 
     block: int
     p: float
@@ -45,7 +45,7 @@ class Dropped:
 class Race:
     """The state of a race. `add` takes its blocks one after the other."""
 
-    plan: Plan
+    rules: RaceRules
     survivors: list[str] = field(init=False)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     blocks: list[Times] = field(default_factory=list)
@@ -53,33 +53,33 @@ class Race:
     bets: dict[str, Bets] = field(init=False)
 
     def __post_init__(self) -> None:
-        if len(set(self.plan.entries)) < 2 or len(set(self.plan.entries)) < len(self.plan.entries):
-            raise InputError(f"a race needs two or more entries, each once; there are {len(self.plan.entries)}")
-        self.survivors = sorted(self.plan.entries)
+        if len(set(self.rules.entries)) < 2 or len(set(self.rules.entries)) < len(self.rules.entries):
+            raise InputError(f"a race needs two or more entries, each once; there are {len(self.rules.entries)}")
+        self.survivors = sorted(self.rules.entries)
         self.points = dict.fromkeys(self.survivors, 0.0)
         self.bets = {name: Bets() for name in self.survivors}
 
     @property
     def winner(self) -> str | None:
-        """The only entry left; None while nobody can tell."""
+        """The only entry left; None if there are several."""
         return self.survivors[0] if len(self.survivors) == 1 else None
 
     @property
     def over(self) -> bool:
         """True if there is a winner or the budget is spent."""
-        return self.winner is not None or len(self.blocks) >= self.plan.blocks
+        return self.winner is not None or len(self.blocks) >= self.rules.blocks
 
     def next_turns(self) -> list[Turn]:
         """List the turns of the next block in their drawn order; none if the race is over."""
         block = len(self.blocks) + 1
-        return [] if self.over else [Turn(block, name) for name in draw(block, self.survivors, self.plan.seed)]
+        return [] if self.over else [Turn(block, name) for name in draw(block, self.survivors, self.rules.seed)]
 
     def add(self, times: Times) -> None:
-        """Take the times of a block: those of exactly the survivors. Then drop whom the evidence is against; one always stays."""
+        """Add the times of a block of all survivors, then drop entries by the evidence. One always stays."""
         assert sorted(times) == self.survivors, (sorted(times), self.survivors)
         rivals = {name: [each for each in self.survivors if each != name] for name in self.survivors}
         for name, others in rivals.items():
-            # The leader is the one of the earlier blocks: who bets must not know the block. In the first one all are bet on.
+            # The leader is that of the earlier blocks: a bet must not know its block. In the first one all are bet on
             bet_on = [max(others, key=lambda each: self.points[each])] if self.blocks else others
             self.bets[name].settle(_lost(times, name, bet_on))
         for name, others in rivals.items():
@@ -87,7 +87,7 @@ class Race:
         self.blocks.append(times)
         for name in sorted(self.survivors, key=lambda each: self.bets[each].wealth, reverse=True):
             wealth = self.bets[name].wealth
-            if len(self.survivors) > 1 and wealth >= self.plan.threshold:
+            if len(self.survivors) > 1 and wealth >= self.rules.threshold:
                 self.survivors.remove(name)
                 self.dropped[name] = Dropped(len(self.blocks), 1.0 / wealth)
 
@@ -97,21 +97,21 @@ def _lost(times: Times, name: str, rivals: Sequence[str]) -> float:
     return sum(sign_of(times[name], times[each]) for each in rivals) / len(rivals)
 
 
-def run_race(plan: Plan, known: Mapping[Turn, float], run: Callable[[Turn], float]) -> Race:
+def run_race(rules: RaceRules, known: Mapping[Turn, float], run: Callable[[Turn], float]) -> Race:
     """Run a race to its end: the turns that are ``known`` already are not run again.
 
-    ``run`` makes one run and returns its time, infinite if it did not finish within its budget. All turns of a block are run
-    before anybody is dropped. What ``run`` raises ends the race, and a later call goes on.
+    ``run`` makes one run and returns its time, infinite if it did not finish within its budget. All turns of a block
+    are run before an entry is dropped. An exception of ``run`` ends the race, and a later call goes on.
     """
-    race = Race(plan)
+    race = Race(rules)
     while turns := race.next_turns():
         race.add(run_block(turns[0].block, [turn.entry for turn in turns], run, known))
     return race
 
 
-def replay(plan: Plan, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
-    """Return the race as far as its complete blocks go, and all turns that it demands, those of the next block included."""
-    race = Race(plan)
+def replay(rules: RaceRules, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
+    """Return the race up to its last complete block, and all turns that it demands, with those of the next block."""
+    race = Race(rules)
     demanded: list[Turn] = []
     while turns := race.next_turns():
         demanded += turns

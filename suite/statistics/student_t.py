@@ -1,6 +1,6 @@
 """Student's t distribution, to 1e-9.
 
-scipy.stats has it, but the base installation has no scipy, and to import scipy.stats takes longer than `mlhpc score` does.
+The base installation has no scipy, which has this function too.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from functools import lru_cache
 
 
 def cdf(t: float, dof: float) -> float:
-    """P(T <= t) for ``dof`` degrees of freedom."""
+    """Compute P(T <= t) for ``dof`` degrees of freedom."""
     tail = 0.5 * _incomplete_beta(dof / 2.0, 0.5, dof / (dof + t * t))
     return 1.0 - tail if t > 0 else tail
 
 
 @lru_cache(maxsize=1024)
 def quantile(p: float, dof: float) -> float:
-    """The t with ``cdf(t, dof) == p``, by bisection; p strictly between 0 and 1."""
+    """Find the t with ``cdf(t, dof) == p`` by bisection; p is strictly between 0 and 1."""
     if not 0.0 < p < 1.0 or dof <= 0:
         raise ValueError(f"quantile of p={p} with {dof} degrees of freedom: expected 0 < p < 1 and dof > 0")
     if p < 0.5:
@@ -34,10 +34,10 @@ def quantile(p: float, dof: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function by Lentz's continued fraction (Numerical Recipes, 3rd ed., 6.4)."""
+    """Compute the regularised incomplete beta function by Lentz's continued fraction (Numerical Recipes, 3rd ed.)."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1.0) / (a + b + 2.0):
+    if x > (a + 1.0) / (a + b + 2.0):  # there the fraction converges slowly: use the symmetry
         return 1.0 - _incomplete_beta(b, a, 1.0 - x)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
     tiny = 1e-300
@@ -56,4 +56,5 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _away(value: float, tiny: float) -> float:
+    """Keep a denominator away from zero."""
     return value if abs(value) > tiny else tiny

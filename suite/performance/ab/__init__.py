@@ -1,1 +1,1 @@
-"""A against B in interleaved blocks: steps of two plans or settings in one job, or whole runs of several configurations."""
+"""Compares A with B in interleaved blocks: steps of two sides in one job, or whole runs of several configurations."""

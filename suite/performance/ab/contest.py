@@ -1,4 +1,4 @@
-"""The folder of a contest of whole runs: what is the same for all, the entries, and a journal of every run that was started."""
+"""The folder of a contest of whole runs: common settings, entries, and a journal of every run that was started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from suite.files import one_line, read_bytes, write_whole
 from suite.log.limits import limits
 from suite.log.run_folder import RunFolder
 from suite.statistics.blocks import Turn
-from suite.statistics.race import Plan
+from suite.statistics.race import RaceRules
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"
@@ -66,14 +66,14 @@ class Started(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
-    """journal.json: every run that was started, in order, and the digests of settings and entries when the first one was."""
+    """journal.json: every run that was started, in order, and the digests of settings and entries at the first."""
 
     version: Literal[1] = 1
     digests: dict[str, str] = {}
     runs: list[Started] = []
 
     def changed(self, now: dict[str, str]) -> Iterator[str]:
-        """Yield a clause for each file of settings and entries that is not as it was when the first run was started."""
+        """Yield a clause for each file of settings and entries that changed since the first run was started."""
         before = self.digests or now
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
@@ -90,11 +90,11 @@ class Contest:
     entries: Mapping[str, RunConfig]
 
     @cached_property
-    def plan(self) -> Plan:
-        """What decides the race. InputError with fewer than two entries."""
+    def rules(self) -> RaceRules:
+        """The rules of the race. InputError with fewer than two entries."""
         if len(self.entries) < 2:
             raise InputError(f"{self.root}: a contest needs two entries; there are {len(self.entries)}")
-        return Plan(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
+        return RaceRules(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
 
     def path_of(self, entry: str) -> Path:
         """Return the file of an entry's configuration."""
@@ -106,11 +106,11 @@ class Contest:
 
     @property
     def target(self) -> Target:
-        """What a run must reach: the card's, whatever an entry says."""
+        """The target of a run: that of the card, whatever an entry says."""
         return descriptor(self.settings.workload).card().target(self.settings.size)
 
     def digests(self) -> dict[str, str]:
-        """Compute the sha256 of everything that must stay once a run was started, by name."""
+        """Compute the sha256 of each file that may not change once a run was started, by name."""
         paths = [self.root / "contest.yaml", *map(self.path_of, self.entries)]
         return {path.relative_to(self.root).as_posix(): hashlib.sha256(read_plain(path)).hexdigest() for path in paths}
 
@@ -120,12 +120,12 @@ class Contest:
         return _read(path, Journal) if path.exists() or path.is_symlink() else Journal()
 
     def write_journal(self, journal: Journal) -> None:
-        """Write the journal as a whole, so that a kill never leaves half of it."""
+        """Write the journal atomically."""
         write_whole(self.root / "journal.json", msgspec.json.format(msgspec.json.encode(journal), indent=1) + b"\n")
 
 
 def read_contest(root: Path) -> Contest:
-    """Read a contest. InputError for what is damaged: file, value and what was expected."""
+    """Read a contest. InputError names a damaged file, the value and what was expected."""
     if not (root / "contest.yaml").exists():
         raise InputError(f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {root}")
     settings = _read(root / "contest.yaml", Settings)
@@ -141,7 +141,7 @@ def read_contest(root: Path) -> Contest:
 
 
 def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None) -> RunConfig:
-    """Read the configuration of an entry. InputError if it is of another size, or states what is the same for all."""
+    """Read the configuration of an entry. InputError if it is of another size, or states a common setting."""
     known = descriptor(settings.workload)
     config = load_config(known, name, overrides)
     shipped = shipped or load_config(known, settings.size)
@@ -179,7 +179,7 @@ def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
 
 
 def _logged(config: RunConfig) -> dict[str, Any]:
-    """Return a configuration as its log has it, without what is the same for all."""
+    """Return a configuration as its log has it, without common settings."""
     text: dict[str, Any] = json.loads(json.dumps(config.logged(), default=str))
     return {key: value for key, value in text.items() if key not in SAME_FOR_ALL}
 

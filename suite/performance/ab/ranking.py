@@ -1,6 +1,7 @@
-"""The ranking of a contest: who won, how large the differences are, and what forbids to trust it.
+"""Ranks the entries of a contest: the winner, the sizes of the differences, and the findings that forbid to trust them.
 
-`Ranking` is the JSON document of `mlhpc ab runs show`, which `mlhpc report` reads. A number that is not known or infinite is null.
+`Ranking` is the JSON document of `mlhpc ab runs show`, which `mlhpc report` reads. A number that is unknown or infinite
+is null.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from suite import RULESET
 from suite.compliance.check import judge_log
 from suite.compliance.ruleset import ruleset
 from suite.files import brief
-from suite.performance.ab.contest import Contest, Journal, read_contest
+from suite.performance.ab.contest import Contest, Journal, Started, read_contest
 from suite.performance.ab.runner import RunResult, read_result
 from suite.statistics import Outcome
 from suite.statistics.bets import MedianRatio, median_ratio
@@ -30,7 +31,7 @@ UNITS = {"time_to_train": "time to train, s", "cpu_seconds": "CPU time of the ra
 
 
 class Finding(Struct, frozen=True):
-    """Something that must not be, and where: a path in the contest's folder."""
+    """A defect of a contest. ``where`` is a path in the contest's folder."""
 
     rule: str
     where: str
@@ -40,11 +41,12 @@ class Finding(Struct, frozen=True):
         return f"{self.where}: {self.message} ({self.rule})"
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """An entry as it is ranked. ``verdict``: faster than all others, slower than the best, or inconclusive.
+class RankedEntry(Struct, frozen=True, kw_only=True):
+    """An entry and its verdict: faster than all others, slower than the best, or inconclusive.
 
-    ``dropped_p``: the chance that the best entry looks like this or worse. ``mean`` is the geometric mean of its finished runs in
-    complete blocks, ``spread_factor`` the standard deviation of log time as a factor. The leader has no ``ratio_to_leader``.
+    ``dropped_p``: the chance that the best entry ever looks as bad. ``mean`` is the geometric mean of its finished runs
+    in complete blocks, ``spread_factor`` the standard deviation of log time as a factor. The leader has no
+    ``ratio_to_leader``.
     """
 
     entry: str
@@ -59,7 +61,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
-    """A contest as it stands. While there are findings, nothing that is ranked may be trusted."""
+    """The present ranking of a contest. It is not to be trusted while there are findings."""
 
     version: Literal[1] = 1
     kind: Literal["ab-runs"] = KIND
@@ -73,22 +75,22 @@ class Ranking(Struct, frozen=True, kw_only=True):
     blocks: int
     runs: int
     findings: list[Finding]
-    entries: list[Place]
+    entries: list[RankedEntry]
 
 
 def read_ranking(root: Path) -> Ranking:
-    """Read and judge a contest. InputError for a folder that is none."""
+    """Read and judge a contest. InputError if the folder is not one."""
     contest = read_contest(root)
     settings = contest.settings
     journal = contest.read_journal()
     results = {noted.turn: read_result(contest, noted.turn) for noted in journal.runs if noted.ended}
-    race, demanded = replay(contest.plan, {turn: result.value for turn, result in results.items()})
+    race, demanded = replay(contest.rules, {turn: result.value for turn, result in results.items()})
     findings = list(_inspect(contest, journal, results, demanded))
 
     def last_block(name: str) -> int:
         return race.dropped[name].block if name in race.dropped else len(race.blocks) + 1
 
-    ranked = sorted(race.plan.entries, key=lambda name: (-last_block(name), -race.points[name], name))
+    ranked = sorted(race.rules.entries, key=lambda name: (-last_block(name), -race.points[name], name))
     stated = msgspec.to_builtins(settings)
     return Ranking(
         name=root.resolve().name,
@@ -101,31 +103,31 @@ def read_ranking(root: Path) -> Ranking:
         blocks=len(race.blocks),
         runs=len(results),
         findings=findings,
-        entries=[_place(name, ranked[0], race) for name in ranked],
+        entries=[_rank(name, ranked[0], race) for name in ranked],
     )
 
 
 def _verdict(race: Race, findings: int) -> str:
-    """Say in one sentence who won, that nobody can tell, that it goes on, or that it cannot be trusted."""
-    error, left, done = f"{100 * race.plan.error:g} %", ", ".join(race.survivors), len(race.blocks)
+    """Render the verdict in one sentence: the winner, no winner, not over, or not to be trusted."""
+    error, left, done = f"{100 * race.rules.error:g} %", ", ".join(race.survivors), len(race.blocks)
     if findings:
         return f"no verdict: {findings} finding{'s' * (findings > 1)}; the runs are not those of a fair contest"
     if race.winner is not None:
         return f"{race.winner} wins; the chance that the best entry was dropped is at most {error}"
     if race.over:
         return f"no winner: {left} are inconclusive after {done} block{'s' * (done != 1)} at an error of {error}"
-    return f"not over: {done} of at most {race.plan.blocks} blocks; in the race: {left}"
+    return f"not over: {done} of at most {race.rules.blocks} blocks; in the race: {left}"
 
 
-def _place(name: str, leader: str, race: Race) -> Place:
+def _rank(name: str, leader: str, race: Race) -> RankedEntry:
     times = [block[name] for block in race.blocks if name in block]
     logs = [math.log(seconds) for seconds in times if math.isfinite(seconds)]
     common = [(block[name], block[leader]) for block in race.blocks if name in block and leader in block]
     dropped = race.dropped.get(name)
-    decided = Outcome.FASTER if race.winner == name else Outcome.INCONCLUSIVE
-    return Place(
+    verdict = Outcome.FASTER if race.winner == name else Outcome.INCONCLUSIVE
+    return RankedEntry(
         entry=name,
-        verdict=decided if dropped is None else Outcome.SLOWER,
+        verdict=verdict if dropped is None else Outcome.SLOWER,
         dropped_after_block=None if dropped is None else dropped.block,
         dropped_p=None if dropped is None else dropped.p,
         runs=len(times),
@@ -139,48 +141,65 @@ def _place(name: str, leader: str, race: Race) -> Place:
 def _inspect(
     contest: Contest, journal: Journal, results: Mapping[Turn, RunResult], demanded: list[Turn]
 ) -> Iterator[Finding]:
-    """Yield what was deleted, added, edited or made otherwise. The journal has the digest of each log, from when its run ended."""
+    """Yield a finding for everything in a contest's folder that was deleted, added, edited or made in another way.
 
-    def where(turn: Turn) -> str:  # reports name no place on a machine
-        return contest.run(turn).root.relative_to(contest.root).as_posix()
-
+    The journal has the digest of each log from the end of its run.
+    """
     for text in journal.changed(contest.digests()):
         yield Finding("as-it-began", contest.root.resolve().name, text)
-    started = [noted.turn for noted in journal.runs]
-    for number, turn in enumerate(started):
-        if number >= len(demanded) or turn != demanded[number]:
+    for number, noted in enumerate(journal.runs):
+        if number >= len(demanded) or noted.turn != demanded[number]:
             # A run that was taken out of the journal shows here: without it the race demands its turn again.
-            yield Finding("turns-as-drawn", where(turn), "was run out of its turn")
+            yield Finding("turns-as-drawn", _where(contest, noted.turn), "was run out of its turn")
             break
-    known = {contest.run(turn).root for turn in started}
-    runs = contest.root / "runs"
-    for path in sorted(runs.glob("*/*")) if not runs.is_symlink() else []:
-        if path not in known:
-            place = path.relative_to(contest.root).as_posix()
-            yield Finding("runs-as-started", place, "no run was started here: a run that does not count was put here")
+    yield from _foreign_runs(contest, journal)
     first: tuple[str, object] | None = None
     for noted in journal.runs:
         if not noted.ended:
             continue
-        turn, result = noted.turn, results[noted.turn]
-        folder, record = contest.run(turn), result.record
-        if noted.log_sha256 != result.log_sha256:
-            what = "is gone" if result.log_sha256 is None else "was changed after the run ended"
-            yield Finding("log-unchanged", where(turn), f"its log {what}")
-        logs = [*folder.results(), *folder.resumed(), *folder.failed()] if folder.root.is_dir() else []
-        if more := [path.name for path in logs if path != folder.result(0)]:
-            yield Finding("runs-as-started", where(turn), f"has more logs than that of its run: {', '.join(more[:6])}")
+        result, where = results[noted.turn], _where(contest, noted.turn)
+        yield from _changed_logs(contest, noted, result)
+        record = result.record
         if record is None or record.run_start_s is None:
             continue
         made_by = record.suite_version, record.data_manifest, record.nodes
-        first = first or (where(turn), made_by)
+        first = first or (where, made_by)
         if made_by != first[1]:
             message = f"suite version, data or nodes are {brief(made_by)}; those of {first[0]} are {brief(first[1])}"
-            yield Finding("same-for-all", where(turn), message)
+            yield Finding("same-for-all", where, message)
         if result.finished and result.log is not None:
-            for finding in judge_log(result.log, ruleset(RULESET), where(turn)).findings:
+            for finding in judge_log(result.log, ruleset(RULESET), where).findings:
                 if finding.severity == "error":
-                    yield Finding(finding.rule, where(turn), finding.message)
+                    yield Finding(finding.rule, where, finding.message)
+
+
+def _where(contest: Contest, turn: Turn) -> str:
+    """The run folder of a turn, relative to the contest: reports name no place on a machine."""
+    return contest.run(turn).root.relative_to(contest.root).as_posix()
+
+
+def _foreign_runs(contest: Contest, journal: Journal) -> Iterator[Finding]:
+    """Yield a finding for each run folder that is not in the journal."""
+    known = {contest.run(noted.turn).root for noted in journal.runs}
+    runs = contest.root / "runs"
+    if runs.is_symlink():  # not followed: every log in it counts as gone
+        return
+    for path in sorted(runs.glob("*/*")):
+        if path not in known:
+            where = path.relative_to(contest.root).as_posix()
+            yield Finding("runs-as-started", where, "no run was started here: a run that does not count was put here")
+
+
+def _changed_logs(contest: Contest, noted: Started, result: RunResult) -> Iterator[Finding]:
+    """Yield a finding for a run's log that is gone or changed, and for logs beside it."""
+    folder, where = contest.run(noted.turn), _where(contest, noted.turn)
+    if noted.log_sha256 != result.log_sha256:
+        what = "is gone" if result.log_sha256 is None else "was changed after the run ended"
+        yield Finding("log-unchanged", where, f"its log {what}")
+    logs = [*folder.results(), *folder.resumed(), *folder.failed()] if folder.root.is_dir() else []
+    more = [path.name for path in logs if path != folder.result(0)]
+    if more:
+        yield Finding("runs-as-started", where, f"has more logs than that of its run: {', '.join(more[:6])}")
 
 
 def lines(ranking: Ranking) -> list[str]:
@@ -194,18 +213,18 @@ def lines(ranking: Ranking) -> list[str]:
         "",
         f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7}  time / leader [95 %]",
         *(
-            f"{place.entry:<24} {verdict_text(place):<34} {place.finished:>3} of {place.runs:<2} {_number(place.mean):>8} "
-            f"{_number(place.spread_factor):>7}  {ratio_text(place.ratio_to_leader)}"
-            for place in ranking.entries
+            f"{entry.entry:<24} {verdict_text(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
+            f"{_number(entry.mean):>8} {_number(entry.spread_factor):>7}  {ratio_text(entry.ratio_to_leader)}"
+            for entry in ranking.entries
         ),
     ]
 
 
-def verdict_text(place: Place) -> str:
+def verdict_text(entry: RankedEntry) -> str:
     """Render the verdict on an entry, with when it was dropped."""
-    if place.dropped_p is None:
-        return place.verdict
-    return f"{place.verdict}: dropped after block {place.dropped_after_block} (p {place.dropped_p:.2g})"
+    if entry.dropped_p is None:
+        return entry.verdict
+    return f"{entry.verdict}: dropped after block {entry.dropped_after_block} (p {entry.dropped_p:.2g})"
 
 
 def ratio_text(ratio: MedianRatio | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs the turns of a contest as `mlhpc run` processes, one at a time. What a run gave is read from its log alone."""
+"""Runs the turns of a contest as `mlhpc run` processes, one at a time. Results are read from the logs only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that was started. ``value`` is the objective in seconds, infinite if the run did not finish, then ``why`` says so."""
+    """A run that was started.
+
+    ``value`` is the objective in seconds; infinite if it did not finish, for the reason ``why``.
+    """
 
     turn: Turn
     value: float
@@ -50,7 +53,7 @@ class RunResult:
 
 
 def read_result(contest: Contest, turn: Turn) -> RunResult:
-    """Read what the run of a turn left. Nothing that is in the folder raises: a run that cannot be read did not finish."""
+    """Read the result of a turn. A run whose log cannot be read did not finish: nothing in the folder raises."""
     folder = contest.run(turn)
     path = folder.result(0)
     if any(each.is_symlink() for each in (path, folder.root, folder.root.parent, folder.root.parent.parent)):
@@ -80,7 +83,7 @@ def _value(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
 
 
 def cpu_seconds(log: Log) -> float | None:
-    """Compute CPU seconds of the ranks from run_start to run_stop, over nodes; None if the log does not list every node."""
+    """Compute the ranks' CPU seconds from run_start to run_stop; None if the log does not list every node."""
     event = log.first(mllog.OTHER_WORK)
     if event is None or not isinstance(event.value, list) or len(event.value) != event.metadata.get("nodes"):
         return None
@@ -90,12 +93,12 @@ def cpu_seconds(log: Log) -> float | None:
 
 
 class Stopped(Exception):
-    """A person asked the contest to end after the present run."""
+    """The user asked the contest to end after the present run."""
 
 
 @dataclass
 class Runner:
-    """Starts the run of a turn and waits for it. A first signal ends the contest after this run, a second one ends the run."""
+    """Runs turns. A first signal ends the contest after the present run, a second one ends the run."""
 
     contest: Contest
     journal: Journal
@@ -154,7 +157,7 @@ class Runner:
 
 
 def run_command(contest: Contest, turn: Turn) -> list[str]:
-    """Return the command line of a turn: the entry's configuration, the block's seed, and what is the same for all."""
+    """Return the command line of a turn: the entry's configuration, the block's seed, and common settings."""
     settings = contest.settings
     path = contest.path_of(turn.entry)
     words = ["run", settings.workload, "--config", str(path), "--ranks", str(settings.ranks), "--runs", "1"]
@@ -165,12 +168,12 @@ def run_command(contest: Contest, turn: Turn) -> list[str]:
 
 
 def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | None, int]:
-    """Run a contest to its end, or go on with it. Returns the race, None if a signal ended it, and how many runs were made.
+    """Start or continue a contest. Returns the race (None if a signal ended it) and the number of runs that were made.
 
-    InputError if another process runs it, if it is not as it began, or if a run could not begin.
+    InputError if another process runs it, if its settings changed, or if a run could not begin.
     """
     contest = read_contest(root)
-    settings, plan = contest.settings, contest.plan
+    settings, rules = contest.settings, contest.rules
     if not (Path(settings.data) / "manifest.json").is_file():
         make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {settings.data}"
         raise InputError(f"{settings.data}: no data set here; make it with: {make}")
@@ -191,7 +194,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
         runner = Runner(contest, journal, tell)
         before = {number: signal.signal(number, runner.stop) for number in SIGNALS}
         try:
-            race = run_race(plan, known, runner)
+            race = run_race(rules, known, runner)
         except Stopped:
             return None, len(journal.runs) - len(known)
         finally:

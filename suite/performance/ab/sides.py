@@ -42,10 +42,11 @@ COUNTED = 2  # steps of a block that are counted and not timed: one for memory a
 
 @dataclass(frozen=True)
 class Block:
-    """What a block of steps took, over all ranks: seconds per step (of the slowest rank), CPU seconds per step (sum), and of its
-    first two steps, which are not timed, the most bytes of tensors on a rank, FLOPs (sum) and bytes given to collectives (sum).
+    """The cost of a block of steps over all ranks.
 
-    ``loss`` is the mean over steps and ranks.
+    ``step_s`` is that of the slowest rank and ``cpu_s`` the sum, both per step. The others are of the first two steps,
+    which are not timed: ``memory`` is the peak of bytes of tensors on a rank, ``flops`` and ``sent`` (bytes given to
+    collectives) are sums. ``loss`` is the mean over steps and ranks.
     """
 
     step_s: float
@@ -63,7 +64,10 @@ class Block:
 
 @dataclass
 class Side:
-    """A trainer under one plan. ``settings``: what the user set for this side; ``choices``: what was chosen, by name."""
+    """A trainer under one plan.
+
+    ``settings``: set by the user for this side; ``choices``: chosen by the suite, by name.
+    """
 
     trainer: Trainer
     data: Dataset
@@ -87,9 +91,9 @@ class Side:
         *,
         choosing: bool = False,
     ) -> Side:
-        """Build a model under the plan of ``plan.config``, from the plan's seed. ``place``: where the checkpoint is, or will be.
+        """Build a model under the plan of ``plan.config``, from the plan's seed. ``place``: folder of the checkpoint.
 
-        ``choosing``: choose how it is computed as a trial does.
+        ``choosing``: choose precision, layout and so on as a trial does.
         """
         config = plan.config
         parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
@@ -142,7 +146,7 @@ class Side:
         self.trainer.world.barrier()
 
     def block(self, begin: int, steps: int, *, restored: bool = True) -> Block:
-        """Go back to the checkpoint, then take two counted and ``steps`` timed steps, global step ``begin`` first."""
+        """Load the checkpoint, then take two counted and ``steps`` timed steps from global step ``begin`` on."""
         trainer, world = self.trainer, self.trainer.world
         self.process.restore()
         use_precision(trainer.config.precision, self.device)
@@ -173,7 +177,7 @@ class Side:
         )
 
     def _counted(self, batches: Iterator[tuple[object, object]], window: Window) -> tuple[float, float, float]:
-        """Take two steps of all their parts. Returns bytes of tensors at most, FLOPs and bytes given of this rank."""
+        """Take two steps. Returns this rank's peak bytes of tensors, its FLOPs and its bytes given to collectives."""
         trainer, instruments = self.trainer, self.trainer.instruments
         assert instruments is not None
         instruments.ledger.take()
@@ -186,7 +190,7 @@ class Side:
                 if item.ends:  # type: ignore[attr-defined]
                     return
 
-        with live:  # apart from the next: torch's counter of FLOPs keeps tensors alive
+        with live:  # a step of its own: torch's counter of FLOPs keeps tensors alive
             step()
         self.collectives = instruments.ledger.take()
         sent = sum(
@@ -220,14 +224,14 @@ class _Training:
 
 
 def _storages(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages of tensors, each once."""
+    """Sum the bytes of the storages of tensors. A storage that tensors share counts once."""
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(found.values())
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How blocks go: ``pairs`` of them, each of ``steps`` timed steps after two that are counted; ``warmup`` steps before all."""
+    """``pairs`` of blocks, each of two counted and ``steps`` timed steps, after ``warmup`` steps."""
 
     pairs: int
     steps: int
@@ -237,14 +241,14 @@ class Schedule:
 def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Block]]:
     """Run both sides' blocks in turn, the order reversed in every second pair.
 
-    Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count. InputError if
-    B cannot begin there.
+    Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
+    InputError if B cannot begin there.
     """
     kept = [(type(side.trainer.state.optimization.optimizer), side.trainer.state.averaged is None) for side in (a, b)]
     if kept[0] != kept[1]:
         raise InputError(
-            "the sides differ in their optimizer, or in whether weights are averaged: expected settings of one kind, for both "
-            "sides begin at one checkpoint"
+            "the sides differ in their optimizer, or in whether weights are averaged: expected settings of one kind, "
+            "for both sides begin at one checkpoint"
         )
     a.block(0, schedule.warmup, restored=False)
     a.save()

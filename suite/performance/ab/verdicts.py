@@ -1,4 +1,4 @@
-"""What pairs of blocks say of A and B: ratios with intervals, and verdicts. Numbers in, numbers out; no torch."""
+"""Judges B against A from pairs of blocks: differences with intervals, and verdicts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
 MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster
 LOSS = "loss"
 TIMES = ("step time", "CPU time")
-QUANTITIES: Mapping[str, str] = {  # what a block tells, and its unit
+QUANTITIES: Mapping[str, str] = {  # measured in each block, with their units
     "step time": "s",
     "CPU time": "s",
     "peak memory": "B",
@@ -29,10 +29,10 @@ QUANTITIES: Mapping[str, str] = {  # what a block tells, and its unit
 class Row:
     """One quantity of both sides over ``pairs`` pairs of blocks.
 
-    ``difference`` is B over A less 1, from the geometric mean of the pairs' ratios (of a loss, which may be negative, the mean of
-    B - A over A's size), with its interval; None where there is none: a side is 0, or a value is no number. ``largest`` is the
-    largest difference of one pair, without sign. ``verdict`` is of B: an `Outcome` (equivalent: equal to the last bit in every
-    pair), but of an amount more or less instead of slower or faster.
+    ``difference`` is B over A less 1, from the geometric mean of the pairs' ratios, with its interval. A loss may be
+    negative: its difference is the mean of (B - A) / abs(A). It is None if a side is 0 or a value is no number.
+    ``largest`` is the largest absolute difference of one pair. ``verdict`` is the `Outcome` of B (equivalent: equal to
+    the last bit in every pair); an amount is more or less instead of slower or faster.
     """
 
     quantity: str
@@ -63,6 +63,7 @@ def _judge(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
     if list(a) == list(b):
         return Row(name, unit, len(a), *means, 0.0, 0.0, 0.0, 0.0, Outcome.EQUIVALENT)
     signed = name == LOSS
+    # Without ratios only the signs of the differences decide
     if any(x == 0 for x in a) or (not signed and min(*a, *b) <= 0):
         gaps = [y - x for x, y in zip(a, b, strict=True)]
         return Row(name, unit, len(a), *means, None, None, None, None, _verdict(name, min(gaps), max(gaps)))
@@ -89,7 +90,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def lines_of(rows: Sequence[Row]) -> list[str]:
-    """Render rows for people."""
+    """Render rows as a table."""
     text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B is"]
     for row in rows:
         between = "none"
@@ -97,8 +98,8 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
             between = f"[{_percent(row, row.low)}, {_percent(row, row.high)}]"
         told = "none" if row.difference is None else _percent(row, row.difference)
         text.append(
-            f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} {told:>10}  "
-            f"{between:<24} {row.verdict}"
+            f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} "
+            f"{told:>10}  {between:<24} {row.verdict}"
         )
     return text
 

@@ -13,7 +13,7 @@ from benchmarks.ab_runs import ENTRIES, NOISES, World, levels, plan, simulate
 from suite.errors import InputError
 from suite.statistics.bets import STAKES, evidence, median_ratio, sign_of
 from suite.statistics.blocks import Turn, draw
-from suite.statistics.race import Plan, Race, replay, run_race
+from suite.statistics.race import Race, RaceRules, replay, run_race
 
 
 def test_wealth_does_not_grow_on_average_if_both_are_equally_fast() -> None:
@@ -28,7 +28,7 @@ def test_wealth_does_not_grow_on_average_if_both_are_equally_fast() -> None:
 def test_the_chance_to_drop_an_equal_entry_is_below_the_bound_over_all_orders_of_all_blocks(count: int) -> None:
     """Every course of six blocks (two to four entries, each order as likely) or a part of them; no simulation for two."""
     names = "abcd"[:count]
-    given = Plan(tuple(names), 0.5, 6, 1)
+    given = RaceRules(tuple(names), 0.5, 6, 1)
     orders = list(itertools.permutations(names))
     chance = random.Random(1)
     courses = (
@@ -62,10 +62,10 @@ def test_the_stated_chance_of_dropping_the_best_holds_when_one_looks_for_long() 
     """Ville's bound is for any number of looks: 100 blocks, at an error of a half, so that it would show."""
     count, dropped = 150, 0
     for seed in range(count):
-        given = Plan(("a", "b", "c"), 0.5, 100, seed)
+        given = RaceRules(("a", "b", "c"), 0.5, 100, seed)
         world = World({"a": 0.0, "b": 0.0, "c": 0.0}, NOISES["normal"], seed)
         dropped += "a" in run_race(given, {}, world).dropped
-    bound = 1.0 / Plan(("a", "b", "c"), 0.5, 100, 0).threshold
+    bound = 1.0 / RaceRules(("a", "b", "c"), 0.5, 100, 0).threshold
     assert 0.03 < dropped / count < bound + 3 * math.sqrt(bound * (1 - bound) / count)
 
 
@@ -121,7 +121,7 @@ def test_orders_are_drawn_anew_for_each_block_and_no_entry_has_a_place_of_its_ow
 
 def test_a_race_of_one_is_refused() -> None:
     with pytest.raises(InputError, match="two or more"):
-        Race(Plan(("a",), 0.05, 3, 1))
+        Race(RaceRules(("a",), 0.05, 3, 1))
 
 
 def test_a_ratio_has_an_interval_only_once_blocks_are_enough() -> None:
