@@ -44,7 +44,7 @@ group.params += shared()
 
 
 def main() -> None:
-    """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or a defect of ours."""
+    """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
         sys.exit(group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:

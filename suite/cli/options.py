@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def size_option(
 
 
 def settings_options(function: Function) -> Function:
-    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: what `settings` and `suite.config.load_config` take."""
+    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `settings` and `load_config`."""
     for option in (
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting; repeatable."),
         click.option(
@@ -56,7 +56,7 @@ def plan_options(function: Function) -> Function:
 
 
 def plan_settings(plan: str | None, mesh: str | None) -> tuple[str, ...]:
-    """The settings that ``--plan`` and ``--mesh`` stand for, as ``--set`` takes them. A file is named by its whole path."""
+    """Return the settings that ``--plan`` and ``--mesh`` stand for, as ``--set`` takes them; paths are absolute."""
     named = None if plan is None else str(Path(plan).absolute()) if is_file(plan) else plan
     given = (("plan", named), ("mesh", mesh))
     return tuple(f"{key}={value}" for key, value in given if value is not None)
@@ -74,6 +74,26 @@ def settings(size: str | None, config: str | None) -> str | None:
     if config is not None and not is_file(config):
         raise click.UsageError(f"--config {config}: expected a YAML file; a size is --size {config}")
     return config or size
+
+
+def settings_words(name: str, overrides: Sequence[str]) -> list[str]:
+    """Write what `settings` found, and ``--set``, as words of a command line."""
+    return command_words({"--config" if is_file(name) else "--size": name, "--set": tuple(overrides)})
+
+
+def command_words(options: Mapping[str, object]) -> list[str]:
+    """Write options as words of a command line, for ranks that repeat this command.
+
+    A tuple repeats its option, True is an option without a value. None and False are left out.
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is True:
+                words.append(name)
+            elif each is not None and each is not False:
+                words += [name, str(each)]
+    return words
 
 
 def is_file(text: str) -> bool:
@@ -151,7 +171,7 @@ def shared() -> list[click.Option]:
 
 
 def _switch(names: list[str], variable: str, text: str) -> click.Option:
-    """An option that sets a variable of the environment, so that ranks and other processes that are started know it too."""
+    """An option that sets an environment variable, so that ranks and other started processes know it too."""
 
     def switch(context: click.Context, parameter: click.Parameter, on: bool) -> None:
         before = os.environ.get(variable)

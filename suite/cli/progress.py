@@ -1,4 +1,4 @@
-"""How far a long command is, on standard error: a bar on a terminal, else a line every few seconds; nothing under --quiet."""
+"""Shows the progress of a long command on standard error: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from suite.files import QUIET, print_progress
 
-PLAIN_INTERVAL_S = 5.0
+PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
 
 
 @contextmanager
 def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, total) that shows progress. The time left assumes that the rest goes on at the pace so far."""
+    """Yield a function of (done, total) that shows progress. The time left assumes the pace so far."""
     if not shown or os.environ.get(QUIET):
         yield lambda done, total: None
     elif sys.stderr.isatty() or TERMINAL_NAME in os.environ:

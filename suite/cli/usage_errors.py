@@ -8,6 +8,7 @@ import click
 
 from suite.errors import did_you_mean, find_near
 
+# Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
@@ -18,16 +19,22 @@ def explain_usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = " ".join(context.command_path.split()[1:]) if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
-        known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
-        bare = {name.lstrip("-"): name for name in known}  # else the dashes alone would make options alike
-        near = find_near(error.option_name.lstrip("-"), bare)
-        hint = f"; did you mean {bare[near]!r}?" if near else ";"
-        return f"no such option {error.option_name}{hint} {f'mlhpc help {command}'.rstrip()} has all"
+        return _explain_option(error, context, command)
+    # Not its subclasses: a missing parameter has no value
     if type(error) is click.BadParameter and error.param is not None:
         return _explain_value(error, error.param, command)
     if type(error) is click.UsageError and (extra := _EXTRA.fullmatch(error.message)):
         return f"unexpected argument {extra[1]!r}; mlhpc help {command} says what it takes"
     return error.format_message()
+
+
+def _explain_option(error: click.NoSuchOption, context: click.Context, command: str) -> str:
+    """The message of an option that the command does not have."""
+    known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+    bare = {name.lstrip("-"): name for name in known}  # else the dashes alone would make options alike
+    near = find_near(error.option_name.lstrip("-"), bare)
+    hint = f"; did you mean {bare[near]!r}?" if near else ";"
+    return f"no such option {error.option_name}{hint} {f'mlhpc help {command}'.rstrip()} has all"
 
 
 def _explain_value(error: click.BadParameter, parameter: click.Parameter, command: str) -> str:

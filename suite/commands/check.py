@@ -1,4 +1,4 @@
-"""`mlhpc check`: judges logs, results, packages and rounds. Reads only; exit code 1 for an error or if nothing was checked."""
+"""`mlhpc check`: judges logs, results, packages and rounds. Exit code 1 for an error or an empty check."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
     "--rcp",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Reference points for batch sizes that the ruleset has none for: JSON of `mlhpc workload rcp record` or rcp_checker.",
+    help="Reference points for batch sizes that the ruleset has none for: "
+    "JSON of `mlhpc workload rcp record` or rcp_checker.",
 )
 @click.option(
     "--explain", metavar="RULE", help="Print what a rule asks, why, how each ruleset weighs it, how to mend it."
@@ -84,7 +85,8 @@ def check(
 ) -> None:
     """Check logs, results folders, packages or a whole round.
 
-    Exit code 0: compliant; 1: an error was found, or there was nothing to check; 2: usage. --fail-on warning counts warnings too.
+    Exit code 0: compliant; 1: an error was found, or there was nothing to check; 2: usage. --fail-on warning counts
+    warnings too.
 
     \b
     Examples:
@@ -94,29 +96,39 @@ def check(
       mlhpc check submissions/ACME --fail-on warning --waive waivers.yaml
       mlhpc check --explain last-eval
     """
-    if explain is not None or list_rules:
-        print_line(rule_list() if explain is None else explanation(explain))
-        return
-    if write_official_rules is not None:
+    if explain is not None:
+        print_line(explanation(explain))
+    elif list_rules:
+        print_line(rule_list())
+    elif write_official_rules is not None:
         print_line("\n".join(map(str, write_rules(write_official_rules))))
-        return
-    if not paths:
+    elif not paths:
         raise click.UsageError("Missing argument 'PATH...'")
+    else:
+        verdict = _judge(paths, ruleset_name, waive_file, rcp)
+        _show(verdict, style)
+        good = verdict.compliant and not (fail_on == "warning" and verdict.count("warning"))
+        if official:
+            official_verdict = run_official(list(paths))
+            # JSON and JUnit go to standard output alone: a program reads them.
+            print_line(official_verdict.text(), error=style != TEXT)
+            good = good and official_verdict.accepted
+        if not good:
+            raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _judge(paths: tuple[Path, ...], ruleset_name: str | None, waive_file: Path | None, rcp: Path | None) -> Verdict:
+    """Check the paths. Every other file is read first, so that a mistake in it ends the command at once."""
     if ruleset_name is not None:
         ruleset(ruleset_name)
     given = read_given_points(rcp) if rcp is not None else None
     waivers = read_waivers(waive_file, paths) if waive_file is not None else None
     verdict = check_paths(list(paths), ruleset_name, given)
-    if waivers is not None:
-        verdict = waive(verdict, waivers)
+    return verdict if waivers is None else waive(verdict, waivers)
+
+
+def _show(verdict: Verdict, style: str) -> None:
     if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:
         print_line(FORMATS[style](verdict))
-    accepted = True
-    if official:
-        official_verdict = run_official(list(paths))
-        print_line(official_verdict.text(), error=style != TEXT)
-        accepted = official_verdict.accepted
-    if not verdict.compliant or not accepted or (fail_on == "warning" and verdict.count("warning")):
-        raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -1,4 +1,4 @@
-"""`mlhpc compare`: says in one line each whether a result is slower than a baseline, faster, equivalent, or inconclusive."""
+"""`mlhpc compare`: says whether a result is slower than a baseline, faster, equivalent, or inconclusive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ CONFIDENCE = 0.95  # of all intervals of one command together
 class EnergyRatio:
     """Energy to solution of B over that of A, joules; ``of`` is scope, AC or DC, equal for both.
 
-    ``interval`` goes from the least of B over the most of A to the reverse, by their 95 % intervals; None if one has none.
+    ``interval`` goes from the least of B over the most of A to the reverse, by their 95 % intervals; None if one has
+    none.
     """
 
     ratio: float
@@ -43,9 +44,9 @@ class EnergyRatio:
 class Comparison:
     """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
-    ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a score
-    of a compliant result; then the verdict is inconclusive. The verdict is on time alone; ``energy`` stands beside it where
-    both results have one.
+    ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a
+    score of a compliant result; then the verdict is inconclusive. The verdict is on time alone; ``energy`` stands
+    beside it where both results have one.
     """
 
     what: str
@@ -84,18 +85,18 @@ class Comparison:
 def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tolerance: float, style: str) -> None:
     """Compare results with a baseline: run folders, results folders or packages that share a benchmark and size.
 
-    The ratio is that of the geometric means of time to train of all converged runs, with its interval (Welch's t on log time).
-    Of throughput results it is that of the instances; models/min stand beside it. All intervals of one command together
-    hold the truth with 95 %, so that many results make no more false alarms than two. Energies to solution stand beside
-    where both have one of the same kind; the verdict is on time.
+    The ratio is that of the geometric means of time to train of all converged runs, with its interval (Welch's t on log
+    time). Of throughput results it is that of the instances; models/min stand beside it. All intervals of one command
+    together hold the truth with 95 %, so that many results make no more false alarms than two. Energies to solution
+    stand beside where both have one of the same kind; the verdict is on time.
 
-    Exit code 0: each is faster, or equivalent within the tolerance; 1: one is slower; 2: usage; 3: one is not a score of a
-    compliant result (--any compares all the same); 4: one is inconclusive.
+    Exit code 0: each is faster, or equivalent within the tolerance; 1: one is slower; 2: usage; 3: one is not a score
+    of a compliant result (--any compares all the same); 4: one is inconclusive.
 
     \b
     Examples:
       mlhpc compare runs/before runs/after --tolerance 5
-      mlhpc compare runs/today runs/yesterday runs/new-driver --baseline submissions/ACME/results/cluster/strong/cosmoflow
+      mlhpc compare runs/today runs/yesterday runs/new-driver --baseline submissions/ACME/results/cluster
       mlhpc compare runs/smoke-before runs/smoke-after --any --format json
     """
     if not math.isfinite(tolerance):
@@ -111,19 +112,28 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     else:
         several = len(others) > 1
         print_line("\n".join(printable(render(item, tolerance, confidence, named=several)) for item in found))
+    code = _exit_code(found)
+    if code != ExitCode.OK:
+        raise click.exceptions.Exit(code)
+
+
+def _exit_code(found: Sequence[Comparison]) -> ExitCode:
+    """Return the exit code of all comparisons; a slower result outweighs one that could not be compared."""
     if any(item.verdict == Outcome.SLOWER for item in found):
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
+        return ExitCode.FINDINGS
     if not all(item.scores for item in found):
-        raise click.exceptions.Exit(ExitCode.NO_SCORE)
+        return ExitCode.NO_SCORE
     if any(item.verdict == Outcome.INCONCLUSIVE for item in found):
-        raise click.exceptions.Exit(ExitCode.INCONCLUSIVE)
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.OK
 
 
 def compare_results(
     baseline: Path, others: Sequence[Path], tolerance: float = 0.0, *, any_runs: bool = False
 ) -> tuple[list[Comparison], float]:
-    """Compare the results at each of ``others`` with those at ``baseline``. Also returns the confidence of all intervals."""
+    """Compare each of ``others`` with ``baseline``. Also return the confidence of each interval."""
     pairs = [pair for other in others for pair in _pairs(baseline, other)]
+    # Bonferroni: the intervals of all pairs hold together
     confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
     return [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs], confidence
 
@@ -151,7 +161,8 @@ def render(item: Comparison, tolerance: float, confidence: float, *, named: bool
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
         f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level}, n={item.runs_b} and "
-        f"{item.runs_a}, {item.score_b} and {item.score_a}: {item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
+        f"{item.runs_a}, {item.score_b} and {item.score_a}: "
+        f"{item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
     )
 
 
@@ -168,7 +179,7 @@ _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
 
 
 def _pairs(a: Path, b: Path) -> list[tuple[Result, Result]]:
-    """Pair the results of both paths by benchmark, size and scenario. InputError if none match or a match is ambiguous."""
+    """Pair the results of both paths by benchmark, size and scenario. InputError if none match or several do."""
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
     if not shared:
@@ -194,30 +205,50 @@ def _kind_of(scored: Result) -> _Kind:
 
 
 def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
-    names = (_kind(_kind_of(a)), str(a.group.folder), str(b.group.folder))
-    sides = (("A", a), ("B", b))
-    bad = [f"{name} is {item.score.reason}" for name, item in sides if not item.score.valid]
-    bad += [f"{name} is {item.verdict}" for name, item in sides if item.verdict]
-    times = _times(a), _times(b)
-    if not all(times) or (not any_runs and not (a.score.valid and b.score.valid)):
-        return Comparison(*names, Outcome.INCONCLUSIVE, tuple(bad), scores=False)
-    round_a, round_b = (item.group.round or first_named(item.runs).ruleset for item in (a, b))
-    apart = unlike(round_a, round_b, a.division, b.division)
+    what, name_a, name_b = _kind(_kind_of(a)), str(a.group.folder), str(b.group.folder)
+    bad = _reasons_against_scores(a, b)
+    times_a, times_b = _times(a), _times(b)
+    if not times_a or not times_b or not (any_runs or (a.score.valid and b.score.valid)):
+        return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False)
+    # Other rules make other times: the ratio is shown, but says nothing of the machine.
+    apart = unlike(_round(a), _round(b), a.division, b.division)
     few = [
-        f"{name} has one run, which has no spread"
-        for (name, _), each in zip(sides, times, strict=True)
-        if len(each) < 2
+        f"{side} has one run, which has no spread"
+        for side, times in (("A", times_a), ("B", times_b))
+        if len(times) == 1
     ]
-    ratio = welch_ratio(*times, confidence) if not few else _without_spread(*times)
-    scores = not bad or any_runs
-    found = judge_interval(ratio.low, ratio.high, tolerance / 100.0)
-    if not scores or apart or few:
-        found = Outcome.INCONCLUSIVE
+    ratio = _without_spread(times_a, times_b) if few else welch_ratio(times_a, times_b, confidence)
+    scores = any_runs or not bad
+    verdict = judge_interval(ratio.low, ratio.high, tolerance / 100.0)
+    if not scores or apart or few:  # the ratio is shown all the same
+        verdict = Outcome.INCONCLUSIVE
     energy, unknown = _compare_energy(a, b)
-    counts = len(times[0]), len(times[1])
     return Comparison(
-        *names, found, (*apart, *few, *bad, *unknown), scores, ratio, *counts, _score(a), _score(b), energy
+        what=what,
+        a=name_a,
+        b=name_b,
+        verdict=verdict,
+        reasons=(*apart, *few, *bad, *unknown),
+        scores=scores,
+        ratio=ratio,
+        runs_a=len(times_a),
+        runs_b=len(times_b),
+        score_a=_score(a),
+        score_b=_score(b),
+        energy=energy,
     )
+
+
+def _reasons_against_scores(a: Result, b: Result) -> list[str]:
+    """Say why a side is not a score of a compliant result."""
+    sides = (("A", a), ("B", b))
+    invalid = [f"{side} is {item.score.reason}" for side, item in sides if not item.score.valid]
+    return invalid + [f"{side} is {item.verdict}" for side, item in sides if item.verdict]
+
+
+def _round(scored: Result) -> str | None:
+    """The round of a result, or without one its ruleset: results of different rounds are not compared."""
+    return scored.group.round or first_named(scored.runs).ruleset
 
 
 def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]]:
@@ -228,7 +259,7 @@ def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]
     for name, energy in found.items():
         if energy is None:
             return None, [f"energy is not compared: {name} has none"]
-        if energy.mean_j is None or energy.reason is not None:
+        if energy.mean_j is None or energy.reason is not None:  # an energy with a reservation is not compared
             return None, [f"energy is not compared: {name}: {energy.reason}"]
     one, other = found["A"], found["B"]
     assert one is not None
@@ -238,6 +269,7 @@ def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]
     if one.what != other.what:
         return None, [f"energy is not compared: A is of {one.what}, B of {other.what}"]
     ends_a, ends_b = one.interval_j, other.interval_j
+    # The ends lie as far apart as both intervals allow: conservative, and needs no model.
     interval = (ends_b[0] / ends_a[1], ends_b[1] / ends_a[0]) if ends_a and ends_b and ends_a[0] > 0 else None
     return EnergyRatio(other.mean_j / one.mean_j, interval, one.what, one.mean_j, other.mean_j), []
 

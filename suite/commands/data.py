@@ -1,4 +1,4 @@
-"""`mlhpc data`: makes, converts, verifies, describes and fetches data sets, with functions of each workload's module."""
+"""`mlhpc data`: makes, converts, verifies, describes and fetches data sets, by functions of each workload."""
 
 from __future__ import annotations
 
@@ -74,9 +74,8 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
         if world.is_first:
             from suite.workload import load_workload
 
-            load_workload(
-                chosen
-            )  # measures the baselines at the end: a workload that is not complete ends here, not then
+            # Baselines need it at the end: an incomplete workload is refused here, not after hours of generating.
+            load_workload(chosen)
         with progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _show(root, world)
@@ -172,7 +171,8 @@ def describe(root: Path, output: Path | None) -> None:
 @click.option(
     "--from",
     "source",
-    help="An archive or folder that is already here. Without it: downloads moe_lm's with pip, says of others where they are.",
+    help="An archive or folder that is already here. "
+    "Without it: downloads moe_lm's with pip, says of others where they are.",
 )
 @output_option("Folder for the files as they are published.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
@@ -186,7 +186,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
-    """True if the folder holds this data set, complete by presence and sizes. InputError for another or a damaged one."""
+    """True if the folder holds this data set, by presence and sizes. InputError for another or a damaged one."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
     from suite.data.manifest import verify as find_problems
 
@@ -199,7 +199,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
             f"{root}: holds {present[0]} {present[1]} of seed {present[2]}, not {workload} {size} of seed {seed}; "
             "choose another folder with -o"
         )
-    problems = find_problems(root, deep=False)
+    problems = find_problems(root, deep=False)  # deep would read every byte; `mlhpc data verify --deep` does
     if problems:
         raise InputError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
     print_line(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
@@ -207,7 +207,7 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
 
 
 def _check_room(root: Path, name: str, needed: int) -> None:
-    """InputError if a data set of so many bytes does not fit where it is to be made, what is already there counted in."""
+    """Raise InputError if a data set of this size does not fit on the disk. What exists already counts as fitting."""
     made = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
@@ -229,13 +229,13 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     if sys.stderr.isatty():
         environment[TERMINAL_NAME] = "1"
     command = [*mpiexec_command(ranks), *suite_command("data", *words)]
-    sys.stdout.flush()
+    sys.stdout.flush()  # what is buffered would be lost with this process
     os.execve(command[0], command, environment)  # noqa: S606
 
 
 @contextmanager
 def _world() -> Iterator[World]:
-    """The ranks of this command. Rank 0 reports an error that all ranks raise; an unforeseen error of one rank aborts all."""
+    """Return the ranks of this command. Rank 0 reports an error that all ranks raise; any other error aborts all."""
     from suite.world import World
 
     world = World.create()
@@ -260,10 +260,10 @@ def _show(root: Path, world: World) -> None:
 
 
 def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
-    """On rank 0, measure and print the metric of simple predictors beside the target, so that a person can judge the target.
+    """On rank 0, measure and print the metric of simple predictors beside the target, for a person to judge it.
 
-    Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep, which MPI's
-    own end would not let them.
+    Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep,
+    which MPI's own end would not let them.
     """
     try:
         if world.is_first:
@@ -277,7 +277,7 @@ def _measure_baselines(chosen: Descriptor, root: Path) -> None:
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
-    if manifest.size not in chosen.card().sizes:
+    if manifest.size not in chosen.card().sizes:  # converted data of a shape that no size has
         return
     card = chosen.card().size(manifest.size)
     if manifest.bytes > LARGE:

@@ -1,4 +1,4 @@
-"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by the commands that a person types."""
+"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by ordinary commands."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from suite.files import print_line, print_progress, write_whole
 from suite.launch.local import suite_command
 from suite.log.run_folder import default_folder
 
-ALL = "all"
-ORG = "demo"
+ALL = "all"  # in place of a workload
+ORG = "demo"  # the submitter of the package
 SYSTEM = "this-machine"
 STEPS = "steps.json"  # what became of each step, for the report
 STEPS_VERSION = 1
@@ -33,11 +33,12 @@ CEILINGS_LIMIT_S = 120.0  # twice what --quick is bound to: only a file system o
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One command of the demo.
 
-    ``inputs`` are alternatives: paths of the first that has any are appended to the arguments, and without any the step is left
-    out. ``extras`` are appended if they exist. ``limit_s``: seconds after which the step is stopped; None: it takes what it takes.
+    ``inputs`` are alternatives: paths of the first that has any are appended to the arguments, and without any the step
+    is left out. ``extras`` are appended if they exist. ``limit_s``: seconds after which the step is stopped; None: it
+    takes what it takes.
     """
 
     title: str
@@ -56,8 +57,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a step. ``exit_code`` is None if it was left out; ``reason`` is one line, "" where all went well."""
+class StepResult:
+    """The result of a step. ``exit_code`` is None if it was left out; ``reason`` is one line, "" if all went well."""
 
     title: str
     command: str
@@ -84,7 +85,8 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 
     It makes the data, trains, builds a package, checks and scores it, measures ceilings and writes a report.
 
-    Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which is 1.
+    Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which
+    is 1.
     """
     names = sorted(descriptors()) if workload == ALL else [workload]
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
@@ -93,7 +95,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
         raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
     root.mkdir(parents=True)
     began = time.monotonic()
-    outcomes: list[Outcome] = []
+    outcomes: list[StepResult] = []
     try:
         for step in steps(counts, size, ranks, root):
             outcomes.append(_run(step))
@@ -105,8 +107,8 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
-def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[Step]:
-    """The steps of the demo. ``runs`` is the number of runs by workload. Without a package its readers take the run folders."""
+def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[DemoStep]:
+    """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders."""
     package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
     folders = {name: root / ("run" if len(runs) == 1 else f"run-{name}") for name in runs}
     made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
@@ -126,21 +128,23 @@ def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequenc
     )
     return (
         *made,
-        Step("package", ("package", "--system", SYSTEM, "--submitter", ORG, "-o", str(package)), (run_folders,)),
-        Step("check", ("check", "--official"), results),
-        Step("score", ("score",), results),
-        Step("ceilings", measure, limit_s=CEILINGS_LIMIT_S),
-        Step("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
+        DemoStep("package", ("package", "--system", SYSTEM, "--submitter", ORG, "-o", str(package)), (run_folders,)),
+        DemoStep("check", ("check", "--official"), results),
+        DemoStep("score", ("score",), results),
+        DemoStep("ceilings", measure, limit_s=CEILINGS_LIMIT_S),
+        DemoStep("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
     )
 
 
-def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path) -> tuple[Step, Step]:
+def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path) -> tuple[DemoStep, DemoStep]:
     """The data and the runs of one workload."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
     return (
-        Step(f"{workload}: data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)),
-        Step(
+        DemoStep(
+            f"{workload}: data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)
+        ),
+        DemoStep(
             f"{workload}: runs",
             (
                 *("run", workload, "--size", size, "--ranks", str(ranks), "--runs", str(runs), "-o", str(run)),
@@ -150,12 +154,12 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
     )
 
 
-def _run(step: Step) -> Outcome:
+def _run(step: DemoStep) -> StepResult:
     """Print and run one step. Ctrl-C ends the demo; a step that fails or has nothing to read does not."""
     arguments = step.command()
     if arguments is None:
         print_progress(f"\n--- {step.title}: left out, no earlier step left what it reads")
-        return Outcome(
+        return StepResult(
             step.title, f"mlhpc {step.arguments[0]}", None, 0.0, "left out: no earlier step left what it reads"
         )
     print_progress(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
@@ -167,7 +171,7 @@ def _run(step: Step) -> Outcome:
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
     if code == ExitCode.TIMED_OUT and step.limit_s:
         reason = f"stopped after {step.limit_s:g} s"
-    return Outcome(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
+    return StepResult(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
 
 
 def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
@@ -195,12 +199,12 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
     return (ExitCode.TIMED_OUT if late.is_set() and code != 0 else code), last.removeprefix("mlhpc: ")
 
 
-def _write_steps(path: Path, outcomes: Sequence[Outcome]) -> None:
+def _write_steps(path: Path, outcomes: Sequence[StepResult]) -> None:
     document = {"version": STEPS_VERSION, "kind": "steps", "steps": [vars(outcome) for outcome in outcomes]}
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
-def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[Outcome]) -> None:
+def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[StepResult]) -> None:
     print_line(f"\n--- {workload} {size} in {seconds / 60:.1f} min; its data are in data/, everything else in {root}/")
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),

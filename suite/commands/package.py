@@ -13,10 +13,10 @@ from suite.files import print_line
 from suite.launch.slurm import read_system
 from suite.log.energy.power_csv import read_power_columns, read_power_csv
 from suite.machine.system import read_description
-from suite.package.build import build_package
+from suite.package.build import Package, build_package
 from suite.package.redaction import KINDS
 
-_SYSTEMS = Path("submissions") / "systems"
+_SYSTEMS = Path("submissions") / "systems"  # as in the repository; another place is a path to --system
 
 
 @click.command()
@@ -89,25 +89,31 @@ def package(
     if (power is None) != (power_columns is None):
         raise click.UsageError("--power and --power-columns: give both")
 
+    name, stated = system, None
     file = _system_file(system)
     if file is not None:
-        read_system(file)  # the whole file: a misspelt key of its launcher block is told here too
+        read_system(file)  # the whole file, so that a misspelt key of its launcher block is an error here too
+        name, stated = Path(system).stem, read_description(file)
     meter = None
     if power is not None and power_columns is not None:
         meter = read_power_csv(power, read_power_columns(power_columns))
     built = build_package(
         runs,
-        system=Path(system).stem if file is not None else system,
+        system=name,
         out=output,
         submitter=submitter,
         division=division,
         status=status,
-        stated=read_description(file) if file is not None else None,
+        stated=stated,
         count_failed=count_failed,
         redact=_kinds(redact),
         meter=meter,
         network_w=network_w,
     )
+    _show(built)
+
+
+def _show(built: Package) -> None:
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
         print_line(f"{built.folder / result.folder}: {len(result.scored)} run{'s' * (len(result.scored) != 1)}{pruned}")

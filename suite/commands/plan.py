@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line
 
 if TYPE_CHECKING:
-    from suite.performance.plans.machine import Machine
+    from suite.performance.plans.machine import Machine, Span
     from suite.performance.plans.predict import Common, Cost
     from suite.performance.plans.step_time import StepTime
 
@@ -56,7 +56,8 @@ Examples:
 @click.option(
     "--sweep",
     is_flag=True,
-    help="Try every mesh of these ranks, of all shipped plans without --plan; least predicted time, else memory, first.",
+    help="Try every mesh of these ranks, of all shipped plans without --plan; "
+    "least predicted time, else memory, first.",
 )
 @click.option(
     "--memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank."
@@ -97,81 +98,103 @@ def plan(
     """
     chosen = descriptor(workload)
     chosen.code()
-    tried = [plan_name] if plan_name else _shipped(chosen) or [DEFAULT_PLANS[0]]
+    tried = [plan_name] if plan_name else _shipped(chosen)
     given = (*overrides, *plan_settings(tried[0], mesh))
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_stated_precision("mlhpc plan")
     ranks = None if nodes is None else nodes * ranks_per_node
     machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
-    if sweep:
-        if ranks is None or mesh is not None:
-            raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
-        costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
-    else:
+    if not sweep:
         costs, refused = [_cost(chosen, resolved, ranks, memory)], []
-    rows = [(cost, None if machine is None else _time(machine, cost)) for cost in costs]
-    rows.sort(key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
-    if style == JSON:
-        plans = [
-            asdict(cost) | {"memory": cost.memory, "lacks": cost.lacks, "time": time and time.row()}
-            for cost, time in rows
-        ]
-        print_line(json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1))
+    elif ranks is None or mesh is not None:
+        raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
     else:
-        for line in _sweep_lines(rows, refused) if sweep else _lines(*rows[0]):
-            print_line(line)
+        costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
+    rows = _with_times(machine, costs)
+    if style == JSON:
+        print_line(_render_json(rows, refused))
+    else:
+        lines = _sweep_lines(rows, refused) if sweep else _lines(*rows[0])
+        print_line("\n".join(lines))
     if not rows:
         sys.exit(ExitCode.FINDINGS)  # no plan of the sweep is legal
 
 
-def _machine(
-    stated: tuple[str | None, float | None, float | None],
-    files: tuple[Path | None, Path | None, str | None],
-    precision: str,
+Stated = tuple[str | None, float | None, float | None]  # --tflops, --gigabytes-per-s, --latency-us
+Measured = tuple[Path | None, Path | None, str | None]  # --ceilings, --network, --reached
+Row = tuple["Cost", "StepTime | None"]  # the time is None without a machine
+
+
+def _machine(stated: Stated, measured: Measured, precision: str) -> Machine | None:
+    """Return the machine that the options state, or the one that was measured; None without any option."""
+    if stated == (None, None, None):
+        return _measured_machine(*measured, precision)
+    machine = _stated_machine(*stated)
+    if measured != (None, None, None):
+        raise click.UsageError(
+            "--ceilings and --network stand for --tflops, --gigabytes-per-s, --latency-us: give one kind"
+        )
+    return machine
+
+
+def _stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
+    from suite.performance.plans.machine import Machine, Span, stated_network
+
+    if tflops is None or gigabytes_per_s is None or latency_us is None:
+        raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
+    links = stated_network(gigabytes_per_s * 1e9, latency_us * 1e-6)
+    return Machine(_span("--tflops", tflops).times(Span(1e12, 1e12, 1e12)), links, sources=("stated",))
+
+
+def _measured_machine(
+    ceilings: Path | None, network: Path | None, reached: str | None, precision: str
 ) -> Machine | None:
-    """The machine of the options; None without any."""
-    from suite.performance.plans.machine import Machine, Span, read_machine, stated_network
+    from suite.performance.plans.machine import read_machine
 
-    def span(option: str, text: str) -> Span:
-        try:
-            low, _, high = text.partition("-")
-            ends = float(low), float(high or low)
-        except ValueError:
-            ends = (0.0, 0.0)
-        if not 0 < ends[0] <= ends[1] < float("inf"):
-            raise click.UsageError(f"{option} {text}: expected a positive number, or two such as 0.3-0.5")
-        return Span.of(*ends)
-
-    tflops, gigabytes_per_s, latency_us = stated
-    ceilings, network, reached = files
-    if any(each is not None for each in stated):
-        if tflops is None or gigabytes_per_s is None or latency_us is None:
-            raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
-        if any(each is not None for each in files):
-            raise click.UsageError(
-                "--ceilings and --network stand for --tflops, --gigabytes-per-s, --latency-us: give one kind"
-            )
-        links = stated_network(gigabytes_per_s * 1e9, latency_us * 1e-6)
-        return Machine(span("--tflops", tflops).times(Span(1e12, 1e12, 1e12)), links, sources=("stated",))
     if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
         raise click.UsageError("--ceilings and --network belong together, and --reached to them")
     if ceilings is None or network is None:
         return None
-    part = None if reached is None else span("--reached", reached)
+    part = None if reached is None else _span("--reached", reached)
     if part is not None and part.high > 1:
         raise click.UsageError(f"--reached {reached}: expected at most 1, the whole roof")
     return read_machine(ceilings, network, precision, part)
 
 
-def _time(machine: Machine, cost: Cost) -> StepTime:
+def _span(option: str, text: str) -> Span:
+    """Parse one number or two, ``LOW-HIGH``. UsageError names the option."""
+    from suite.performance.plans.machine import Span
+
+    try:
+        low, _, high = text.partition("-")
+        ends = float(low), float(high or low)
+    except ValueError:
+        ends = (0.0, 0.0)
+    if not 0 < ends[0] <= ends[1] < float("inf"):
+        raise click.UsageError(f"{option} {text}: expected a positive number, or two such as 0.3-0.5")
+    return Span.of(*ends)
+
+
+def _with_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
+    """Predict a step's time for each plan, and sort: the fastest first; without a machine, the least memory first."""
     from suite.performance.plans.step_time import predict_time
 
-    return predict_time(machine, cost)
+    rows = [(cost, None if machine is None else predict_time(machine, cost)) for cost in costs]
+    return sorted(rows, key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
+
+
+def _render_json(rows: Sequence[Row], refused: list[dict[str, str]]) -> str:
+    plans = []
+    for cost, time in rows:
+        derived = {"memory": cost.memory, "lacks": cost.lacks, "time": None if time is None else time.row()}
+        plans.append(asdict(cost) | derived)
+    return json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1)
 
 
 def _shipped(chosen: Descriptor) -> list[str]:
-    """The names of a workload's plans: `DEFAULT_PLANS` first."""
+    """List the names of a workload's plans, `DEFAULT_PLANS` first. Without any, the first default, to be refused."""
     shipped = sorted(path.stem for path in (chosen.folder / "plans").glob("*.yaml"))
-    return [name for name in DEFAULT_PLANS if name in shipped] + [name for name in shipped if name not in DEFAULT_PLANS]
+    defaults = [name for name in DEFAULT_PLANS if name in shipped]
+    return [*defaults, *(name for name in shipped if name not in defaults)] or [DEFAULT_PLANS[0]]
 
 
 def _cost(
@@ -199,8 +222,8 @@ def _cost(
         raise NotLegalError(str(error)) from None
     if memory is not None and cost.memory > memory * 2**30:
         raise InputError(
-            f"plan {parallel.name} with {cost.mesh}: a rank needs {byte_text(cost.memory)}, --memory is {memory:g} GiB: "
-            "split samples over more ranks, or set gradient_accumulation_steps"
+            f"plan {parallel.name} with {cost.mesh}: a rank needs {byte_text(cost.memory)}, "
+            f"--memory is {memory:g} GiB: split samples over more ranks, or set gradient_accumulation_steps"
         )
     return cost
 
@@ -208,7 +231,7 @@ def _cost(
 def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
-    """The legal plans and meshes of so many ranks, and why others are not."""
+    """Find the legal plans and meshes of this many ranks, and why others are not legal."""
     from suite.performance.plans.predict import Common
     from suite.performance.plans.sweep import sweep
     from suite.training.parallel.plan import find_plan, read_plan
@@ -227,8 +250,11 @@ def _sweep(
 
 
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
-    yield f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; bytes of the fullest rank"
-
+    yield (
+        f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; "
+        "bytes of the fullest rank"
+    )
+    # What a rank holds, then what it reads and computes.
     for name, text in (
         ("parameters, buffers", byte_text(cost.parameters)),
         ("gradients", byte_text(cost.gradients)),
@@ -263,7 +289,7 @@ def _at_least(cost: Cost) -> str:
     return ("> " if cost.lacks else "") + byte_text(cost.memory)
 
 
-def _sweep_lines(rows: list[tuple[Cost, StepTime | None]], refused: list[dict[str, str]]) -> Iterator[str]:
+def _sweep_lines(rows: Sequence[Row], refused: list[dict[str, str]]) -> Iterator[str]:
     yield f"{'plan':<14} {'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
     for cost, time in rows[:SHOWN]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")

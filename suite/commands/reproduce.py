@@ -1,4 +1,4 @@
-"""`mlhpc reproduce`: judges by levels whether the results of a package can be reproduced here. Nothing in a package is run."""
+"""`mlhpc reproduce`: judges by levels whether a package's results can be reproduced here. Runs nothing of it."""
 
 from __future__ import annotations
 
@@ -129,46 +129,27 @@ def reproduce(
 ) -> None:
     """Judge whether the results of a package can be reproduced here, and name the first cause if not.
 
-    Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data. Exit
-    code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2 usage.
+    Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data.
+    Exit code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2
+    usage.
     """
     if requirements is not None:
-        from suite.package.environment import find_environment, render_requirements
-
-        environment = find_environment(package)
-        write_whole(requirements, render_requirements(environment))
-        # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
-        install = f"python -m pip install --no-deps --only-binary :all: -r {requirements}"
-        print_line(f"{requirements}: {environment.python}, {len(environment.distributions)} distributions")
-        print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
+        _write_requirements(package, requirements)
         return
-    if run and beside is not None:
-        raise click.UsageError("--run and --with: give one")
-    chosen = level if level is not None else 3 if run or beside else 1
-    if overrides and chosen < 4:
-        raise click.UsageError("--set says what is changed for level 4: give --level 4")
+    level = _highest_level(level, beside, overrides, run=run)
     stamp = datetime.now(UTC)
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
     if root.exists() and any(root.iterdir()):
         raise click.UsageError(f"-o {root}: exists already; a reproduction never writes into an earlier one")
     limit_s = None if limit_minutes is None else limit_minutes * 60.0
-    asked = _Asked(root, chosen, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
-    originals = read_originals(package, result)
-    changes = list_changes(package)
-    if not originals and not changes:
-        raise InputError(
-            f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
-        )
-    root.mkdir(parents=True, exist_ok=True)
-    results = tuple(_judge(each, changes, asked, root / f"result_{n}") for n, each in enumerate(originals))
-    results = results or (_nothing_left(changes),)
-    manifest = package / MANIFEST
+    asked = _Asked(root, level, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
+    results = _judge_results(package, result, asked)
     document = Reproduction(
         package=package.resolve().name,
-        manifest_sha256=digest(manifest) if manifest.is_file() and not manifest.is_symlink() else None,
+        manifest_sha256=_manifest_digest(package),
         made=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
         suite_version=VERSION,
-        asked=tuple(range(chosen + 1)),
+        asked=tuple(range(level + 1)),
         reproduced=all_reproduced(results),
         results=results,
     )
@@ -176,6 +157,49 @@ def reproduce(
     print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
     if not document.reproduced:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _highest_level(level: int | None, beside: Path | None, overrides: tuple[str, ...], *, run: bool) -> int:
+    """Return the highest level to judge. UsageError for options that contradict each other."""
+    if run and beside is not None:
+        raise click.UsageError("--run and --with: give one")
+    if level is None:
+        level = 3 if run or beside is not None else 1
+    if overrides and level < 4:
+        raise click.UsageError("--set says what is changed for level 4: give --level 4")
+    return level
+
+
+def _write_requirements(package: Path, path: Path) -> None:
+    """Write the Python environment of the package's runs, and print how to install it."""
+    from suite.package.environment import find_environment, render_requirements
+
+    environment = find_environment(package)
+    write_whole(path, render_requirements(environment))
+    # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
+    install = f"python -m pip install --no-deps --only-binary :all: -r {path}"
+    print_line(f"{path}: {environment.python}, {len(environment.distributions)} distributions")
+    print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
+
+
+def _judge_results(package: Path, result: str | None, asked: _Asked) -> tuple[ResultVerdict, ...]:
+    """Judge all results of a package, or one of them. InputError if it neither has nor had any."""
+    originals = read_originals(package, result)
+    changes = list_changes(package)
+    if not originals and not changes:
+        raise InputError(
+            f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
+        )
+    asked.output.mkdir(parents=True, exist_ok=True)
+    if not originals:
+        return (_nothing_left(changes),)
+    return tuple(_judge(each, changes, asked, asked.output / f"result_{n}") for n, each in enumerate(originals))
+
+
+def _manifest_digest(package: Path) -> str | None:
+    """Return the digest of the package's manifest. A link is not followed: it may lead out of the package."""
+    manifest = package / MANIFEST
+    return digest(manifest) if manifest.is_file() and not manifest.is_symlink() else None
 
 
 def _nothing_left(changes: list[Difference]) -> ResultVerdict:
@@ -188,7 +212,7 @@ def _nothing_left(changes: list[Difference]) -> ResultVerdict:
 def _judge(original: Original, changes: list[Difference], asked: _Asked, folder: Path) -> ResultVerdict:
     """All levels of one result that were asked for."""
     record = original.records[0]
-    levels = [judge_log(original, changes)]
+    levels = [judge_log(original, changes)]  # level 0 needs the package alone
     _tell(original, levels[0])
     differences: tuple[Difference, ...] = tuple(changes[:20])
     against: str | None = None
@@ -220,30 +244,37 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
 
 
 def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _Asked) -> list[LevelVerdict]:
-    """Levels 2 to 4."""
+    """Judge levels 2 to 4, for which a run is needed, as far as they were asked for."""
     numbers = range(2, asked.level + 1)
-    why = original.cannot_run() or rerun.cannot_run() if numbers else None
+    if not numbers:
+        return []
+    why = original.cannot_run() or rerun.cannot_run()
     if why is not None:
         return [verdict_of(number, Verdict.CANNOT, why) for number in numbers]
-    if data.verdict == Verdict.NOT_REPRODUCED and asked.beside is None:
-        why = "no run was made: the data are not those of the package (level 1)"
-        return [verdict_of(number, Verdict.INCONCLUSIVE, why, data.cause) for number in numbers]
-    if not asked.run and asked.beside is None:
-        why = "no run was made: --run makes one, --with RUN names one"
-        return [verdict_of(number, Verdict.INCONCLUSIVE, why) for number in numbers]
+    if asked.beside is None:
+        cause = None
+        if data.verdict == Verdict.NOT_REPRODUCED:
+            why, cause = "no run was made: the data are not those of the package (level 1)", data.cause
+        elif not asked.run:
+            why = "no run was made: --run makes one, --with RUN names one"
+        if why is not None:
+            return [verdict_of(number, Verdict.INCONCLUSIVE, why, cause) for number in numbers]
     found = []
     for number in numbers:
-        if number == 2:
-            found.append(rerun.judge_numerics())
-        elif number == 3:
-            found.append(rerun.judge_convergence(asked.runs))
-        elif asked.beside is not None:
-            why = "times are compared in pairs on one machine: give --run, not --with"
-            found.append(verdict_of(number, Verdict.INCONCLUSIVE, why))
-        else:
-            found.append(rerun.judge_time(asked.overrides, asked.pairs, asked.margin))
+        found.append(_judge_level(number, rerun, asked))
         _tell(original, found[-1])
     return found
+
+
+def _judge_level(number: int, rerun: Rerun, asked: _Asked) -> LevelVerdict:
+    if number == 2:
+        return rerun.judge_numerics()
+    if number == 3:
+        return rerun.judge_convergence(asked.runs)
+    if asked.beside is not None:
+        why = "times are compared in pairs on one machine: give --run, not --with"
+        return verdict_of(number, Verdict.INCONCLUSIVE, why)
+    return rerun.judge_time(asked.overrides, asked.pairs, asked.margin)
 
 
 def _tell(original: Original, level: LevelVerdict) -> None:

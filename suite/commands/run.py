@@ -87,30 +87,45 @@ def run(
     chosen = descriptor(workload)
     chosen.code()
     overrides += plan_settings(plan_name, mesh)
+    _refuse_lonely(output, trial, resume=resume, replace_failed=replace_failed)
+    name = settings(size, config)
+    if name is None:
+        # What is continued keeps its settings; a new run has those of the default size.
+        name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
+    resolved = load_config(chosen, name, overrides)
+
+    from suite.training.plan import TrialPlan
+
+    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
+    plan = TrialPlan(chosen, resolved, RunFolder(root), trial or 0, runs, mode, seed, resume, replace_failed)
+    sys.exit(_start(plan, trial, ranks, overrides))
+
+
+def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
+    """UsageError for options without the one that they need."""
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
     if replace_failed and not resume:
         raise click.UsageError("--replace-failed needs --resume: it says what to do with the runs of an earlier folder")
     if trial is not None and output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
-    name = settings(size, config)
-    if resume and name is None and output is not None:
-        name = str(RunFolder(output).config_path)
-    resolved = load_config(chosen, name or DEFAULT_SIZE, overrides)
 
-    from suite.training.plan import TrialPlan
+
+def _start(plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...]) -> int:
+    """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code."""
     from suite.world import detect
 
-    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
-    plan = TrialPlan(chosen, resolved, RunFolder(root), trial or 0, runs, mode, seed, resume, replace_failed)
     launch = detect()
+    # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
     if trial is not None and (launch is not None or ranks in (None, 1)):
         from suite.training.worker import work
 
-        sys.exit(work(plan))
+        return work(plan)
     if launch is not None:
         raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
-    sys.exit(_launch(plan, None if trial is None else [trial], ranks, overrides))
+    if trial is not None:
+        return _launch_trial(plan, trial, ranks or 1, overrides)
+    return _launch_all(plan, ranks, overrides)
 
 
 def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
@@ -125,35 +140,53 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
 
 
-def _launch(plan: TrialPlan, trials: Sequence[int] | None, ranks: int | None, overrides: tuple[str, ...]) -> int:
-    """Run trials (default: all of the run folder) one after the other. A new run folder is made, an old one only continued."""
-    folder, config = plan.folder, plan.config
-    if trials is None and not plan.resume:
-        refuse_existing(folder.root)
-    known = folder.read_info() if plan.resume and trials is None else None
-    ranks = ranks or (known.ranks if known else None) or 1
+def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...]) -> int:
+    """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
     _check_before_launch(plan, ranks)
-    if trials is None and known is None:
+    plan.folder.root.mkdir(parents=True, exist_ok=True)
+    _write_info(plan, ranks)
+    return _run_trials(plan, [trial], ranks, plan.base_seed, overrides)
+
+
+def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...]) -> int:
+    """Run all trials of a new run folder, or with --resume those that are left in an old one."""
+    folder, workload = plan.folder, plan.config.workload
+    if plan.resume:
+        info = folder.read_info()
+        runs, ranks = info.runs, ranks or info.ranks or 1
+        seed = info.seed if plan.base_seed is None else plan.base_seed
+        _check_before_launch(plan, ranks)
+    else:
+        runs, ranks, seed = plan.runs, ranks or 1, plan.base_seed
+        # The folder is made last, so that a mistake in batch or data leaves none behind.
+        refuse_existing(folder.root)
+        _check_before_launch(plan, ranks)
         create(folder.root)
-    if known is None:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        write_run_info(folder.root, config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
-    runs = known.runs if known else plan.runs
-    code = run_trials(
-        config.workload,
-        folder,
-        range(runs) if trials is None else trials,
+        _write_info(plan, ranks)
+    code = _run_trials(plan, range(runs), ranks, seed, overrides)
+    if told := _company(folder):
+        print_line(f"{folder.root}: {told}")
+    print_line(f"{folder.root}: {_summary(folder, workload, runs)}")
+    return code
+
+
+def _write_info(plan: TrialPlan, ranks: int) -> None:
+    write_run_info(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
+
+
+def _run_trials(
+    plan: TrialPlan, trials: Sequence[int], ranks: int, seed: int | None, overrides: tuple[str, ...]
+) -> int:
+    return run_trials(
+        plan.config.workload,
+        plan.folder,
+        trials,
         ranks=ranks,
-        seed=known.seed if known is not None and plan.base_seed is None else plan.base_seed,
+        seed=seed,
         overrides=overrides,
         resume=plan.resume,
         replace_failed=plan.replace_failed,
     )
-    if trials is None:
-        if told := _company(folder):
-            print_line(f"{folder.root}: {told}")
-        print_line(f"{folder.root}: {_summary(folder, config.workload, runs)}")
-    return code
 
 
 def _summary(folder: RunFolder, workload: str, runs: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from suite.log.energy.score import EnergyToSolution
 
 FOM = "fom"
-_KWH_J = 3.6e6
-_LISTED_NOTES = 8
+_KWH_J = 3.6e6  # joules of a kilowatt hour
+_LISTED_NOTES = 8  # lines of notes at most; --format json has all
 
 
 @click.command()
@@ -37,9 +38,10 @@ _LISTED_NOTES = 8
 def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, ruleset_name: str | None) -> None:
     """Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances.
 
-    PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and under it
-    whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if not; with --energy
-    every result must have a score of energy too. --format fom prints a line for each figure of merit (docs/exchange.md).
+    PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and
+    under it whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if
+    not; with --energy every result must have a score of energy too. --format fom prints a line for each figure of merit
+    (docs/exchange.md).
 
     \b
     Examples:
@@ -51,22 +53,37 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         ruleset(ruleset_name)
     scored = check(list(paths), ruleset_name).results
     if style == JSON:
-        groups = result_documents(scored)
-        if energy:
-            groups = [group | {"energy": energy_document(item)} for group, item in zip(groups, scored, strict=True)]
-        print_line(json.dumps({"version": 1, "groups": groups}, indent=1))
+        print_line(json.dumps({"version": 1, "groups": _groups(scored, energy=energy)}, indent=1))
     elif style == FOM:
         print_line(render_lines(scored), end="")
     else:
         for item in scored:
-            text = lines(item, explain=explain or not item.score.valid)
-            text += energy_lines(item) if energy else []
-            print_line("\n".join(map(printable, text)))
+            _show(item, explain=explain, energy=energy)
     if not scored and style != JSON:
         print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
-    has_energy = all(item.energy is not None and item.energy.valid for item in scored) if energy else True
-    if not scored or not has_energy or not all(item.valid for item in scored):
+    if not scored or not all(_has_scores(item, energy=energy) for item in scored):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _show(item: Result, *, explain: bool, energy: bool) -> None:
+    text = lines(item, explain=explain or not item.score.valid)
+    if energy:
+        text += energy_lines(item)
+    print_line("\n".join(map(printable, text)))
+
+
+def _groups(scored: Sequence[Result], *, energy: bool) -> list[dict[str, Any]]:
+    """Return all results for --format json."""
+    groups = result_documents(scored)
+    if energy:
+        for group, item in zip(groups, scored, strict=True):
+            group["energy"] = energy_document(item)
+    return groups
+
+
+def _has_scores(item: Result, *, energy: bool) -> bool:
+    """True if a result is compliant and has a score, with ``energy`` also one of energy."""
+    return item.valid and (not energy or (item.energy is not None and item.energy.valid))
 
 
 def lines(scored: Result, *, explain: bool) -> list[str]:
@@ -80,9 +97,13 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
         str(scored.group.folder),
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
         f"  {_headline(scored)}",
-        *([f"  {scored.verdict}"] if scored.verdict else []),
-        *[f"  {t}" for t in dict.fromkeys(t for run in scored.runs for t in beside(run.baselines, run.attainable))],
     ]
+    if scored.verdict:
+        text.append(f"  {scored.verdict}")
+    baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
+    for run in scored.runs:
+        baselines |= dict.fromkeys(beside(run.baselines, run.attainable))
+    text += [f"  {line}" for line in baselines]
     if explain:
         width = max(len(run_name(run)) for run in runs)
         text += [f"    {run_name(run):{width}}  {_run_time(run)}  {_fate(run)}" for run in runs]
@@ -96,7 +117,7 @@ def _headline(scored: Result) -> str:
     if isinstance(result, Throughput):
         return _throughput_headline(result)
     assert result.mean_s is not None
-    factor = scored.scale_factor
+    factor = scored.scale_factor  # of a scaling.json that the package ships
     scaled = f"; with the shipped scaling.json {minutes(result.mean_s * factor):.6g} min" if factor else ""
     return (
         f"score {minutes(result.mean_s):.6g} min, with staging {minutes(result.mean_with_staging_s):.6g} min{scaled}; "
@@ -188,19 +209,25 @@ def energy_lines(scored: Result) -> list[str]:
         text.append("  the network is estimated: stated power x time")
     if scored.scale_factor:
         text.append(f"  with the shipped scaling.json {result.mean_j * scored.scale_factor:.6g} J")
-    derived = [
-        f"{result.watts_per_node:.5g} W a node" if result.watts_per_node else "",
-        f"energy x delay {result.delay_product_js:.5g} J s" if result.delay_product_js else "",
-        f"{result.joules_per_sample:.4g} J a sample" if result.joules_per_sample else "",
-        "idle power not measured"
-        if result.idle_share is None
-        else f"idle power would be {result.idle_share:.0%} of it",
-    ]
-    text.append(f"  {', '.join(filter(None, derived))}")
+    text.append(f"  {', '.join(_derived_energies(result))}")
     if result.phases:
         phases = ", ".join(f"{name} {joules:.4g} J" for name, joules in result.phases.items())
         text.append(f"  nodes by phase: {phases}")
     return [*text, *_run_energies(result)]
+
+
+def _derived_energies(result: EnergyToSolution) -> list[str]:
+    """List what follows from the energy: power, energy x delay, energy a sample, the share of idle power."""
+    text = []
+    if result.watts_per_node:
+        text.append(f"{result.watts_per_node:.5g} W a node")
+    if result.delay_product_js:
+        text.append(f"energy x delay {result.delay_product_js:.5g} J s")
+    if result.joules_per_sample:
+        text.append(f"{result.joules_per_sample:.4g} J a sample")
+    idle = result.idle_share
+    text.append("idle power not measured" if idle is None else f"idle power would be {idle:.0%} of it")
+    return text
 
 
 def _run_energies(result: EnergyToSolution) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from suite.card import value_text
-from suite.cli.options import JSON, card_option, format_option
+from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.errors import InputError
 from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
@@ -54,7 +54,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The Slurm jobs of a run folder. ``state`` is the queue's, ``exit N`` or ``gone``; ``ended`` is None without Slurm."""
+    """The Slurm jobs of a run folder. ``state``: the queue's, ``exit N`` or ``gone``; ``ended``: None without Slurm."""
 
     ids: tuple[str, ...] = ()
     state: str | None = None
@@ -88,24 +88,23 @@ def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtb
         raise click.UsageError("--follow and --goodput cannot be combined: give one of them")
     if mtbf_h is not None and not goodput:
         raise click.UsageError("--mtbf-h belongs to --goodput: give both")
+    paths = paths or (DEFAULT_ROOT,)
     if goodput:
-        show_goodput(find_runs(paths or (DEFAULT_ROOT,)), mtbf_h, style)
-        return
-
-    def read() -> list[TrialStatus]:
-        folders = find_runs(paths or (DEFAULT_ROOT,))
-        return [row for folder in folders for row in folder_status(folder, now_s=time.time())]
-
-    if follow:
-        follow_runs(read)
-    elif style == JSON:
-        print_line(json.dumps([asdict(row) for row in read()], indent=2))
+        show_goodput(find_runs(paths), mtbf_h, style)
+    elif follow:
+        # Each look finds the folders anew: a job may begin a run folder meanwhile.
+        follow_runs(lambda: read_rows(paths))
     else:
-        _show(read())
+        _show(read_rows(paths), style)
+
+
+def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
+    """Read the state of every trial of the run folders at the paths."""
+    return [row for folder in find_runs(paths) for row in folder_status(folder, now_s=time.time())]
 
 
 def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str) -> None:
-    """Print the share of each trial's time that counts, and the advice on checkpoints. InputError if no log has an event."""
+    """Print the share of each trial's time that counts, and the advice on checkpoints, or raise InputError."""
     found = []
     for folder in folders:
         for trial in range(folder.read_info().runs):
@@ -142,7 +141,7 @@ def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], 
     """Show the rows until none is queued or running: on a terminal in place, elsewhere a new table for each change."""
     shown: list[list[str]] | None = None
     while True:
-        rows = read()
+        rows = read()  # a whole table at a time, so that a person sees one moment
         if sys.stdout.isatty():
             click.clear()
             _show(rows)
@@ -156,8 +155,10 @@ def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], 
         pause(FOLLOW_S)
 
 
-def _show(rows: Sequence[TrialStatus]) -> None:
-    if sys.stdout.isatty():
+def _show(rows: Sequence[TrialStatus], style: str = TEXT) -> None:
+    if style == JSON:
+        print_line(json.dumps([asdict(row) for row in rows], indent=2))
+    elif sys.stdout.isatty():
         _print_table(rows)
     else:
         for line in table(rows):
@@ -183,6 +184,7 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     job = job_status(folder.root)
     expectation = find_expectation(folder)
     signs = [read_sign(folder, trial, now_s=now_s) for trial in range(info.runs)]
+    # A launcher was here, and none is alive
     over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
     rows = [_trial(folder, trial, job, sign, expectation, now_s) for trial, sign in enumerate(signs)]
     if over and not job.ids:  # the local series has ended: what has no log was not started
@@ -192,10 +194,12 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
 
 def job_status(root: Path) -> JobStatus:
     """The state of a folder's jobs: the most active one, or if all have ended, the last one. Empty without Slurm."""
+    # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
     ids = tuple(sorted(_submitted(root) | jobs.started_jobs(root), key=int))
     if not ids:
         return JobStatus()
     states = jobs.job_states(ids)
+    # The jobs of a chain: one that runs says more than those that wait for it.
     active = [states[job] for job in ids if states.get(job) in jobs.ACTIVE_STATES]
     if active:
         return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
@@ -206,41 +210,78 @@ def job_status(root: Path) -> JobStatus:
 
 
 def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: Sign) -> tuple[str, str]:
-    """State of a trial, and a note, from its newest log that began, its job, its launcher and the silence of its files."""
+    """Judge a trial by its last log, its Slurm job, its launcher and the age of its files: state and note."""
     if record is not None and record.status == "success":
-        notes = ("resumed, not scored" if record.resumed else "", record.company.text if record.company else "")
-        return "finished", "; ".join(filter(None, notes))
-    begun = record is not None and record.run_start_s is not None
-    can = "can be resumed" if resumable else ""
-    silent = f"silent for {duration_text(silent_s)}"
-    if sign.alive or (job.state == "RUNNING" and sign.code is None and not _stopped(record)):
-        if record is None and not sign.alive:
-            return "queued", ""
-        return "running", silent if silent_s > SILENT_S else "" if begun else "starting"
-    if _stopped(record):
-        return "aborted", can
-    if sign.code is not None:
-        text = f"exit code {sign.code}"
-        return ("killed", f"{text}; {can or 'log has no end'}") if begun else ("aborted", f"{text} before it began")
-    if sign.alive is False:
-        return "killed", f"its launcher has gone; {can or ('log has no end' if begun else 'it never began')}"
+        return "finished", _finished_note(record)
+    stopped = _has_stopped(record)
+    # What is certain comes first: a process that lives, a log with an end, what the launcher left behind. The queue
+    # only knows the job, not the trial, and the age of files is the last resort.
+    if sign.alive or (job.state == "RUNNING" and sign.code is None and not stopped):
+        return _judge_running(record, silent_s, launched=bool(sign.alive))
+    if stopped:
+        return "aborted", "can be resumed" if resumable else ""
+    if sign.code is not None or sign.alive is False:
+        return _judge_ended(sign, begun=_has_begun(record), resumable=resumable)
     if record is None:
-        if job.ended is False:
-            return "queued", ""
-        return ("incomplete", "no log") if job.ended else ("queued", "no log yet")
+        return _judge_unlogged(job)
+    return _judge_by_job(record, job, silent_s, resumable=resumable)
+
+
+def _finished_note(record: RunRecord) -> str:
+    notes = []
+    if record.resumed:
+        notes.append("resumed, not scored")
+    if record.company is not None:
+        notes.append(record.company.text)
+    return "; ".join(notes)
+
+
+def _judge_running(record: RunRecord | None, silent_s: float, *, launched: bool) -> tuple[str, str]:
+    """Judge a trial whose launcher or job runs. Without a launcher the job may still run an earlier trial."""
+    if record is None and not launched:
+        return "queued", ""
+    return "running", _silence(silent_s) or ("" if _has_begun(record) else "starting")
+
+
+def _judge_ended(sign: Sign, *, begun: bool, resumable: bool) -> tuple[str, str]:
+    """Judge a trial whose launcher left an exit code, or left nothing because it was killed."""
+    if sign.code is not None and not begun:
+        return "aborted", f"exit code {sign.code} before it began"
+    how = "its launcher has gone" if sign.code is None else f"exit code {sign.code}"
+    if resumable:
+        return "killed", f"{how}; can be resumed"
+    return "killed", f"{how}; {'log has no end' if begun else 'it never began'}"
+
+
+def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
+    """Judge a trial without a log and without a launcher on this machine."""
+    if job.ended is None:
+        return "queued", "no log yet"
+    return ("incomplete", "no log") if job.ended else ("queued", "")
+
+
+def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
+    """Judge a trial whose log has no end: by its job, or without Slurm by the age of its files."""
     if job.ended is False:
         return "queued", "to be resumed" if resumable else "log has no end"
     if job.ended:
-        return "killed", "log has no end" if begun else "it never began"
-    return (
-        ("running", silent if silent_s > SILENT_S else "")
-        if silent_s < STALE_S
-        else ("incomplete", f"log has no end, {silent}")
-    )
+        return "killed", "log has no end" if _has_begun(record) else "it never began"
+    if silent_s < STALE_S:
+        return "running", _silence(silent_s)
+    return "incomplete", f"log has no end, {_silence(silent_s)}"
 
 
-def _stopped(record: RunRecord | None) -> bool:
+def _has_begun(record: RunRecord | None) -> bool:
+    return record is not None and record.run_start_s is not None
+
+
+def _has_stopped(record: RunRecord | None) -> bool:
     return record is not None and record.run_stop_s is not None
+
+
+def _silence(silent_s: float) -> str:
+    """Say how long a trial wrote nothing; empty for a pause that is usual between two lines of a log."""
+    return f"silent for {duration_text(silent_s)}" if silent_s > SILENT_S else ""
 
 
 def table(rows: Sequence[TrialStatus]) -> list[list[str]]:
@@ -285,9 +326,8 @@ def _trial(
 ) -> TrialStatus:
     log = newest_log(folder, trial)
     record = _read(newest_begun(folder, trial) or log)
-    silent_s = now_s - max(
-        filter(None, (_modified_s(path) for path in (log, folder.output(trial)) if path)), default=now_s
-    )
+    written_s = max(_modified_s(log), _modified_s(folder.output(trial)))
+    silent_s = now_s - written_s if written_s else 0.0
     state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
     epoch, value, eta_s, source = None, None, None, None
     if record is not None:
@@ -319,9 +359,10 @@ def _read(log: Path | None) -> RunRecord | None:
         return None
 
 
-def _modified_s(path: Path) -> float:
+def _modified_s(path: Path | None) -> float:
+    """Return the time of the last change of a file; 0 without a file."""
     try:
-        return path.stat().st_mtime
+        return path.stat().st_mtime if path is not None else 0.0
     except OSError:
         return 0.0
 

@@ -38,7 +38,7 @@ from suite.log.run_folder import RunFolder, create, default_folder, write_run_in
 if TYPE_CHECKING:  # only --estimate-from reads a log
     from suite.log.record import RunRecord
 
-JOB_VERSION = 1
+JOB_VERSION = 1  # of job.json
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
@@ -116,37 +116,47 @@ def submit(
     template = replace(
         template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
     )
-    counts = parse_nodes(node_counts)
     root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
-    folders = {count: (root if len(counts) == 1 else root / f"nodes-{count}").absolute() for count in counts}
+    folders = _folders(root.absolute(), parse_nodes(node_counts))
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
     size_card = chosen.card().size(resolved.size)
     earlier = _earlier(estimate_from) if estimate_from else None
     for job in planned:
-        estimate = _cost(job, chosen, resolved, size_card, earlier)
-        print_line(f"{_title(job)}:", error=True)
-        for line in cost.render(estimate, time_limit_s(job.time_limit)):
-            print_line(f"  {line}", error=True)
-        obstacles = cost.find_obstacles(
-            estimate, time_limit_s(job.time_limit), trials=job.trials, required=size_card.required_runs, array=job.array
-        )
-        for text in obstacles:
-            print_line(f"  cannot score     {text}", error=True)
+        _show_cost(job, _cost(job, chosen, resolved, size_card, earlier), size_card)
         if dry_run:
-            print_line(sbatch_script(_by_hand(job, settings(size, config), overrides, output)), end="")
+            print_line(sbatch_script(_as_template(job, settings(size, config), overrides, output)), end="")
     for text in impossible:
         print_line(f"not possible: {text}", error=True)
+    if impossible:  # only of a dry run: else the first one is an error
+        sys.exit(ExitCode.FINDINGS)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
             job_id = _submit(folder, job, resolved)
             print_line(f"job {job_id}: {_title(job)}: {folder}")
         print_line(f"state: mlhpc status {root}")
-    if impossible:
-        sys.exit(ExitCode.FINDINGS)  # some sizes of the sweep are not possible
 
 
-def _by_hand(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
-    """The job of a script that finds no folder made for it: with settings of its own, and its output beside it."""
+def _folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:
+    """Return the run folder of each node count; those of a sweep lie in one folder."""
+    if len(counts) == 1:
+        return {counts[0]: root}
+    return {count: root / f"nodes-{count}" for count in counts}
+
+
+def _show_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
+    """Print what a job will cost and what will keep it from a score. On stderr: the scripts of --dry-run are stdout."""
+    limit_s = time_limit_s(job.time_limit)
+    print_line(f"{_title(job)}:", error=True)
+    for line in cost.render(estimate, limit_s):
+        print_line(f"  {line}", error=True)
+    for text in cost.find_obstacles(
+        estimate, limit_s, trials=job.trials, required=size_card.required_runs, array=job.array
+    ):
+        print_line(f"  cannot score     {text}", error=True)
+
+
+def _as_template(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
+    """Return the job of a printed script, which has no run folder: it names settings, its output lies beside it."""
     name = chosen or DEFAULT_SIZE
     return replace(
         job,
@@ -171,7 +181,7 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 def _plan_all(
     template: Job, config: RunConfig, folders: Mapping[int, Path], *, tolerant: bool
 ) -> tuple[list[Job], list[str]]:
-    """The jobs of a sweep, and with ``tolerant`` why others are not possible. InputError for the first, else if none is."""
+    """Plan the jobs of a sweep. With ``tolerant`` also return why others are impossible. InputError if all are."""
     planned, impossible = [], []
     for count, folder in folders.items():
         try:
@@ -196,7 +206,7 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
 
         groups = Parallel.of(config, descriptor(config.workload), 0, job.ranks).mesh.data_size
     if config.global_batch_size % (groups * accumulation):
-        from suite.data.sampling import check_batch  # its message; numpy is loaded only here
+        from suite.data.sampling import check_batch  # numpy is imported only for its message
 
         try:
             check_batch(config.global_batch_size, groups, accumulation)
@@ -240,20 +250,16 @@ def _title(job: Job) -> str:
 
 
 def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None) -> cost.Cost:
-    rate = job.launcher.flops_per_s_per_rank
-    pace = (
-        cost.pace_from_record(earlier, job.ranks)
-        if earlier is not None
-        else cost.pace_from_rate(size_card, job.ranks, rate)
-        if rate is not None
-        else None
-    )
+    pace, rate = None, job.launcher.flops_per_s_per_rank
+    if earlier is not None:
+        pace = cost.pace_from_record(earlier, job.ranks)
+    elif rate is not None:
+        pace = cost.pace_from_rate(size_card, job.ranks, rate)
     data = _data_size(config, size_card)
     staged = job.launcher.staging_directory is not None or config.staging.directory is not None
+    points = read_reference_points(chosen.folder, config.size)
     return cost.Cost(
-        epochs=cost.expected_epochs(
-            read_reference_points(chosen.folder, config.size), config.global_batch_size, config.max_epochs
-        ),
+        epochs=cost.expected_epochs(points, config.global_batch_size, config.max_epochs),
         pace=pace,
         trials_in_sequence=job.runs,
         nodes=job.total_nodes,
@@ -298,7 +304,7 @@ def _submit(folder: Path, job: Job, config: RunConfig) -> str:
         script.write_text(sbatch_script(job))
         job_id = jobs.submit(script)
     except ValueError:
-        shutil.rmtree(run.root)
+        shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     document = {"version": JOB_VERSION, "job_ids": [job_id], "submitted": submitted}

@@ -17,13 +17,14 @@ from suite.cli.group import Subcommands
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
+    command_words,
     format_option,
-    is_file,
     output_option,
     plan_settings,
     ranks_option,
     settings,
     settings_options,
+    settings_words,
 )
 from suite.commands.machine.ab_runs import runs
 from suite.config import RunConfig, default_data_root, load_config
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from suite.world import World
 
 VERSION = 2
-NONE = "none"
+NONE = "none"  # as a plan: no plan
 COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same samples on the same machine for both
 
 
@@ -104,9 +105,9 @@ def steps(
 ) -> None:
     """Compare two plans or settings in one job: alternating blocks of steps on the same data.
 
-    Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an interval and a
-    verdict: slower or faster (of an amount more or less), equivalent (to the last bit), or inconclusive. All intervals
-    together hold with 95 %. OUTPUT gets ab.json.
+    Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an
+    interval and a verdict: slower or faster (of an amount more or less), equivalent (to the last bit), or inconclusive.
+    All intervals together hold with 95 %. OUTPUT gets ab.json.
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("what is compared? expected --b PLAN, or --set-b KEY=VALUE (or --set-a)")
@@ -114,8 +115,10 @@ def steps(
     chosen.code()
     name = settings(size, config) or DEFAULT_SIZE
     plan_a, plan_b = plan_a or NONE, plan_b or NONE
-    given = (("a", plan_a, mesh_a, own_a), ("b", plan_b, mesh_b, own_b))
-    sides = [_configured(chosen, name, overrides, *each) for each in given]
+    sides = [
+        _configured(chosen, name, overrides, "a", plan_a, mesh_a, own_a),
+        _configured(chosen, name, overrides, "b", plan_b, mesh_b, own_b),
+    ]
     folder = output or default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
 
     from suite.world import detect
@@ -128,19 +131,24 @@ def steps(
 
     if launch is None and ranks > 1:
         check()
-        words = ["ab", "steps", workload, "--config" if is_file(name) else "--size", name]
-        words += ["--format", style, "-o", str(folder)]
-        words += [word for override in overrides for word in ("--set", override)]
-        words += ["--a", plan_a, "--b", plan_b, "--seed", str(seed)]
-        words += ["--pairs", str(pairs), "--steps", str(timed), "--warmup", str(warmup)]
-        words += [word for key, mesh in (("--mesh-a", mesh_a), ("--mesh-b", mesh_b)) if mesh for word in (key, mesh)]
-        words += [word for side, _, _, own in given for text in own for word in (f"--set-{side}", text)]
-        sys.exit(start_ranks(words, ranks))
+        words = command_words(
+            {
+                **{"--a": plan_a, "--mesh-a": mesh_a, "--set-a": own_a},
+                **{"--b": plan_b, "--mesh-b": mesh_b, "--set-b": own_b},
+                **{"--pairs": pairs, "--steps": timed, "--warmup": warmup, "--seed": seed},
+                **{"--format": style, "-o": folder},
+            }
+        )
+        sys.exit(start_ranks(["ab", "steps", workload, *settings_words(name, overrides), *words], ranks))
     from suite.performance.ab.sides import Schedule
 
     schedule = Schedule(pairs, timed, warmup)
-    told = own_a, own_b
-    sys.exit(in_world(launch, check, lambda world: _compare(world, chosen, sides, told, schedule, seed, folder, style)))
+    stated = own_a, own_b
+
+    def body(world: World) -> None:
+        _compare(world, chosen, sides, stated, schedule, seed, folder, style)
+
+    sys.exit(in_world(launch, check, body))
 
 
 def _configured(
@@ -186,10 +194,11 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
         except InputError as error:
             raise InputError(f"--{label}: {error}") from None
     find_data(_root(sides[0]), sides[0].workload, sides[0].size)
-    pins = [side.choices.pinned.get("collectives") for side in sides]
+    pins = [side.choices.pinned.get("collectives") for side in sides]  # torch has one process group for both sides
     if pins[0] != pins[1]:
         raise InputError(
-            "choices.pinned.collectives: both sides use one process group: expected --set choices.pinned={collectives: …}"
+            "choices.pinned.collectives: both sides use one process group: "
+            "expected --set choices.pinned={collectives: …}"
         )
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)
@@ -199,14 +208,16 @@ def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
     """InputError if settings gave the sides other parameters: both begin at one checkpoint."""
     from suite.training.parallel.skeleton import build_on_meta
 
-    a, b = (
-        {name: tuple(each.shape) for name, each in build_on_meta(chosen, side)[1].named_parameters()} for side in sides
-    )
+    def shapes(side: RunConfig) -> dict[str, tuple[int, ...]]:
+        _, model = build_on_meta(chosen, side)
+        return {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+    a, b = map(shapes, sides)
     other = next((name for name in (*b, *a) if a.get(name) != b.get(name)), None)
     if other is not None:
         raise InputError(
-            f"--set-b: {other} has shape {b.get(other)}, in A {a.get(other)}: expected settings that leave the parameters "
-            "as they are, for both sides begin at one checkpoint"
+            f"--set-b: {other} has shape {b.get(other)}, in A {a.get(other)}: "
+            "expected settings that leave the parameters as they are, for both sides begin at one checkpoint"
         )
 
 
@@ -238,7 +249,7 @@ def _compare(
     start_collectives(world, device, make_chooser(config, world, device))
     root, run = _root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
-    begun, load = datetime.now(UTC), os.getloadavg()[0]
+    begun, load = datetime.now(UTC), os.getloadavg()[0]  # before the ranks' own load
     place = run.checkpoint(0)
     if world.is_first:
         place.parent.mkdir(parents=True)
@@ -260,9 +271,16 @@ def _compare(
         {name: [block.by_quantity()[name] for block in blocks] for name in blocks[0].by_quantity()} for blocks in found
     ]
     shown = {
-        **{"workload": config.workload, "size": config.size, "seed": seed},
-        **{"manifest": manifest.sha256, "ranks": world.size, "nodes": world.nodes},
-        **_machine(device, begun, load),
+        "workload": config.workload,
+        "size": config.size,
+        "seed": seed,
+        "manifest": manifest.sha256,
+        "ranks": world.size,
+        "nodes": world.nodes,
+        "device": device.type,
+        "processor": read_cpu(machine_root(os.environ)).model,
+        "begun": begun.isoformat(timespec="seconds"),
+        "load": load,
         **asdict(schedule),
     }
     _report(shown, sides, values, folder, style)
@@ -275,15 +293,19 @@ def _report(
     from suite.performance.ab.verdicts import judge, lines_of
 
     rows = judge(*values)
-    told = [
+    stated = [
         {
-            **{"name": side.name, "plan": None if side.trainer.shared.plan is None else side.trainer.shared.logged()},
-            **{"settings": list(side.settings), "precision": side.trainer.config.precision, "choices": side.choices},
-            **{"collectives_of_rank_0": side.collectives, "blocks": blocks},
+            "name": side.name,
+            "plan": None if side.trainer.shared.plan is None else side.trainer.shared.logged(),
+            "settings": list(side.settings),
+            "precision": side.trainer.config.precision,
+            "choices": side.choices,
+            "collectives_of_rank_0": side.collectives,
+            "blocks": blocks,
         }
         for side, blocks in zip(sides, values, strict=True)
     ]
-    document = {"version": VERSION, "kind": "ab", **shown, "sides": told, "rows": [asdict(row) for row in rows]}
+    document = {"version": VERSION, "kind": "ab", **shown, "sides": stated, "rows": [asdict(row) for row in rows]}
     write_whole(folder / "ab.json", json.dumps(document, indent=1) + "\n")
     if style == JSON:
         print_line(json.dumps(document, indent=1))
@@ -292,19 +314,9 @@ def _report(
         print_line(f"{label}: {side.name}")
     ranks = f"{shown['ranks']} rank{'s' * (shown['ranks'] > 1)}"
     print_line(
-        f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, order by turns; {shown['processor']}, "
-        f"load {shown['load']:.1f}; intervals hold together with 95 %"
+        f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, order by turns; "
+        f"{shown['processor']}, load {shown['load']:.1f}; intervals hold together with 95 %"
     )
     for line in lines_of(rows):
         print_line(line)
     print_line(f"{folder / 'ab.json'}: every block")
-
-
-def _machine(device: Any, begun: datetime, load: float) -> dict[str, Any]:
-    """What computed, when, and how busy it was."""
-    return {
-        "device": device.type,
-        "processor": read_cpu(machine_root(os.environ)).model,
-        "begun": begun.isoformat(timespec="seconds"),
-        "load": load,
-    }

@@ -1,4 +1,4 @@
-"""`mlhpc ab runs`: a contest of configurations by whole runs, with equal budgets and a stated chance of a wrong answer."""
+"""`mlhpc ab runs`: compares configurations by whole runs, with equal budgets and a stated error rate."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ def enter(folder: Path, name: str, size: str | None, config: str | None, overrid
 def run(folder: Path) -> None:
     """Run the contest in FOLDER to its end, or go on with it.
 
-    In each block every entry that is left runs once, with one seed, in a drawn order. Every run that is started counts; one that
-    does not reach the target within its budget is slower than all that do. Ctrl-C ends the contest after the present run.
+    In each block every entry that is left runs once, with one seed, in a drawn order. Every run that is started counts;
+    one that does not reach the target within its budget is slower than all that do. Ctrl-C ends the contest after the
+    present run.
 
     Exit code 0: it is over; 1: it was stopped and can go on; 2: usage, or a run could not begin.
     """
@@ -133,8 +134,8 @@ def _tell(done: RunResult) -> None:
 def show(folder: Path, output: Path | None, style: str) -> None:
     """Show who wins the contest in FOLDER, with intervals; also while it is not over.
 
-    Every run that was started is looked at first: whether its log is there and unchanged, and compliant. While anything is found,
-    there is no verdict.
+    Every run that was started is looked at first: whether its log is there and unchanged, and compliant. While anything
+    is found, there is no verdict.
 
     Exit code 0: a winner, no winner, or not over; 1: findings; 2: usage.
     """

@@ -1,4 +1,4 @@
-"""`mlhpc ceilings`: measures the roofs of this machine, in the world of a launcher or on ranks that it starts itself."""
+"""`mlhpc ceilings`: measures the roofs of this machine, under a launcher or on ranks that it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.cli.group import Subcommands
-from suite.cli.options import device_option, output_option, ranks_option
+from suite.cli.options import command_words, device_option, output_option, ranks_option
 from suite.commands.machine.counters import counters
 from suite.files import print_line, print_progress
 from suite.launch.ranks import in_world, refuse_ranks, start_ranks
@@ -65,7 +65,7 @@ def ceilings(
 
     `mlhpc ceilings counters` imports hardware counters of a profiler, which a report sets beside the roofs.
     """
-    if context.invoked_subcommand is not None:
+    if context.invoked_subcommand is not None:  # click calls the group first, then its command
         return
     from suite.world import detect
 
@@ -74,18 +74,16 @@ def ceilings(
     path = output or Path("ceilings.json")
     if launch is None and ranks > 1:
         refuse_existing(path)
-        words = ["ceilings", "--system", system, "--device", device, "-o", str(path)]
-        words += ["--directory", str(directory)] if directory else []
-        words += ["--quick"] if quick else []
-        sys.exit(start_ranks(words, ranks))
-    storage = directory or Path(os.environ.get("TMPDIR") or path.parent)
-    sys.exit(
-        in_world(
-            launch,
-            lambda: refuse_existing(path),
-            lambda world: _measure(world, system, device, storage, quick, path),
+        words = command_words(
+            {"--system": system, "--device": device, "--directory": directory, "--quick": quick, "-o": path}
         )
-    )
+        sys.exit(start_ranks(["ceilings", *words], ranks))
+    storage = directory or Path(os.environ.get("TMPDIR") or path.parent)
+
+    def measure(world: World) -> None:
+        _measure(world, system, device, storage, quick, path)
+
+    sys.exit(in_world(launch, lambda: refuse_existing(path), measure))
 
 
 ceilings.add_command(counters)
@@ -116,17 +114,17 @@ def _show(output: Path, text: str) -> None:
     """Print the roofs as a table."""
     document = json.loads(text)
     device = document["device"]
-    print_line(
-        f"{output}: {device['name']}, {document['ranks']} ranks of {device['threads']} threads, {document['nodes']} nodes"
-    )
+    ranks, nodes = document["ranks"], document["nodes"]
+    print_line(f"{output}: {device['name']}, {ranks} ranks of {device['threads']} threads, {nodes} nodes")
     for roof in document["roofs"]:
         name = " ".join(str(roof[key]) for key in ("resource", "name", "dtype", "mode") if roof[key])
-        scale, unit = (1e9, "GFLOP/s") if roof["unit"] == "FLOP/s" else (1e9, "GB/s")
-        capacity = f", up to {roof['capacity_bytes'] >> 10} KiB per thread" if roof["capacity_bytes"] else ""
-        ranks = f", {roof['ranks']} ranks" if roof["resource"].startswith("all_") else ""
-        print_line(
-            f"  {name:<36} {roof['value'] / scale:10.2f} {unit} per rank (n={roof['n']}, IQR {roof['spread']:.0%}{ranks}{capacity})"
-        )
+        unit = "GFLOP/s" if roof["unit"] == "FLOP/s" else "GB/s"
+        notes = [f"n={roof['n']}", f"IQR {roof['spread']:.0%}"]
+        if roof["resource"].startswith("all_"):  # collectives, which are measured on several numbers of ranks
+            notes.append(f"{roof['ranks']} ranks")
+        if roof["capacity_bytes"]:
+            notes.append(f"up to {roof['capacity_bytes'] >> 10} KiB per thread")
+        print_line(f"  {name:<36} {roof['value'] / 1e9:10.2f} {unit} per rank ({', '.join(notes)})")
     for missing in document["not_measured"]:
         print_line(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
     busy = device["busy_cores_at_start"]

@@ -1,4 +1,4 @@
-"""`mlhpc ceilings counters`: converts the CSV of a profiler to a counters file, from which a report draws filled points."""
+"""`mlhpc ceilings counters`: converts the CSV of a profiler to a counters file for the report's rooflines."""
 
 from __future__ import annotations
 

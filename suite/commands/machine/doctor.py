@@ -1,7 +1,7 @@
-"""`mlhpc doctor`: shows what this machine has for runs here, on several nodes and through Slurm, and what to do about the rest.
+"""`mlhpc doctor`: shows what this machine has for runs here, on several nodes and through Slurm, and what to do.
 
-Versions are read from installed metadata, so nothing heavy is imported. MPI is loaded, and two ranks are run: a launcher and
-an mpi4py that do not fit together start without an error, as two worlds of one rank.
+Versions are read from installed metadata, so nothing heavy is imported. MPI is loaded, and two ranks are run: a
+launcher and an mpi4py that do not fit together start without an error, as two worlds of one rank.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hos
 from suite.machine.probes.root import is_simulated, machine_root
 
 Purpose = Literal["local", "nodes", "slurm", "extra"]
-PYTHON_NEEDED = (3, 11)
+PYTHON_NEEDED = (3, 11)  # as pyproject.toml
 FREE_NEEDED_BYTES = 2 << 30
-SHARED_NEEDED_BYTES = 256 << 20
+SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
 MEMORY_PER_RANK_BYTES = 512 << 20  # a rank of CosmoFlow smoke has 442 MiB resident at its peak
-# A rank over gloo had 44 + 2 per rank files and sockets open (2 to 16 ranks measured). Twice that, and shards and Python beside it
+# A rank over gloo had 44 + 2 per rank files and sockets open (2 to 16 ranks measured). Twice that, and shards and
+# Python beside it
 FILES, FILES_PER_RANK = 128, 4
 SKEW_S = 1.0  # clocks that differ by more confuse file times: what looks older may be newer
-TIMEOUT_S = 60
+TIMEOUT_S = 60  # of a command that is asked
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
 # (package, what needs it, the extra that installs it)
 PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
@@ -140,7 +141,7 @@ def python_checks() -> list[Check]:
 
 
 def load_checks() -> tuple[list[Check], str]:
-    """Load mpi4py and its MPI library in a process of their own. Returns also the library's version, "" if none loads."""
+    """Load mpi4py and its MPI library in another process. Also return the library's version, or ""."""
     return judge_load(_run([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
 
 
@@ -278,7 +279,7 @@ def slurm_checks(library: str = "") -> list[Check]:
 
 
 def judge_srun(types: Sequence[str], library: str) -> Check:
-    """Judge whether srun can connect ranks of an MPI library ("": none loads). Without a plug-in ranks connect over TCP."""
+    """Judge whether srun can connect ranks of an MPI library ("": none). Without a plug-in they use TCP."""
     fitting = mpi.fitting_plugins(library, types)
     known = ", ".join(types) or "none"
     if fitting:

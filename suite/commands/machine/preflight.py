@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import device_option, output_option, ranks_option
+from suite.cli.options import command_words, device_option, output_option, ranks_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from suite.world import World
 
 BUDGET_S = 20
-SHORTEST_S = 5
+SHORTEST_S = 5  # starting the ranks alone takes seconds
 ENDING_S = 2.0  # of the time: to write the files and to end
-DONE = "the end"
+DONE = "the end"  # what the ranks say last
 AT = "at: "  # begins the lines by which ranks say what comes next
-SIZE = "smoke"
+SIZE = "smoke"  # of the workloads whose steps are measured
 
 budget_option = click.option(
     "--budget",
@@ -68,35 +68,49 @@ def node(
     output: Path | None,
     started_at: float | None,
 ) -> None:
-    """Measure this node alone, on so many ranks: products, memory, caches, storage, collectives within it, training steps.
+    """Measure this node alone: products, memory, caches, storage, collectives within it, training steps.
 
-    Under srun every task measures its own node. A node that hangs or dies is ended in time, and its file says where it was.
-    Steps are of the smoke models whose data are there. Exit code 0: measured, 1: ended before its end, 2: usage.
+    Under srun every task measures its own node. A node that hangs or dies is ended in time, and its file says where it
+    was. Steps are of the smoke models whose data are there. Exit code 0: measured, 1: ended before its end, 2: usage.
     """
     from suite.world import node_name
 
     folder = output or Path("preflight")
     path = folder / f"{node_name()}.jsonl"
     storage = directory or Path(os.environ.get("TMPDIR") or folder)
-    if started_at is not None:
+    if started_at is not None:  # this process is a rank, started below
         from suite.world import Launch, detect
 
+        # With one rank the variables of an outer srun would make a world of all nodes.
         inner = detect() if ranks > 1 else Launch("none", 0, 1)
         left = budget - ENDING_S - (time.time() - started_at)
-        sys.exit(
-            in_world(
-                inner, lambda: None, lambda world: _measure_node(world, device, storage, names, left, rounds, path)
-            )
-        )
+
+        def body(world: World) -> None:
+            _measure_node(world, device, storage, names, left, rounds, path)
+
+        sys.exit(in_world(inner, lambda: None, body))
     for name in names:
         descriptor(name)
     folder.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise InputError(f"{path}: exists already; choose another -o")
     begin = time.time()
-    words = ["preflight", "node", "--ranks", str(ranks), "--device", device, "--budget", str(budget), "-o", str(folder)]
-    words += ["--rounds", str(rounds)] if rounds else []
-    words += ["--directory", str(storage), *(word for name in names for word in ("--workload", name))]
+    words = command_words(
+        {
+            **{"--ranks": ranks, "--device": device, "--budget": budget, "--rounds": rounds},
+            **{"--directory": storage, "--workload": names, "-o": folder, "--started-at": begin},
+        }
+    )
+    code, where, at = _start_node(words, ranks, begin, budget)
+    took = at - begin
+    why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
+    _note_end(path, node_name(), took, budget, why)
+    print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
+    sys.exit(ExitCode.FAILED if code else ExitCode.OK)
+
+
+def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tuple[int, str, float]:
+    """Run the ranks of this node; return their exit code, where they ended, and when."""
     where, at = "its start", begin
 
     def hear(line: str) -> None:
@@ -106,13 +120,11 @@ def node(
         else:
             print_line(line)
 
-    code = start_ranks([*words, "--started-at", repr(begin)], ranks, limit_s=budget - (time.time() - begin), echo=hear)
-    code = 0 if where == DONE else code  # all is measured and written: only the end of the processes was late
-    took = (at if where == DONE else time.time()) - begin
-    why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
-    _note_end(path, node_name(), took, budget, why)
-    print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
-    sys.exit(ExitCode.FAILED if code else ExitCode.OK)
+    limit_s = budget - (time.time() - begin)
+    code = start_ranks(["preflight", "node", *words], ranks, limit_s=limit_s, echo=hear)
+    if where == DONE:  # all is measured and written: only the end of the processes was late
+        return 0, where, at
+    return code, where, time.time()
 
 
 @click.command(
@@ -126,7 +138,7 @@ Examples:
 @rounds_option
 @output_option("Folder; gets links.jsonl.", "preflight")
 def links(device: str, budget: int, rounds: int | None, output: Path | None) -> None:
-    """Measure the links between nodes, one rank on each: all pairs in turn, all but one, and how far the clocks are apart.
+    """Measure the links between nodes, one rank on each: all pairs in turn, all but one, and the clocks' offsets.
 
     Exit code 0: measured, or there is one node; 1: ended before its end; 2: usage.
     """
@@ -166,6 +178,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
             world, hardware=hardware_of(chosen), device=chosen, seconds=left, rounds=rounds, output=path, at=at
         )
 
+    # A collective with a dead node never returns: only another thread can end this process.
     timer = threading.Timer(budget, late)
     timer.daemon = True
     timer.start()
@@ -206,7 +219,7 @@ def _measure_node(
 
 
 def _workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
-    """The workloads whose step can be measured, with their data, and a line about the others. InputError if one was asked for."""
+    """Return the workloads whose step can be measured, with data, and a line on the others, or raise InputError."""
     chosen: dict[str, Path] = {}
     missing: list[str] = []
     for name in names or (name for name, each in descriptors().items() if each.implementation):

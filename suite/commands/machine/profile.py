@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.cli.options import DEFAULT_SIZE, is_file, output_option, ranks_option, settings, settings_options
+from suite.cli.options import (
+    DEFAULT_SIZE,
+    command_words,
+    output_option,
+    ranks_option,
+    settings,
+    settings_options,
+    settings_words,
+)
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
@@ -85,21 +93,13 @@ def profile(
     refuse_ranks(launch, ranks)
     if launch is None and ranks > 1:
         check()
-        words = [
-            "profile",
-            workload,
-            "--config" if is_file(name) else "--size",
-            name,
-            "--steps",
-            str(steps),
-            "--profiled-steps",
-            str(profiled_steps),
-        ]
-        words += [word for override in overrides for word in ("--set", override)]
-        sys.exit(start_ranks([*words, "-o", str(folder)], ranks))
-    sys.exit(
-        in_world(launch, check, lambda world: _profile(world, chosen, resolved, root, steps, profiled_steps, folder))
-    )
+        words = command_words({"--steps": steps, "--profiled-steps": profiled_steps, "-o": folder})
+        sys.exit(start_ranks(["profile", workload, *settings_words(name, overrides), *words], ranks))
+
+    def body(world: World) -> None:
+        _profile(world, chosen, resolved, root, steps, profiled_steps, folder)
+
+    sys.exit(in_world(launch, check, body))
 
 
 def _profile(
@@ -179,37 +179,45 @@ def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
 
 def lines_of(document: dict[str, Any]) -> list[str]:
     """The profile as lines for people: phases, layers, FLOPs, ranks."""
-    phases = {name: value for name, value in document["phases_s"].items() if name not in {"step", "other"}}
-    step = document["phases_s"]["step"]
-    text = [
-        f"step {step * 1e3:.2f} ms ("
-        + ", ".join(f"{name} {value / step:.0%}" for name, value in phases.items() if value)
-        + f"); {document['profiled_phases_s']['step'] * 1e3:.2f} ms under the profiler"
+    step, profiled_step = document["phases_s"]["step"], document["profiled_phases_s"]["step"]
+    phases = [
+        f"{name} {value / step:.0%}"
+        for name, value in document["phases_s"].items()
+        if value and name not in ("step", "other")
     ]
-    layers = document["layers"]
-    whole = sum(layer["own_s"] for layer in layers) or 1.0
-    busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:SHOWN]
+    text = [
+        f"step {step * 1e3:.2f} ms ({', '.join(phases)}); {profiled_step * 1e3:.2f} ms under the profiler",
+        *_layer_lines(document["layers"]),
+    ]
+    counted, stated = document["counted_flops_per_step"], document["stated_flops_per_step"]
     text.append(
-        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} {'forward GFLOP':>14} {'GFLOP/s':>8}"
+        f"FLOPs of a step on this rank: {counted:.4g} counted, "
+        f"{stated:.4g} by the workload's closed form ({counted / stated:.4f})"
     )
+    missing = [f"{name} ({calls} calls)" for name, calls in document["operators_without_formula"].items()]
+    text.append(f"operators without a formula: {', '.join(missing) or 'none'}")
+    return text + _rank_lines(document["stragglers"])
+
+
+def _layer_lines(layers: list[dict[str, Any]]) -> list[str]:
+    """The table of the layers that take most time themselves, those inside them left out."""
+    whole = sum(layer["own_s"] for layer in layers) or 1.0  # own times do not overlap: they sum to the step
+    busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:SHOWN]
+    text = [
+        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} "
+        f"{'forward GFLOP':>14} {'GFLOP/s':>8}"
+    ]
     for layer in busiest:
         rate = layer["forward_flops"] / layer["forward_s"] / 1e9 if layer["forward_s"] else 0.0
         text.append(
-            f"{layer['path'][-44:]:<44} {layer['kind'][:20]:<20} {layer['own_s'] / whole:>6.1%} {layer['forward_s'] * 1e3:>11.3f} "
-            f"{layer['backward_s'] * 1e3:>12.3f} {layer['forward_flops'] / 1e9:>14.3f} {rate:>8.1f}"
+            f"{layer['path'][-44:]:<44} {layer['kind'][:20]:<20} {layer['own_s'] / whole:>6.1%} "
+            f"{layer['forward_s'] * 1e3:>11.3f} {layer['backward_s'] * 1e3:>12.3f} "
+            f"{layer['forward_flops'] / 1e9:>14.3f} {rate:>8.1f}"
         )
     if len(layers) > len(busiest):
         rest = sum(layer["own_s"] for layer in layers) - sum(layer["own_s"] for layer in busiest)
         text.append(f"{len(layers) - len(busiest)} more layers: {rest / whole:.1%} (layers.csv)")
-    counted, stated = document["counted_flops_per_step"], document["stated_flops_per_step"]
-    text.append(
-        f"FLOPs of a step on this rank: {counted:.4g} counted, {stated:.4g} by the workload's closed form ({counted / stated:.4f})"
-    )
-    missing = document["operators_without_formula"]
-    text.append(
-        "operators without a formula: " + (", ".join(f"{name} ({n} calls)" for name, n in missing.items()) or "none")
-    )
-    return text + _rank_lines(document["stragglers"])
+    return text
 
 
 def _rank_lines(ranks: dict[str, Any] | None) -> list[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from suite.performance.card_counts import Counts
     from suite.workload import Work
 
-EXACT = ("train_samples", "eval_samples", "model_parameters")
+EXACT = ("train_samples", "eval_samples", "model_parameters")  # counted, so equal or wrong
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 FILLED = (*EXACT, FORWARD, TRAINING, "sample_bytes")
 CLOSE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
@@ -41,61 +41,70 @@ Example:
 def card(workload: str, size: str | None, output: Path | None) -> None:
     """Count what the card of WORKLOAD says by running one step: fill in counts that are 0, and compare the others.
 
-    A size is counted with the configuration it ships and its data set, which is generated for it if there is none. Comments stay.
+    A size is counted with the configuration it ships and its data set, which is generated for it if there is none.
+    Comments stay.
 
-    A card has the FLOPs of the model, of a sample of mean size. The code also executes those of losses, padding and what is
-    computed again, so what is counted is compared with the executed FLOPs of the workload's closed form for the same samples,
-    and the card with the model's.
+    A card has the FLOPs of the model, of a sample of mean size. The code also executes those of losses, padding and
+    what is computed again, so what is counted is compared with the executed FLOPs of the workload's closed form for the
+    same samples, and the card with the model's.
 
-    Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed; 2: usage.
+    Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed;
+    2: usage.
     """
     chosen = descriptor(workload)
     chosen.code()
-    sizes = chosen.card().sizes
     if size is not None:
-        chosen.card().size(size)
-    wanted = [size] if size is not None else [name for name, entry in sizes.items() if _empty(entry)]
+        wanted = {size: chosen.card().size(size)}
+    else:
+        wanted = {name: entry for name, entry in chosen.card().sizes.items() if _is_incomplete(entry)}
     if not wanted:
         print_line(
             f"{chosen.card_path}: every count is there; --size NAME counts that size again; a count of 0 is filled in"
         )
         return
     source = YamlSource.read(chosen.card_path)
-    text = chosen.card_path.read_text(encoding="utf-8")
+    before = text = chosen.card_path.read_text(encoding="utf-8")
     wrong = False
-    for name in wanted:
+    for name, entry in wanted.items():
         counts = _count(chosen, load_config(chosen, name))
+        wrong |= not _compare(f"{workload} {name}", entry, counts)
         for key in FILLED:
-            stated, counted = getattr(sizes[name], key), getattr(counts, key)
-            if not stated:
+            if not getattr(entry, key):
                 text = _filled(text, source, ("sizes", name, key), _model_part(key, counts))
-            said, right = _judged(key, stated, counts)
-            wrong = wrong or not right
-            print_line(f"{workload} {name}: {key} {counted:,.0f}: {said}")
-        for mean, (told, found) in counts.means.items():
-            right = not _far(told, found)
-            wrong = wrong or not right
-            as_said = "as the configuration says" if right else f"the configuration says {told:,.6g}: WRONG"
-            print_line(f"{workload} {name}: {mean} of the data {found:,.6g}: {as_said}")
-        if counts.uncovered:
-            print_line(f"{workload} {name}: operators without a formula, not counted: {', '.join(counts.uncovered)}")
     target = output or chosen.card_path
-    if output is not None or text != chosen.card_path.read_text(encoding="utf-8"):
+    if output is not None or text != before:
         write_whole(target, text)
         print_line(f"{target}: written")
     if wrong:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
-def _empty(entry: SizeCard) -> bool:
+def _is_incomplete(entry: SizeCard) -> bool:
     return not all(getattr(entry, key) for key in FILLED)
+
+
+def _compare(title: str, entry: SizeCard, counts: Counts) -> bool:
+    """Print each count of a size beside what the card or the configuration states; True if all are right."""
+    fine = True
+    for key in FILLED:
+        verdict, right = _judged(key, getattr(entry, key), counts)
+        fine = fine and right
+        print_line(f"{title}: {key} {getattr(counts, key):,.0f}: {verdict}")
+    for mean, (stated, found) in counts.means.items():
+        right = not _far(stated, found)
+        fine = fine and right
+        verdict = "as the configuration says" if right else f"the configuration says {stated:,.6g}: WRONG"
+        print_line(f"{title}: {mean} of the data {found:,.6g}: {verdict}")
+    if counts.uncovered:
+        print_line(f"{title}: operators without a formula, not counted: {', '.join(counts.uncovered)}")
+    return fine
 
 
 def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
     """What to say of a count beside the card's, and whether it is right. A ``stated`` 0 was filled in.
 
-    FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card with the
-    closed form of the model on a sample of mean size.
+    FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card
+    with the closed form of the model on a sample of mean size.
     """
     counted = getattr(counts, key)
     if key in (FORWARD, TRAINING):
@@ -153,6 +162,7 @@ def _filled(text: str, source: YamlSource, key: Sequence[str], value: float) -> 
     number = source.lines.get(tuple(key))
     lines = text.splitlines(keepends=True)
     pattern = rf"(\s*{re.escape(key[-1])}:\s*)0(?:\.0*)?(\s*(?:#.*)?\n?)"
+    # The text is edited, not written anew: comments of the card stay.
     match = re.fullmatch(pattern, lines[number - 1]) if number is not None else None
     if match is None or number is None:
         raise InputError(

@@ -32,7 +32,10 @@ FILES = {  # file of the skeleton: template
 @click.argument("name")
 @output_option("New folder of the package.", "NAME")
 def new(name: str, output: Path | None) -> None:
-    """Write a workload NAME that runs as it is: data, model, card, configuration and test, in a package outside of the suite."""
+    """Write a workload NAME that runs as it is, with data, model, card, configuration and test.
+
+    It is a package outside of the suite.
+    """
     _check_name(name)
     root = output or Path(name)
     if root.exists():

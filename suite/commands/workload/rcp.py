@@ -1,4 +1,4 @@
-"""`mlhpc workload rcp`: records reference convergence points from runs with many seeds and data sets, and shows them."""
+"""`mlhpc workload rcp`: records reference convergence points from runs with many seeds, and shows them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def rcp() -> None:
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept.
 
-    Runs on data sets of several seeds (mlhpc data generate --seed) make a point that other data can be held against: spread
-    over run seeds alone is narrower.
+    Runs on data sets of several seeds (mlhpc data generate --seed) make a point that other data can be held against:
+    spread over run seeds alone is narrower.
     """
     logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
     if not logs:
@@ -57,6 +57,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     system = next((text for run in runs if (text := _system(run))), "unknown")
     points = _points(logs, card_benchmark(descriptor, size), system)
     recorded = read_reference_points(folder, size)
+    # New points replace old ones of the same batch size.
     earlier = {point.global_batch_size: point for point in recorded.points} if recorded else {}
     merged = tuple(point for _, point in sorted((earlier | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
@@ -91,28 +92,22 @@ def show(workload: str, style: str) -> None:
 
 
 def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
-    """Compute the reference point of logs of one batch size. InputError if two have one seed and data, or other settings."""
+    """Compute the reference point of logs of one batch size. InputError for equal seeds or other settings."""
     first = logs[0]
     epochs: list[float] = []
     seeds: list[int] = []
     data: list[str] = []
     not_converged: list[int] = []
-    known: set[tuple[int, str | None]] = set()
-    for item in logs:
-        if item.seed is None or (item.seed, item.data_manifest) in known:
-            raise InputError(
-                f"{item.path}: seed {item.seed} is missing or given twice on the same data; a point needs different runs"
-            )
-        known.add((item.seed, item.data_manifest))
+    for item, seed in zip(logs, _distinct_seeds(logs), strict=True):
         if dict(item.hyperparameters) != dict(first.hyperparameters):
             raise InputError(f"{item.path}: hyperparameters differ from those of {first.path}")
         reached = first_reaching(item, benchmark)
         if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
             epochs.append(reached.epoch)
-            seeds.append(item.seed)
+            seeds.append(seed)
             data.append(item.data_manifest or "unknown")
         else:
-            not_converged.append(item.seed)
+            not_converged.append(seed)
     latest = max(item.run_stop_s or 0.0 for item in logs)
     return ReferencePoint(
         global_batch_size=first.global_batch_size or 0,
@@ -125,6 +120,21 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
         suite_version=first.suite_version or "unknown",
         system=system,
     )
+
+
+def _distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
+    """Return the seed of each run. InputError if two runs have the same seed and data: they are one observation."""
+    seeds: list[int] = []
+    known: set[tuple[int, str | None]] = set()
+    for item in logs:
+        if item.seed is None or (item.seed, item.data_manifest) in known:
+            raise InputError(
+                f"{item.path}: seed {item.seed} is missing or given twice on the same data; "
+                "a point needs different runs"
+            )
+        known.add((item.seed, item.data_manifest))
+        seeds.append(item.seed)
+    return seeds
 
 
 def _points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dict[int, ReferencePoint]:

@@ -35,15 +35,18 @@ def test_the_page_has_every_command_and_option_and_no_raw_html() -> None:
 
 def parse(words: list[str]) -> None:
     """Let the commands parse a command line; a mistake is raised."""
-    command: click.Command = group
-    context = click.Context(command, info_name="mlhpc")
-    while isinstance(command, click.Group):
-        name, command, words = command.resolve_command(context, words)  # type: ignore[assignment]
-        context = click.Context(command, info_name=name, parent=context)
-    with mock.patch.object(
-        click.Path, "convert", lambda self, value, parameter, context: Path(value)
-    ):  # files need not exist
-        command.make_context(command.name, words, parent=context.parent).close()  # what --quiet set ends with it
+    # Files need not exist. The contexts are closed: what --quiet set ends with them.
+    with (
+        mock.patch.object(click.Path, "convert", lambda self, value, parameter, context: Path(value)),
+        contextlib.ExitStack() as contexts,
+    ):
+        command: click.Command = group
+        context = contexts.enter_context(command.make_context("mlhpc", words))
+        while isinstance(command, click.Group) and (words := [*context._protected_args, *context.args]):
+            name, found, words = command.resolve_command(context, words)
+            assert found is not None
+            command = found
+            context = contexts.enter_context(command.make_context(name, words, parent=context))
 
 
 def mlhpc_lines(text: str) -> Iterator[str]:
