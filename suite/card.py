@@ -1,7 +1,7 @@
 """The card of a workload: for each size the target, required runs, constraints and counts by which runs are judged.
 
-Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` beside it. Compliance takes its
-rules from the card and never from the log: a run must not state its own rules.
+Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` beside it.
+Compliance takes its rules from the card and never from the log: a run must not state its own rules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RCP_VERSION: Final = 1
 class Target(Struct, frozen=True):
     """The value that a run must reach, and the runs that a time-to-train score needs.
 
-    ``metric`` is the MLLOG key of the values, ``metric_name`` its name for people. With ``direction`` min, smaller values are
-    better. ``source`` names the card or ruleset that sets the target.
+    ``metric`` is the MLLOG key of the values, ``metric_name`` its name for people. With ``direction`` min, smaller
+    values are better. ``source`` names the card or ruleset that sets the target.
     """
 
     metric: str
@@ -36,7 +36,7 @@ class Target(Struct, frozen=True):
     source: str
 
     def reached(self, value: float) -> bool:
-        """True if ``value`` meets the target. NaN never does; an error of zero or an accuracy above one is a broken metric."""
+        """True if ``value`` meets the target. NaN never does, nor an error of zero or an accuracy above one."""
         if self.direction == "min":
             return 0.0 < value <= self.threshold
         return self.threshold <= value <= 1.0
@@ -69,7 +69,7 @@ def _side(value: float, threshold: float) -> int:
 
 
 class Constraint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The constraint of the closed division on one MLLOG key. Bounds that are None do not apply; bounds are for numbers only.
+    """The constraint of the closed division on one MLLOG key. A bound of None does not apply; bounds are for numbers.
 
     ``when`` maps other keys to values: the constraint holds only in logs where all of those have these values.
     """
@@ -97,15 +97,15 @@ class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is the size of a stored sample without compression.
+    """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
-    FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of those of
-    training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
+    FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of
+    those of training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
 
-    The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are the scored
-    runs of a time-to-train result, of which the olympic mean drops two. ``eval_every_steps`` None: every epoch; else epoch_num
-    counts samples seen. ``data_sha256`` is that of the manifest of the generated data (seed 0), where they are the same on every
-    processor. ``official`` None: MLPerf HPC has no such benchmark.
+    The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
+    the scored runs of a time-to-train result, of which the olympic mean drops two. ``eval_every_steps`` None: every
+    epoch; else epoch_num counts samples seen. ``data_sha256`` is that of the manifest of the generated data (seed 0),
+    where they are the same on every processor. ``official`` None: MLPerf HPC has no such benchmark.
     """
 
     description: str
@@ -168,8 +168,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ReferencePoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Epochs to target at one batch size, over seeds and data sets.
 
-    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that converged,
-    ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
+    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that
+    converged, ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
     """
 
     global_batch_size: int
@@ -203,7 +203,7 @@ class ReferencePoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_card(path: Path) -> Card:
-    """Read the card in a YAML file. InputError names file, line and value and what was expected, or all missing keys."""
+    """Read the card in a YAML file. InputError names file, line, value and what was expected."""
     return YamlSource.read(path).convert(Card)
 
 

@@ -20,7 +20,8 @@ from suite.files import brief
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of each workload's hyperparameters: frozen, unknown keys refused.
 
-    Derive from it with ``frozen=True, kw_only=True``. A check across fields is a ``__post_init__`` that raises InputError.
+    Derive from it with ``frozen=True, kw_only=True``. A check across fields is a ``__post_init__`` that raises
+    InputError.
     """
 
 
@@ -61,7 +62,7 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """The resolved configuration of a run. Nothing in it depends on the number of ranks, which the launch determines."""
+    """The resolved configuration of a run. It does not depend on the number of ranks."""
 
     workload: str
     size: str
@@ -73,7 +74,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Annotated[
         Literal["float32", "tf32", "bfloat16", "auto"],
-        "tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model; auto: bfloat16 where a run measures it "
+        "tf32: products and convolutions of a GPU in TF32; bfloat16: autocast of the model; "
+        "auto: bfloat16 where a run measures it "
         "to be worth it, else float32",
     ] = "float32"
     channels_last: Annotated[bool | Literal["auto"], "auto: what is measured to be fastest"] = False
@@ -96,12 +98,12 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
 
     @property
     def stated(self) -> frozenset[str]:
-        """The keys that the file or --set gave; of a configuration made otherwise, those with another value than the default."""
+        """Return the keys that the file or --set gave; without a file, those that differ from the default."""
         other = (item.name for item in structs.fields(self) if getattr(self, item.name) != item.default)
         return cast("frozenset[str]", self.__dict__.get(_STATED) or frozenset(other))
 
     def with_stated_precision(self, what: str) -> RunConfig:
-        """This configuration, for ``what`` that chooses no precision. InputError if it leaves the choice to a run (``auto``)."""
+        """Return this configuration with a stated precision, for ``what``. InputError for ``auto``."""
         if self.precision == "auto":
             raise InputError(f"precision auto: {what} chooses none: expected --set precision=float32, tf32 or bfloat16")
         return self
@@ -137,7 +139,7 @@ def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()
 
 
 def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterable[str] = ()) -> RunConfig:
-    """Make the configuration of what was read, or of a mapping that a caller gave. InputError is one line for the user."""
+    """Make the configuration from data that was read or passed. InputError is one line for the user."""
     data = source.data
     override_keys = []
     for text in overrides:

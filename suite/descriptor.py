@@ -1,7 +1,8 @@
 """Descriptors of workloads: name, card, hyperparameters and where the code is. Torch-free; finds installed workloads.
 
-A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed ones. A
-card-only benchmark is a card without code: a YAML file that the user names (MLHPC_CARDS), or a descriptor without implementation.
+A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed
+ones. A card-only benchmark is a card without code: a YAML file that the user names (MLHPC_CARDS), or a descriptor
+without implementation.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from suite.card import Card, read_card
 from suite.errors import InputError, unknown
 from suite.plugins import CARDS, WORKLOADS, find_plugins, leave_out, reason
 
-CARD_NAME = "card.yaml"
+CARD_NAME = "card.yaml"  # in a workload's folder
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A workload without its code. ``implementation`` and ``generator`` name what to import, as ``module:name`` or ``module``.
+    """A workload without its code. ``implementation`` and ``generator`` are import paths, ``module[:name]``.
 
-    ``hyperparameters`` is a class derived from `suite.config.Hyperparameters`, or its name as ``module:name``: what only reads the
-    card does not import it then.
+    ``hyperparameters`` is a class derived from `suite.config.Hyperparameters`, or its name as ``module:name``: what
+    only reads the card does not import it then.
 
-    Without them it is a card-only benchmark: `mlhpc.Run` runs a person's own loop for it. ``folder`` holds the card, named
-    ``card_name``, and beside it ``rcp/`` and ``config/``.
+    Without them it is a card-only benchmark: `mlhpc.Run` runs a person's own loop for it. ``folder`` holds the card,
+    named ``card_name``, and beside it ``rcp/`` and ``config/``.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Descriptor:
         return self.implementation
 
     def load_generator(self) -> Any:
-        """Import the module with ``generate``, ``convert`` and ``fetch`` (docs/data.md). InputError if there is none."""
+        """Import the module with ``generate``, ``convert`` and ``fetch`` (docs/data.md), or raise InputError."""
         if self.generator is None:
             raise InputError(f"{self.name}: {self.card_path} is a card without code: it makes no data")
         return resolve(self.generator)
@@ -88,7 +89,7 @@ def _stamp(path: Path) -> int:
 
 
 def descriptors() -> dict[str, Descriptor]:
-    """Load the descriptors of all installed workloads whose card can be read, by name; others are left out with one line.
+    """Load the descriptors of all installed workloads, by name. One whose card cannot be read is left out with a line.
 
     Of two workloads with one MLPerf name the first is taken: no package can change the rules for another one's results.
     """
@@ -142,7 +143,7 @@ def with_cards(paths: Iterable[Path]) -> Iterator[None]:
 
 
 def _add_card(found: dict[str, Descriptor], path: Path) -> None:
-    """Add the benchmark of a card file. InputError if its names are those of another: nobody changes the rules of a benchmark."""
+    """Add the benchmark of a card file. InputError if a name is taken: nobody changes another benchmark's rules."""
     added = describe_card(path)
     card = added.card()
     for other in found.values():

@@ -1,7 +1,7 @@
 """Reads YAML and JSON documents into `msgspec.Struct`, and writes them as plain data.
 
-A mistake in a document is an InputError of one line: the file, the line of the key (YAML), the key, its value and what was
-expected. What a document may hold is said by the annotations of its Struct: ``width: Annotated[int, Meta(ge=1)] = 32``.
+A mistake in a document is an InputError of one line: the file, the line of the key (YAML), the key, its value and what
+was expected. The annotations of a Struct state what a document may hold: ``width: Annotated[int, Meta(ge=1)] = 32``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POWER = re.compile(
 
 
 def convert(data: Any, kind: type[Data]) -> Data:
-    """Make a Struct, or any other annotated type, of plain data. msgspec.ValidationError, a ValueError, if they do not fit."""
+    """Make a Struct, or any other annotated type, from plain data. msgspec.ValidationError if they do not fit."""
     return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
 
 
@@ -48,7 +48,7 @@ def _as_path(kind: type, value: Any) -> Any:
 
 
 def plain(value: Any, *, without_none: bool = False) -> Any:
-    """Render a Struct as plain data for JSON or YAML: paths become text, tuples lists. ``without_none`` omits keys of None."""
+    """Convert a Struct to plain data for JSON or YAML. ``without_none`` omits keys of None."""
     return _plain(msgspec.to_builtins(value, enc_hook=_as_plain), without_none)
 
 
@@ -74,7 +74,7 @@ def _plain(value: Any, without_none: bool) -> Any:
 
 
 def read_json_document(path: Path, kind: type[Data], what: str, version: int, *, largest: int = _LARGEST_JSON) -> Data:
-    """Read a JSON document. InputError names the file, what was expected (``what``, for example "facts") and what it holds."""
+    """Read a JSON document. InputError names the file and what was expected (``what``, such as "facts")."""
     try:
         data = read_json(path, largest)
     except OSError as error:
@@ -119,7 +119,7 @@ class YamlSource:
         return YamlSource(path, data, lines)
 
     def convert(self, kind: type[Data]) -> Data:
-        """Make a Struct of the data. InputError names file, line, key, value and what was expected, or all missing keys."""
+        """Make a Struct of the data. InputError names file, line, key, value and what was expected."""
         try:
             return convert(self.data, kind)
         except msgspec.ValidationError as error:
@@ -133,7 +133,7 @@ class YamlSource:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text. yaml.YAMLError, or what Python raises for a value that does not fit its tag, if it is not valid."""
+    """Parse a YAML text. Invalid text raises yaml.YAMLError, or what Python raises for a value with a wrong tag."""
     return _load(None, text)[1]
 
 
@@ -142,7 +142,8 @@ def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any
 
     If the fast loader finds a mistake, the slow one reads again: its message says more.
     """
-    openings = sum(text.count(mark) for mark in "[{-?")  # no level is opened without one of these, or a longer indentation
+    # no level is opened without one of these, or a longer indentation
+    openings = sum(text.count(mark) for mark in "[{-?")
     if hasattr(yaml, "CSafeLoader") and openings < _MOST_OPENINGS:
         with suppress(yaml.YAMLError):
             return _construct(path, yaml.CSafeLoader(text))
@@ -168,26 +169,25 @@ def _collect(
     path: Path | None,
     sizes: dict[int, int],
 ) -> int:
-    """Add the line of each key below ``prefix``, where its node is met first; returns the number of values. None: in a list.
+    """Add the line of each key's first node below ``prefix`` (None: in a list); return the number of values.
 
-    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they are in.
+    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they
+    are in.
     """
-    if (known := sizes.get(id(node))) is not None:
-        if not known:
-            raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
+    known = sizes.get(id(node))  # an alias is the node itself once more
+    if known == 0:
+        raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
+    if known is not None:
         return known
-    size, sizes[id(node)] = 1, 0
+    size = 1
+    sizes[id(node)] = 0  # until its values are counted
     if isinstance(node, yaml.ScalarNode):
         # An unquoted 1e-3 becomes a number, as in YAML 1.2.
         if not node.style and node.tag == "tag:yaml.org,2002:str" and _POWER.fullmatch(node.value):
             node.tag = "tag:yaml.org,2002:float"
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = None if prefix is None else (*prefix, str(key.value))
-            if here is not None:
-                if here in lines and key.value != "<<":
-                    raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
-                lines[here] = key.start_mark.line + 1
+            here = _add_line(key, prefix, lines, path)
             size += _collect(value, here, lines, path, sizes)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
@@ -198,6 +198,19 @@ def _collect(
     return size
 
 
+def _add_line(
+    key: yaml.Node, prefix: tuple[str, ...] | None, lines: dict[tuple[str, ...], int], path: Path | None
+) -> tuple[str, ...] | None:
+    """Add the line of a key, and return its path; None in a list, whose items have no names."""
+    if prefix is None:
+        return None
+    here = (*prefix, str(key.value))
+    if here in lines and key.value != "<<":  # a merge key may be repeated
+        raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+    lines[here] = key.start_mark.line + 1
+    return here
+
+
 @dataclass(frozen=True)
 class Mistake:
     """Where a document is wrong, and one line that says how."""
@@ -206,7 +219,7 @@ class Mistake:
     text: str
 
 
-# A message of msgspec: what is wrong, and where. The place may be a key itself: "Expected `int` - at `key` in `$.points`".
+# A message of msgspec: what is wrong, and where. The place may be a key: "Expected `int` - at `key` in `$.points`".
 _MESSAGE = re.compile(r"(?s)(.*?)(?: - at (`key` in )?`\$(.*)`)?")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _KEY_OF_ERROR = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`")
@@ -215,11 +228,29 @@ _KEY_OF_ERROR = re.compile(r"Object (?:contains unknown|missing required) field 
 def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistake:
     """Find the place that an error of `convert` speaks of.
 
-    msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key, so data and types are followed along it.
+    msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key, so data and types are followed
+    along it.
     """
     match = _MESSAGE.fullmatch(str(error))
     assert match is not None
-    text, of_key, place = match[1], match[2], match[3] or ""
+    text, is_of_key, place = match[1], match[2], match[3] or ""
+    key, data, kind = _follow(place, data, kind)
+    field = _KEY_OF_ERROR.fullmatch(text)
+    if field is not None:
+        struct = next(each for each in _choices(kind) if _is_struct(each))
+        if "unknown" in text:
+            return Mistake((*key, field[1]), unknown_key(struct, field[1]))
+        return Mistake(key, _missing_keys(struct, data, key))
+    text = _in_words(text, kind)
+    if is_of_key:
+        wrong = _wrong_key(data, kind)
+        return Mistake((*key, wrong), f"{'.'.join((*key, wrong))}: {text} as the key")
+    name = f"{'.'.join(key)} = " if key else ""
+    return Mistake(key, f"{name}{brief(data, longest=80)}: {text}")
+
+
+def _follow(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any]:
+    """Follow a place of msgspec; return the keys to it, the data there and their type."""
     key: list[str] = []
     for name, index in _STEP.findall(place):
         part: Any = name or index
@@ -231,26 +262,31 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
             part = int(index)
         kind, data = _inner(kind, part), data[part]
         key.append(str(part))
-    if (field := _KEY_OF_ERROR.fullmatch(text)) is not None:
-        struct = next(each for each in _choices(kind) if _is_struct(each))
-        if "unknown" in text:
-            return Mistake((*key, field[1]), unknown_key(struct, field[1]))
-        required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
-        missing = [".".join((*key, each)) for each in required if each not in data]
-        return Mistake(tuple(key), f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}")
+    return tuple(key), data, kind
+
+
+def _missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
+    """Name all keys that are missing; msgspec names the first one."""
+    required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
+    missing = [".".join((*key, each)) for each in required if each not in data]
+    return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
+
+
+def _wrong_key(data: Any, kind: Any) -> str:
+    """Find the first key of a mapping that is not of the type that its keys must have."""
+    of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
+    return str(next(each for each in data if not _fits({each: None}, GenericAlias(dict, (of, Any)))))
+
+
+def _in_words(text: str, kind: Any) -> str:
+    """Turn what msgspec expected into words for a person who knows YAML and not Python."""
     if text.startswith("Invalid enum value"):
         options = [each for choice in _choices(kind) if get_origin(choice) is Literal for each in get_args(choice)]
         text = f"expected one of {', '.join(map(repr, options))}"
     if "matching regex" in text and (described := _description(kind)):
         text = f"expected {described}"
     text = re.sub("`([^`]*)`", lambda words: words[1].replace("object", "a mapping").replace("array", "a list"), text)
-    text = f"{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else text
-    if of_key:
-        of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
-        wrong = next(each for each in data if not _fits({each: None}, GenericAlias(dict, (of, Any))))
-        return Mistake((*key, str(wrong)), f"{'.'.join((*key, str(wrong)))}: {text} as the key")
-    name = f"{'.'.join(key)} = " if key else ""
-    return Mistake(tuple(key), f"{name}{brief(data, longest=80)}: {text}")
+    return f"{text[:1].lower()}{text[1:]}" if text.startswith("Expected") else text
 
 
 def _fits(data: Any, kind: Any) -> bool:
@@ -280,7 +316,7 @@ def _description(kind: Any) -> str | None:
 
 
 def _inner(kind: Any, part: Any) -> Any:
-    """The type of one part of a value: of a field, of a key of a mapping or of an item of a list. Any if it has no such part."""
+    """Return the type of a field, of a mapping's key or of a list's item. Any if there is no such part."""
     for choice in _choices(kind):
         origin, args = get_origin(choice), get_args(choice)
         if _is_struct(choice):
@@ -301,7 +337,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def unknown_key(kind: type[msgspec.Struct], key: str) -> str:
-    """The end of a message about an unknown key: the nearest one, in a section below too, and the keys that there are."""
+    """Describe an unknown key: the nearest known key, in a section below too, and all keys."""
     known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
     inside = [path for path in _key_paths(kind) if path.rpartition(".")[2] == key]
     near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)

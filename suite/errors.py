@@ -16,11 +16,11 @@ DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect in
 
 
 class InputError(ValueError):
-    """A file, a value or a setting from outside is at fault: one line that says where, what was found and what was expected.
+    """A file, value or setting from outside is wrong: one line says where, what was found and what was expected.
 
-    `suite.cli` prints it and ends with exit code 2. Every other exception, a ValueError of Python, NumPy or PyTorch among
-    them, is a defect of mlhpc itself (exit code 70): code that reads what a user wrote turns such errors into this class
-    where it knows the place.
+    `suite.cli` prints it and ends with exit code 2. Every other exception, a ValueError of Python, NumPy or PyTorch
+    among them, is a defect of mlhpc itself (exit code 70): code that reads what a user wrote turns such errors into
+    this class where it knows the place.
     """
 
 
@@ -58,7 +58,8 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
 def keep_traceback(to: str = "") -> str:
     """Write the traceback of the exception being handled, and what a maintainer needs beside it, to a new file.
 
-    Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files (TMPDIR).
+    Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files
+    (TMPDIR).
     """
     lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
     try:

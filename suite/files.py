@@ -1,4 +1,4 @@
-"""Reads and writes files: a file is written completely or not at all, and an unreadable one is an InputError of one line."""
+"""Reads and writes files: a write is atomic, and an unreadable file is an InputError of one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from suite.errors import InputError
 
-PART_SUFFIX = ".part"
+PART_SUFFIX = ".part"  # of a file that is being written, in the folder of the whole one
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
 
@@ -24,9 +24,9 @@ QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no prog
 def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to. When the body ends, force that file to the disk and rename it to ``path``.
 
-    Readers see the old file or the new one, never a part. The temporary path is in the same folder and contains node and
-    process id, so that two writers never share one. If the body raises, the temporary file is removed and ``path`` is not
-    touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
+    Readers see the old file or the new one, never a part. The temporary path is in the same folder and contains node
+    and process id, so that two writers never share one. If the body raises, the temporary file is removed and ``path``
+    is not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
@@ -42,7 +42,7 @@ def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
-    """Write a file with `written_whole`. Text becomes UTF-8; a surrogate, which UTF-8 cannot encode, becomes a question mark."""
+    """Write a file with `written_whole`, as UTF-8. A surrogate, which UTF-8 cannot encode, becomes a question mark."""
     with written_whole(path, overwrite=overwrite) as part:
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
@@ -150,14 +150,14 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Replace every character that a terminal acts on, or cannot show, by a question mark; ``keep`` names exceptions."""
+    """Replace each character that a terminal acts on or cannot show by a question mark, except ``keep``."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else "?" for char in text)
 
 
 def harmless_cell(value: object) -> object:
-    """A cell of a CSV table: a text that a spreadsheet would run as a formula gets an apostrophe, which makes it a text."""
+    """Return a cell of a CSV table. A text that a spreadsheet would run as a formula gets an apostrophe."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -189,11 +189,11 @@ def as_path(given: object) -> Path:
 def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
-    This is how every command prints: names of files and strings of logs may be a stranger's, so what a terminal would act on
-    is replaced (`printable`). Lines and tabs stay.
+    This is how every command prints: names of files and strings of logs may be a stranger's, so what a terminal would
+    act on is replaced (`printable`). Lines and tabs stay.
 
-    A reader that has gone, or a full disk, costs the line and never the work. Without the redirection Python would fail once
-    more with the same bytes when it ends.
+    A reader that has gone, or a full disk, costs the line and never the work. Without the redirection Python would fail
+    once more with the same bytes when it ends.
     """
     stream = sys.stderr if error else sys.stdout
     text = printable(text, keep="\n\t")

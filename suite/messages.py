@@ -1,7 +1,7 @@
 """Encodes what ranks say to each other as msgpack, and checks its type when it is read.
 
-Nothing that is received is executed, unlike a pickle. Messages carry no signature: they hold numbers, short texts and records
-of them, and a message that does not have the expected type is an error.
+Nothing that is received is executed, unlike a pickle. Messages carry no signature: they hold numbers, short texts and
+records of them, and a message that does not have the expected type is an error.
 """
 
 from __future__ import annotations

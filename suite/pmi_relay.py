@@ -1,8 +1,9 @@
 """Carries the messages by which MPICH starts under Slurm's pmi2, where Slurm's plug-in cannot: a relay between the two.
 
-Slurm's plug-in offers values of 1,024 bytes and reads a line of at most 1,024, command and key included. MPICH 5.0 with UCX
-publishes 4,096 bytes of its memory of which the address is the first part; what lies behind it decides whether a line is too
-long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay puts a long value in two parts.
+Slurm's plug-in offers values of 1,024 bytes and reads a line of at most 1,024, command and key included. MPICH 5.0 with
+UCX publishes 4,096 bytes of its memory of which the address is the first part; what lies behind it decides whether a
+line is too long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay puts a long
+value in two parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ relay(Wire(int(sys.argv[2])), Wire(int(sys.argv[3])))
 
 @contextmanager
 def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Let a relay carry MPI's messages while the body starts MPI: on several nodes under srun's pmi2. Elsewhere do nothing."""
+    """Relay MPI's messages while the body starts MPI on several nodes under srun's pmi2. Elsewhere do nothing."""
     descriptor = environ.get("PMI_FD", "")
     if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
         yield

@@ -1,7 +1,7 @@
-"""Processes: finds those of a launch and ends them, tells a process from a later one with its number, and ends with a parent.
+"""Finds and ends the processes of a launch, recognises reused process numbers, and ends with a parent.
 
-mpiexec starts each rank in a session of its own, out of reach of signals to a process group, and a rank outlives mpiexec's
-proxy. So the ranks of a launch are found by a token in their environment, not by their parents.
+mpiexec starts each rank in a session of its own, out of reach of signals to a process group, and a rank outlives
+mpiexec's proxy. So the ranks of a launch are found by a token in their environment, not by their parents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:
-    """Find the living processes whose environment has the token, or of those the ranks that mpiexec's proxies started."""
+    """Find the living processes with the token in their environment, or the ranks of mpiexec's proxies among them."""
     import psutil
 
     found = []
@@ -78,11 +78,11 @@ def start_of(pid: int) -> int | None:
 
 
 def load_parent_signal() -> Callable[[int], None] | None:
-    """Load the function that asks Linux for a signal when this process's parent ends; 0 asks for none. None on other systems.
+    """Load the function that requests a signal for the end of this process's parent; 0: none. Linux only, else None.
 
     The C library is loaded here: between fork and exec a child must not load anything, but may call the function.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux":  # prctl is Linux's
         return None
     libc = ctypes.CDLL(None)
 

@@ -75,7 +75,7 @@ class Alone:
 
 
 class MpiTransport:
-    """The transport through mpi4py. MPI's own waiting takes a whole core, so each call first waits for all ranks by `meet`."""
+    """The transport through mpi4py. MPI waits with a whole core, so each call first waits by `meet`."""
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
@@ -122,7 +122,7 @@ def meet(comm: Any) -> Any:
 
 
 def wait_for(request: Any) -> None:
-    """Wait until MPI has done what was asked. Looks again and again for a moment, then sleeps longer and longer between looks."""
+    """Wait until MPI has done what was asked. Polls for a moment, then sleeps longer and longer between polls."""
     awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
     while not request.Test():
         if time.perf_counter() > awake_until:
@@ -131,7 +131,7 @@ def wait_for(request: Any) -> None:
 
 
 class TorchTransport:
-    """The transport through torch.distributed with gloo, in a group of its own: for torchrun, and for srun without MPI."""
+    """The transport through torch.distributed with gloo, for torchrun and for srun without MPI."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist
@@ -154,7 +154,7 @@ class TorchTransport:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(mine)]), self._group)
-        longest = max(_message_size(int(size)) for size in sizes)
+        longest = max(_message_size(int(size)) for size in sizes)  # gloo gathers only parts of equal size
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), self._group)
         return [_tensor_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
@@ -208,7 +208,7 @@ class TorchTransport:
         dist.broadcast(torch.from_numpy(buffer), group=self._group, group_src=root)
 
     def split(self, color: int) -> TorchTransport:
-        """A transport between the ranks that passed the same color. Only of the whole world: torch makes groups with all ranks."""
+        """Return a transport between the ranks that passed the same color. Only the whole world can be split."""
         import torch.distributed as dist
 
         assert self.size == dist.get_world_size()
@@ -237,7 +237,7 @@ def _message_size(size: int) -> int:
 
 
 class ObservedTransport:
-    """A transport that makes each collective inside ``observe(name, bytes)``: its kind, and the bytes that this rank gives.
+    """A transport that makes each collective inside ``observe(name, bytes)``, with the bytes of this rank.
 
     ``on_split`` makes the transport of a part of the ranks from the inner one. By default nobody observes it.
     """

@@ -34,13 +34,14 @@ Slab = tuple[tuple[int, int], ...]  # of each dimension after the sample's: firs
 class Work:
     """The work of training on one sample, or of one step where the name says so, by the workload's closed forms.
 
-    ``model_flops`` is what the algorithm needs for forward and backward pass (2 per multiply-add), ``executed_flops`` what the
-    code does (with recomputation and padding), ``algorithmic_bytes`` the compulsory traffic of all operators. ``forward_flops``
-    and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``; ``forward_extra_flops`` is what
-    the code's forward pass does beyond it, or less if negative. The optimizer's bytes, divided
-    by the samples of a batch, are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
-    ``all_reduce_bytes_per_step`` is the size of the gradients of parameters that every rank holds. ``all_to_all_bytes`` is the
-    size of the rows that one sample sends to experts and back if experts are spread over ranks, rows that stay included.
+    ``model_flops`` is what the algorithm needs for forward and backward pass (2 per multiply-add), ``executed_flops``
+    what the code does (with recomputation and padding), ``algorithmic_bytes`` the compulsory traffic of all operators.
+    ``forward_flops`` and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``;
+    ``forward_extra_flops`` is what the code's forward pass does beyond it, or less if negative. The optimizer's bytes,
+    divided by the samples of a batch, are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
+    ``all_reduce_bytes_per_step`` is the size of the gradients of parameters that every rank holds. ``all_to_all_bytes``
+    is the size of the rows that one sample sends to experts and back if experts are spread over ranks, rows that stay
+    included.
     """
 
     model_flops: float
@@ -64,9 +65,10 @@ GRADIENT_BYTES = 4  # gradients are reduced in float32
 class Optimization:
     """An optimizer and its schedule. ``learning_rate(step, epoch)`` is pure; steps are global from 0, epochs from 1.
 
-    With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses the
-    exponential moving average of the weights. An optimizer that needs norms of whole tensors has an attribute ``norms`` that
-    computes them from tensors and the parameter that each belongs to; the harness replaces it where ranks hold pieces.
+    With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses
+    the exponential moving average of the weights. An optimizer that needs norms of whole tensors has an attribute
+    ``norms`` that computes them from tensors and the parameter that each belongs to; the harness replaces it where
+    ranks hold pieces.
     """
 
     optimizer: optim.Optimizer
@@ -102,7 +104,7 @@ class Baseline(float):
     def jackknife(
         cls, of_samples: Sequence[Mapping[str, float]], metric: Callable[[Mapping[str, float]], float]
     ) -> Baseline:
-        """Compute a metric of summed statistics, and its standard error from the sums without each sample (Tukey 1958)."""
+        """Compute a metric of summed statistics, and its standard error by the jackknife over samples (Tukey 1958)."""
         names = {name for each in of_samples for name in each}
         totals = {name: math.fsum(each.get(name, 0.0) for each in of_samples) for name in names}
         value, n = metric(totals), len(of_samples)
@@ -123,8 +125,8 @@ class Dataset(Protocol):
     def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
         """Load samples as CPU tensors; the first dimension is the sample.
 
-        Random choices (augmentation) depend only on seed, epoch and sample index, so that a sample is the same on any rank
-        and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
+        Random choices (augmentation) depend only on seed, epoch and sample index, so that a sample is the same on any
+        rank and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
         """
         ...
 
@@ -136,7 +138,7 @@ class SlabDataset(Dataset, Protocol):
     def load_slab(
         self, indices: Sequence[int] | NDArray[np.int64], slabs: Mapping[str, Slab], *, seed: int, epoch: int
     ) -> Batch:
-        """Load what `load` does, of the tensors in ``slabs`` only these positions: the same values as cut out of the whole."""
+        """Load like `load`, but only these positions of the tensors in ``slabs``. The values are equal."""
         ...
 
 
@@ -160,9 +162,9 @@ class Chooses(Protocol):
 class Spread:
     """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload says) of ``size`` in the run.
 
-    ``sharing``: so many consecutive ranks have the same samples; each of them shares experts with those of its number in the next
-    groups. ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective, bytes that a rank
-    gives and number of ranks are noted.
+    ``sharing``: so many consecutive ranks have the same samples; each of them shares experts with those of its number
+    in the next groups. ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective,
+    bytes that a rank gives and number of ranks are noted.
     """
 
     ranks: int = 0
@@ -174,24 +176,25 @@ class Spread:
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
-    Implementations inherit from it: the methods at the end have defaults for a data-parallel model. A class that lacks one of
-    the others is refused when it is loaded, and cannot be constructed.
+    Implementations inherit from it: the methods at the end have defaults for a data-parallel model. A class that lacks
+    one of the others is refused when it is loaded, and cannot be constructed.
     """
 
     config: RunConfig
-    # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states the harness
-    # can note it and repeat it tensor by tensor; a test must show that the values are the same (docs/plans.md)
+    # True: `build_model` looks at no values and uses torch's operators alone, so that under a plan that shards states
+    # the harness can note it and repeat it tensor by tensor; a test must show that the values are the same
+    # (docs/plans.md)
     initialises_by_operators: bool = False
     spread: Spread = Spread()  # set before `build_model`
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:
-        """Open the ``"train"`` or ``"validation"`` split of the data set under ``root``. InputError if it is damaged."""
+        """Open the ``"train"`` or ``"validation"`` split of a data set. InputError if it is damaged."""
         ...
 
     @abstractmethod
     def build_model(self, world: World) -> nn.Module:
-        """Build the model on the CPU in float32, initialised from torch's current seed. The harness moves and wraps it."""
+        """Build the model on the CPU in float32, initialised from torch's current seed. The harness moves it."""
         ...
 
     @abstractmethod
@@ -237,21 +240,22 @@ class Workload(Protocol):
         return self.work()
 
     def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """The hyperparameters to log that are true of the data, from the attributes of their manifest. Default: none."""
+        """Return hyperparameters to log that depend on the data, from the manifest's attributes. Default: none."""
         return {}
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
-        """List the parameters that are split over ranks: each rank holds a share, all shares are the whole. Default: none.
+        """List the parameters that are split over ranks: all ranks' shares make the whole. Default: none.
 
-        The backward pass must leave the sum over the losses of all ranks in their gradients, on every rank that has the same
-        share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients, does not reduce it
-        over ranks, and saves each share.
+        The backward pass must leave the sum over the losses of all ranks in their gradients, on every rank that has the
+        same share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients, does
+        not reduce it over ranks, and saves each share.
         """
         return ()
 
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
-        """Say where this rank's shares lie, so that another number of ranks can go on from a checkpoint: of the parameters in
-        `sharded_parameters`, by name, the first of their values in the whole tensor, in which they are consecutive.
+        """Say where this rank's shares lie, so that a checkpoint can be continued on another number of ranks.
+
+        By name of `sharded_parameters`: the index of this rank's first value in the whole tensor; they are consecutive.
 
         Default: not known.
         """
@@ -262,7 +266,7 @@ class Workload(Protocol):
         return 0, 1
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
-        """Make equal on all ranks what training left different. All ranks call it. Default: average buffers over ranks."""
+        """Make equal on all ranks what training left different. All ranks call it. Default: average buffers."""
         average_buffers(model, world)
 
     def example(self, samples: int) -> Batch | None:
@@ -276,7 +280,7 @@ class Workload(Protocol):
         """Choose by short measurements how the model on its device is computed. All ranks call it. Default: none."""
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """The ``window_stats`` to log for the steps since the last call. All ranks call it at each ``step_phases`` event.
+        """Return the ``window_stats`` since the last call. All ranks call it at each ``step_phases`` event.
 
         Returns plain numbers, lists and mappings; rank 0's are logged. Default: none.
         """
@@ -284,14 +288,15 @@ class Workload(Protocol):
 
 
 def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
-    """Import a workload's implementation; it imports torch. InputError names the methods without a default that it lacks."""
+    """Import a workload's implementation and torch. InputError names the methods without a default that it lacks."""
     implementation = resolve(descriptor.code())
     required = [name for name, method in vars(Workload).items() if getattr(method, "__isabstractmethod__", False)]
     methods = {name: getattr(implementation, name, None) for name in required}
     missing = [name for name, method in methods.items() if not callable(method) or _is_abstract(method)]
     if missing:
         raise InputError(
-            f"workload {descriptor.name!r}: {descriptor.implementation} lacks {', '.join(missing)} (see suite.workload.Workload)"
+            f"workload {descriptor.name!r}: {descriptor.implementation} lacks {', '.join(missing)} "
+            "(see suite.workload.Workload)"
         )
     return implementation  # type: ignore[no-any-return]
 
@@ -301,7 +306,7 @@ def _is_abstract(method: object) -> bool:
 
 
 def average_buffers(model: nn.Module, world: World) -> None:
-    """Replace floating-point buffers (running statistics of batch normalisation) by their means over ranks, in float64."""
+    """Replace floating-point buffers (such as batch statistics) by their means over ranks, in float64."""
     import torch
 
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]

@@ -1,9 +1,11 @@
-"""The ranks of a run and their communication outside the gradient path: through MPI where there is one, else torch's gloo.
+"""The ranks of a run and their communication outside the gradient path, through MPI or torch's gloo.
 
-`detect` reads the launcher's environment and imports nothing heavy; `World.create` connects the ranks. Control messages, sums of
-a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which `World.init_torch` starts.
+`detect` reads the launcher's environment and imports nothing heavy; `World.create` connects the ranks. Control
+messages, sums of a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which
+`World.init_torch` starts.
 
-Nothing between ranks is signed: who can reach their ports can disturb a run, but cannot make it execute anything (suite.messages).
+Nothing between ranks is signed: who can reach their ports can disturb a run, but cannot make it execute anything
+(suite.messages).
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ class Launch:
     size: int
 
 
-MASTER = "MLHPC_MASTER_ADDR"
-INTERFACE = "MLHPC_INTERFACE"
+MASTER = "MLHPC_MASTER_ADDR"  # set by a person where a name does not resolve
+INTERFACE = "MLHPC_INTERFACE"  # the same, by the name of an interface
 REACH_S = 15.0  # how long a connection may take that nobody refuses
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
-# Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer one
+# Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer
+# one
 LAUNCHERS: tuple[tuple[str, str, str], ...] = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -68,7 +71,7 @@ CALLER = "torch.distributed"
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Find the launcher that started this process; None if there was none. InputError if its variables are inconsistent."""
+    """Find the launcher that started this process, or None. InputError if its variables are inconsistent."""
     for launcher, rank_name, size_name in LAUNCHERS:
         if rank_name in environ and size_name in environ:
             try:
@@ -82,7 +85,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """The name of this node: Slurm's if set, so that several slurmd on one host count as several nodes; else the host's."""
+    """Return the name of this node: Slurm's if set (several slurmd can share a host), else the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -90,8 +93,8 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
 class World:
     """All ranks of a run, as one of them sees them.
 
-    ``node`` is the 0-based number of this rank's node, ``local_rank`` the rank's number on it, ``local_size`` the number of ranks
-    on it. ``peers`` connects the ranks with this local rank on every node, in node order.
+    ``node`` is the 0-based number of this rank's node, ``local_rank`` the rank's number on it, ``local_size`` the
+    number of ranks on it. ``peers`` connects the ranks with this local rank on every node, in node order.
     """
 
     launcher: str
@@ -110,6 +113,7 @@ class World:
         """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
         launch = launch or detect() or _started_group()
         transport = Alone() if launch is None or launch.size == 1 else _connect(launch)
+        # Ranks of a node are those with the same node name, whatever order the launcher gave them.
         names = [str(decode(each, str)) for each in transport.allgather(encode(node_name()))]
         nodes = list(dict.fromkeys(names))
         node = nodes.index(names[transport.rank])
@@ -146,7 +150,7 @@ class World:
         return [decode(each, kind) for each in self.transport.allgather(encode(value))]
 
     def gather(self, value: Any, kind: Any = Any) -> list[Any] | None:
-        """Return every rank's value, in rank order, on rank 0; None on the others. Far less traffic than `allgather`."""
+        """Return every rank's value, in rank order, on rank 0; None elsewhere. Cheaper than `allgather`."""
         gathered = self.transport.gather(encode(value))
         return None if gathered is None else [decode(each, kind) for each in gathered]
 
@@ -171,6 +175,7 @@ class World:
         """
         import numpy as np
 
+        # The usual case costs the sum of one number.
         if not self.transport.sum(np.array([float(error is not None)]))[0]:
             return
         errors = self.allgather(None if error is None else one_line(error))
@@ -179,7 +184,7 @@ class World:
             raise InputError(first)
 
     def init_torch(self, device: torch.device, backend: str = "gloo") -> None:
-        """Start torch.distributed: ``backend`` between processors, NCCL too on CUDA. Nothing on one rank or if it is started."""
+        """Start torch.distributed with ``backend``, and NCCL on CUDA. Do nothing on one rank or if it is started."""
         import torch.distributed as dist
 
         if self.size == 1 or dist.is_initialized():
@@ -195,6 +200,7 @@ class World:
         hosts = self.allgather(_network())
         problem: Exception | None = None
         place = ("127.0.0.1", 0)
+        # Listens until every node has tried the address; then torch takes the port.
         listener = socket.socket()
         try:
             if self.is_first:
@@ -269,7 +275,7 @@ def _rendezvous(launch: Launch) -> None:
 
 
 def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
-    """Compute the port of a Slurm step, below those that systems give to clients. Steps of a node should not share one."""
+    """Compute the port of a Slurm step, below the range for clients. Steps of a node should not share one."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     step = " ".join(environ.get(name, "") for name in names)
     return 20000 + zlib.crc32(step.encode()) % 12000
@@ -381,7 +387,7 @@ def list_interfaces() -> dict[str, str]:
 
 
 def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Let gloo use the interface by which this node reaches an address, unless the user chose one. Gloo asks the host's name."""
+    """Let gloo use the interface by which this node reaches an address, unless the user chose one."""
     name = environ.get(INTERFACE)
     if name is None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -393,7 +399,7 @@ def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ)
 
 
 def try_connection(address: str, port: int, *, here: str, there: str, listen_s: float = 0.0) -> None:
-    """Connect once and close. ConnectionError names both ends if that is not possible; a refusal is tried for ``listen_s``."""
+    """Connect once and close. ConnectionError names both ends; a refused connection is tried for ``listen_s``."""
     begun = time.monotonic()
     while True:
         try:
@@ -402,7 +408,8 @@ def try_connection(address: str, port: int, *, here: str, there: str, listen_s: 
             waited = time.monotonic() - begun
             if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
                 raise ConnectionError(
-                    f"{here} cannot reach {there} at {address}:{port} ({error.strerror or error}, tried for {waited:.0f} s): "
+                    f"{here} cannot reach {there} at {address}:{port} "
+                    f"({error.strerror or error}, tried for {waited:.0f} s): "
                     f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
                 ) from None
             time.sleep(0.2)
