@@ -31,8 +31,8 @@ from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.machine.choice.chooser import Chooser, Question
 from suite.machine.choice.layout import use_onednn
-from suite.machine.choice.race import clock_of
 from suite.machine.choice.store import Store
+from suite.machine.choice.timing import clock_of
 from suite.machine.probes.processor import read_cpu
 from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload

@@ -15,7 +15,7 @@ from analysis.network.held_out import Errors, Quantity, back_test
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
-from suite.performance.cost_model import Choice, LayerShape, Network, einsum_flops, layer_s, ranked
+from suite.performance.cost_model import Execution, LayerShape, Network, einsum_flops, layer_s, ranked
 
 IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
@@ -97,7 +97,7 @@ def typical_error(compared: Iterable[Compared]) -> tuple[float, float]:
     return (statistics.median(errors), max(errors)) if errors else (float("nan"), float("nan"))
 
 
-def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Choice:
+def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Execution:
     """Find the (r, degree, algorithm) with the smallest predicted time of a layer on the fitted machine."""
     return ranked(shape, fit.network, ranks, fit.flops_per_s)[0]
 

@@ -1,1 +1,1 @@
-"""The machine: facts of its nodes and the probes for them, its description as a system, energy counters, page caches."""
+"""Describes the machine: facts of its nodes, probes, the system's description, energy counters, page caches."""

@@ -1,6 +1,7 @@
-"""Facts of one compute node: their data model and their file ``facts/<node>.json``. The probes that fill them are in `probes`.
+"""Facts of one compute node: their data model and their file ``facts/<node>.json``. `probes` fills them.
 
-A text that is not known is "unknown", a number that is not known is null. A probe that failed is named under ``problems``.
+A text that is not known is "unknown", a number that is not known is null. A probe that failed is named under
+``problems``.
 """
 
 from __future__ import annotations

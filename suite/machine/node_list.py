@@ -1,4 +1,4 @@
-"""Slurm's short form of several node names, ``node[1-3,7],login``. Containers have no scontrol to ask for the long one."""
+"""Parses Slurm's short form of node names, ``node[1-3,7],login``. Containers have no scontrol for that."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ Better = Literal["more", "less"]
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The repetitions of one metric on one node. ``hardware``: only nodes of one hardware are compared with each other.
 
-    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, the worst
-    value that is allowed, is judged by that alone. ``failed`` says why there are no values.
+    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, the
+    worst value that is allowed, is judged by that alone. ``failed`` says why there are no values.
     """
 
     version: Literal[1] = 1

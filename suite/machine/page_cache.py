@@ -19,8 +19,8 @@ COMMAND_TIMEOUT_S = 300
 class CacheState:
     """What is known of the page caches at the start of a run; logged as the metadata of ``cache_state``.
 
-    ``dropped``: the command ended with exit code 0 on every node. ``cold-by-size``: the data set is too large for any cache.
-    ``unverified``: neither. ``exit_codes`` has each exit code once.
+    ``dropped``: the command ended with exit code 0 on every node. ``cold-by-size``: the data set is too large for any
+    cache. ``unverified``: neither. ``exit_codes`` has each exit code once.
     """
 
     state: Literal["dropped", "cold-by-size", "unverified"]
@@ -35,7 +35,8 @@ def drop_page_caches(
 ) -> CacheState:
     """Run the site's command on every node, unless the job script reports that it ran one. All ranks call it.
 
-    A job script reports in MLHPC_CACHE_DROP_COMMAND and MLHPC_CACHE_DROP_RC: there the command can run before the ranks start.
+    A job script reports in MLHPC_CACHE_DROP_COMMAND and MLHPC_CACHE_DROP_RC: there the command can run before the ranks
+    start.
     """
     code = None
     if "MLHPC_CACHE_DROP_COMMAND" in environ:

@@ -1,4 +1,4 @@
-"""Recognises passwords, tokens and keys: by the name of a variable, by their form, and by how random they look. Writes nothing."""
+"""Recognises passwords, tokens and keys by a variable's name, by their form and by their randomness."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections import Counter
 
 from suite import REDACTED
 
-# A name is of a secret if one of its words is one of these: HF_TOKEN and wandb.api_key, not TOKENIZERS_PARALLELISM or max_tokens
+# A name is of a secret if one of its words is one of these: HF_TOKEN and wandb.api_key, not TOKENIZERS_PARALLELISM or
+# max_tokens
 _SECRET_WORDS = frozenset(
     (
         *("KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "CREDENTIAL", "CREDENTIALS"),
@@ -26,7 +27,8 @@ _ASSIGNED = (
 _HARMLESS = re.compile(r"""["']?(?:\$.*|[-+.\d]{0,5}|true|false|null|none|yes|no|REDACTED)["']?""", re.IGNORECASE)
 SECRET_VALUES = re.compile(
     r"(?<=://)[^\s/:@\"']*:[^\s/@\"']+(?=@)"  # user:password of an address
-    r"|\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}"  # GitHub, GitLab, Hugging Face, OpenAI, Slack
+    # GitHub, GitLab, Hugging Face, OpenAI, Slack
+    r"|\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # JSON web token
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
@@ -53,13 +55,14 @@ def is_secret_name(name: str) -> bool:
 def looks_random(text: str) -> bool:
     """True if a text holds a word that looks drawn at random, as tokens and keys do. Words and paths of people do not.
 
-    A word of 20 characters or more with letters of both cases and digits, and many different ones; or 32 hexadecimal digits.
+    A word of 20 characters or more with letters of both cases and digits, and many different ones; or 32 hexadecimal
+    digits.
     """
     return any(_is_random(word) for word in _WORD.findall(text)) or _HEX.search(text) is not None
 
 
 def redact_random(text: str) -> str:
-    """Replace in a text the words that look drawn at random, except hexadecimal ones: those of a text are mostly checksums."""
+    """Replace in a text the words that look random, except hexadecimal ones: most of those are checksums."""
     return _WORD.sub(lambda match: REDACTED if _is_random(match.group()) else match.group(), text)
 
 

@@ -25,7 +25,7 @@ PACKAGES_OF_FRAMEWORKS = {"torch": "PyTorch"}
 
 
 class System(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One system; None means unknown. Also the ``description:`` block of a system file, which has precedence over the facts."""
+    """One system; None means unknown. The ``description:`` of a system file is one too, and overrides the facts."""
 
     system_name: str | None = None
     processor_model: str | None = None
@@ -95,7 +95,7 @@ def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> Sys
 
 
 def differences(nodes: Iterable[Facts]) -> list[str]:
-    """Compare the hardware and software of the nodes of a run with the first node: one line per field and differing node."""
+    """Compare the nodes of a run with its first node: one line per field and node that differs."""
     first, *others = nodes
     reference = structs.asdict(system_of(first))
     return [
@@ -144,7 +144,7 @@ def system_description(
     nodes: int,
     accelerators_per_node: int | None = None,
 ) -> dict[str, str | dict[str, str]]:
-    """The content of the MLPerf system JSON. ``accelerators_per_node`` counts those that the run used; default: all of a node."""
+    """Return the MLPerf system JSON. ``accelerators_per_node``: those that the run used; default: all of a node."""
     used = system.accelerators_per_node if accelerators_per_node is None else accelerators_per_node
     fixed: dict[str, str | dict[str, str]] = {
         "submitter": submitter,
@@ -245,7 +245,7 @@ def _network(ports: Sequence[NetworkInterface]) -> str | None:
 
 
 def _injection_gbit_s(ports: Sequence[NetworkInterface]) -> float | None:
-    """Sum of the speeds of active ports: of RDMA ports if there are any, else of interfaces. Both may be the same cables."""
+    """Sum the speeds of active ports: RDMA ports if any, else interfaces. Both may be the same cables."""
     speeds: dict[bool, float] = {}
     for port in ports:
         if port.speed_gbit_s and port.state in {"up", "active"}:
@@ -302,7 +302,7 @@ def _failed(facts: Facts) -> set[str]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if equal, or measured and nearly equal: memory that the firmware keeps and momentary frequencies vary a little."""
+    """True if equal or nearly: firmware reserves some memory, and momentary frequencies vary a little."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=ALIKE)
     return bool(one == other)

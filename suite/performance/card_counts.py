@@ -1,4 +1,4 @@
-"""Counts what a card says of one size by building the model, loading samples and running one step: parameters, FLOPs, bytes."""
+"""Counts what a card states of a size: it builds the model, loads samples and runs one step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from suite.workload import Work, Workload, load_workload
 from suite.world import World
 
 SAMPLES = 8  # of one counted step
-SEED = 0
+SEED = 0  # of weights and of the sampled order: counts do not depend on them
 
 
 @dataclass(frozen=True)
 class Counts:
     """What was counted, with the names of a card. FLOPs are per sample, the mean of the samples of one step.
 
-    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included. Of these samples and
-    of a batch of so many ``counted_form`` is the closed form; ``closed_form`` is that of a sample of mean size in the batch of the
-    config, which a card has. ``sample_bytes`` is the mean of all stored training samples. ``means`` has, by name, means
-    that the config states of its data, and those of the data. ``uncovered`` names operators that have no formula: their
-    FLOPs are missing.
+    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included. Of these
+    samples and of a batch of so many ``counted_form`` is the closed form; ``closed_form`` is that of a sample of mean
+    size in the batch of the config, which a card has. ``sample_bytes`` is the mean of all stored training samples.
+    ``means`` has, by name, means that the config states of its data, and those of the data. ``uncovered`` names
+    operators that have no formula: their FLOPs are missing.
     """
 
     train_samples: int
@@ -47,7 +47,7 @@ class Counts:
 
 
 def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
-    """Count on this processor, on one rank, with the data set under ``root``. InputError if the data do not fit the config."""
+    """Count on this processor, on one rank, with the data set under ``root``. InputError if data and config differ."""
     load, world = load_workload(descriptor), World.create()
     if world.size > 1:
         raise InputError("mlhpc workload card counts on one rank: start it without a launcher")
@@ -87,7 +87,7 @@ def _stored_bytes(root: Path, manifest: Manifest) -> float:
 
 
 def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
-    """The means that a config states of its data, beside those in the manifest's attributes: settings named ``mean_*``."""
+    """Return the means that a config states of its data and those of the manifest: names ``mean_*``."""
     stated = structs.asdict(config.hyperparameters)
     return {
         name: (float(stated[name]), float(value))

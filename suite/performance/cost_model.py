@@ -1,7 +1,7 @@
-"""Predicts times of collectives, pipelining and expert parallelism with closed forms: alpha-beta models of two kinds of link.
+"""Predicts times of collectives, pipelining and expert parallelism by alpha-beta models of two kinds of link.
 
-The MoE autotuner and analysis use it; it needs neither torch nor numpy. Below, n is the number of ranks, m those per node, and
-S the bytes that one rank sends in one all-to-all, the part for itself included. docs/moe.md has the formulas.
+The MoE autotuner and analysis use it; it needs neither torch nor numpy. Below, n is the number of ranks, m those per
+node, and S the bytes that one rank sends in one all-to-all, the part for itself included. docs/moe.md has the formulas.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class Network:
     """The links of a machine as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
 
     ``congestion`` is the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``,
-    ``two_level_congestion`` that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its receiver:
-    its latency differs by ``rendezvous_s`` (negative where copies of smaller messages cost more than the wait).
+    ``two_level_congestion`` that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its
+    receiver: its latency differs by ``rendezvous_s`` (negative where copies of smaller messages cost more than the
+    wait).
     """
 
     ranks_per_node: int
@@ -53,7 +54,8 @@ class Network:
         return latency_s + (self.rendezvous_s if message_bytes >= self.rendezvous_from else 0.0)
 
 
-# Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node); docs/moe.md names the rows
+# Fitted to Tutel's paper (arXiv:2206.03382; Azure NDm A100 v4, 8 A100 and 8 HDR links per node); docs/moe.md names the
+# rows
 AZURE_NDV4 = Network(
     ranks_per_node=8,
     inter_latency_s=25e-6,
@@ -69,7 +71,7 @@ AZURE_NDV4 = Network(
 
 @dataclass(frozen=True)
 class Transfer:
-    """Seconds of one collective: a part that does not depend on the size of messages, and a part proportional to bytes."""
+    """Seconds of one collective: a latency that does not depend on size, and a part proportional to bytes."""
 
     latency_s: float
     streaming_s: float
@@ -115,7 +117,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Execution:
     """One way to execute the layer, and its predicted time of forward and backward pass."""
 
     r: int
@@ -125,7 +127,7 @@ class Choice:
 
 
 def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Every rank sends S / n to every other. Both kinds of link work at the same time; the slower one determines the time."""
+    """Every rank sends S / n to every other. Both kinds of link work at once; the slower one decides."""
     local = min(network.ranks_per_node, ranks)
     inter = Transfer(
         network.launch_s + (ranks - local) * network.across_latency_s(size_bytes / ranks, "linear"),
@@ -139,7 +141,7 @@ def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transf
 
 
 def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """2DH: ranks of a node exchange what goes to the same local rank; then each sends n / m - 1 messages, m times as large."""
+    """2DH: local ranks exchange first, by destination; then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
     across_s = (nodes - 1) * network.across_latency_s(size_bytes / nodes, "2dh")
@@ -157,6 +159,7 @@ def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algor
 
 def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
     """Ring over consecutive ranks, after which each has ``size_bytes``. A reduce-scatter takes the same time."""
+    # Consecutive ranks of one node use its own links alone; a ring that leaves the node is as slow as its slowest link.
     inside = ranks <= network.ranks_per_node
     latency = network.intra_latency_s if inside else network.inter_latency_s
     bandwidth = network.intra_bandwidth if inside else network.inter_bandwidth
@@ -172,17 +175,20 @@ def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
 
 
 def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
-    """Dispatch, experts and combine of one pass in ``degree`` chunks, with one stream of transfers and one of computation.
+    """Dispatch, experts and combine of one pass in ``degree`` chunks, on one transfer and one compute stream.
 
-    The longer of two cases: transfers run without a pause, or computation runs without a pause after the first chunk arrived.
+    The longer of two cases: transfers run without a pause, or computation runs without a pause after the first chunk
+    arrived.
     """
+    # Two transfers a chunk: dispatch and combine
     communication_bound = 2 * (degree * transfer.latency_s + transfer.streaming_s)
     computing = compute_s * (1 + split_loss * (degree - 1))
+    # The first dispatch and the last combine have nothing to hide behind.
     return max(communication_bound, computing + 2 * (transfer.latency_s + transfer.streaming_s / degree))
 
 
 def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
-    """Bytes that a rank moves in forward and backward pass: tokens four times, gathered weights and scattered gradients."""
+    """Bytes that a rank moves in both passes: tokens four times, gathered weights and scattered gradients."""
     if r == 0:
         return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
     sharers = max(1, ranks // shape.experts)
@@ -195,7 +201,7 @@ def best_r(shape: LayerShape, ranks: int) -> int:
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
-    """The values r can have: 0 and the divisors of the ranks per expert (1 if there are at least as many experts as ranks)."""
+    """List the possible r: 0 and the divisors of the ranks per expert (1 if experts are at least as many)."""
     sharers = max(1, ranks // experts)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
@@ -208,9 +214,10 @@ def layer_s(
     Gate and permutation are left out: they take the same time for every r, degree and algorithm.
     """
     compute_s = shape.forward_flops / flops_per_s
-    if r == 0:
+    if r == 0:  # no tokens are sent: every rank gathers all experts, and again for the backward pass
         weights = all_gather(network, ranks, shape.experts * shape.expert_bytes)
         return (1 + BACKWARD_FACTOR) * compute_s + 2 * weights.total_s
+    # The ranks of an expert form r groups: tokens go to all of them, and each gathers a part 1/r of the weights.
     block = max(1, ranks // shape.experts) // r
     local_experts = max(1, shape.experts // ranks)
     weights = all_gather(network, block, local_experts * shape.expert_bytes / r)
@@ -229,17 +236,19 @@ def ranked(
     *,
     degrees: Iterable[int] = DEGREES,
     algorithms: Iterable[Algorithm] = ALGORITHMS,
-) -> list[Choice]:
-    """Every way to execute the layer, fastest first. r = 0 occurs once: it uses no all-to-all, so nothing else matters."""
-    choices = [Choice(0, 1, "linear", layer_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear"))]
+) -> list[Execution]:
+    """List every way to execute the layer, fastest first. r = 0 occurs once: it uses no all-to-all."""
+    choices = [
+        Execution(0, 1, "linear", layer_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear"))
+    ]
     for r in valid_r(shape.experts, ranks)[1:]:
         for degree in degrees:
             for algorithm in algorithms:
                 seconds = layer_s(shape, network, ranks, flops_per_s, r=r, degree=degree, algorithm=algorithm)
-                choices.append(Choice(r, degree, algorithm, seconds))
+                choices.append(Execution(r, degree, algorithm, seconds))
     return sorted(choices, key=lambda choice: choice.seconds)
 
 
 def einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
-    """FLOPs of GShard's dense encode and decode, forward and backward: 3 passes of 2 products of (T, kfT) masks with (T, D)."""
+    """FLOPs of GShard's dense encode and decode, both passes: 3 x 2 products of (T, kfT) masks and (T, D)."""
     return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width

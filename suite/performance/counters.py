@@ -1,4 +1,4 @@
-"""Reads hardware counters from the CSV of ncu, rocprof, likwid-perfctr or perf stat: FLOPs and bytes by kernel. Torch-free.
+"""Reads hardware counters from CSV of ncu, rocprof, likwid-perfctr or perf stat: FLOPs and bytes by kernel.
 
 A counter that a file lacks is an error that names the counters to collect, never a zero. The formulas are those of the
 vendors' documentation and of Yang et al., arXiv:2009.05257 (Nsight). Memory levels have the names of a ceilings file.
@@ -55,6 +55,7 @@ NCU_FLOPS = {
     for precision in "hfd"
     for operation, weight in (("add", 1), ("mul", 1), ("fma", 2))
 }
+# Bytes of all requests to a level, reads and writes together.
 NCU_BYTES = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram__bytes.sum"}
 
 
@@ -186,7 +187,7 @@ def _parse_likwid(lines: Sequence[str]) -> list[Kernel]:
 
 
 def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Values per thread of each metric, by region. Tables of raw counts and of statistics over threads are passed over."""
+    """Parse values per thread of each metric, by region. Tables of raw counts and statistics are skipped."""
     regions: dict[str, dict[str, list[float]]] = {}
     metrics: dict[str, list[float]] | None = None  # of the table being read; None outside metric tables
     for cells in csv.reader(lines):
@@ -236,7 +237,7 @@ PERF_FLOPS = {
     },
     **{"fp_ret_sse_avx_ops.all": 1},
 }
-CACHE_LINE = 64
+CACHE_LINE = 64  # bytes of one CAS of a memory controller
 
 
 def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
@@ -251,7 +252,8 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
             flops = (flops or 0.0) + PERF_FLOPS[event] * amount
     if seconds is None or flops is None or not moved:
         raise InputError(
-            f"needs duration_time, cas_count_read and cas_count_write of uncore_imc, and of {', '.join(PERF_FLOPS)} those there are"
+            "needs duration_time, cas_count_read and cas_count_write of uncore_imc, "
+            f"and of {', '.join(PERF_FLOPS)} those there are"
         )
     kernel = Kernel(WHOLE)
     kernel.add(seconds, flops, {"dram": moved})
@@ -320,5 +322,5 @@ _UNITS = {
 
 
 def _unit_factor(text: str) -> float:
-    """The factor from a unit to seconds, bytes or counts. Unknown units give 1: only metrics that are not used here have them."""
+    """Return the factor from a unit to seconds, bytes or counts. Unknown units are of unused metrics: 1."""
     return _UNITS.get(text.strip().lower(), 1.0)

@@ -1,8 +1,8 @@
-"""Profiles a few training steps: a trace with phases and layers by name, times and FLOPs by layer, a comparison of ranks.
+"""Profiles a few training steps: a trace with phases and layers, times and FLOPs by layer, ranks compared.
 
-Ranks are compared by steps without the profiler. Steps under the profiler come after them; its cost inflates their times, so
-that shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward operator is
-charged to the module that called its forward operator: torch gives both the same sequence number.
+Ranks are compared by steps without the profiler. Steps under the profiler come after them; its cost inflates their
+times, so that shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward
+operator is charged to the module that called its forward operator: torch gives both the same sequence number.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def layer_times(trace: profile, model: nn.Module, counted: Count, steps: int, *,
     """Times of every module that ran, in the order of the model's tree."""
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     layers = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}
-    events = [event for event in trace.events() or [] if event.device_type.name == "CPU"]  # type: ignore[no-untyped-call]
+    # GPU kernels have no module; the operator on the CPU that launched them has.
+    recorded = trace.events() or []  # type: ignore[no-untyped-call]
+    events = [event for event in recorded if event.device_type.name == "CPU"]
     callers = _add_forward(layers, events, steps, on_device=on_device)
     _add_backward(layers, events, callers, steps, on_device=on_device)
     for path, flops in counted.by_module.items():
@@ -224,7 +226,7 @@ def _counted(session: _Session) -> Count:
 
 
 def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Own time and waiting time of each step and rank (K, R) in seconds. Waiting is the exposed gradient exchange, own the rest."""
+    """Return own and waiting time of each step and rank (K, R) in seconds. Waiting is the exposed exchange."""
     own = [step["step"] - step[EXPOSED_COMMUNICATION] for step in timed]
     wait = [step[EXPOSED_COMMUNICATION] for step in timed]
     pairs = world.allgather((own, wait))
@@ -284,7 +286,7 @@ def _layers_named(model: nn.Module) -> Iterator[None]:
 
 
 def _path(event: Any) -> str | None:
-    """The path of the innermost module around an event, or of the module whose range it is. None outside all modules."""
+    """Return the path of the innermost module around an event, or of its own range. None outside all modules."""
     while event is not None and not event.name.startswith(LAYER):
         event = event.cpu_parent
     if event is None:

@@ -1,8 +1,8 @@
 """Finds the slow rank from times of blocks of steps per rank, and what it costs beyond chance. Pure functions.
 
 In synchronous training every rank logs the same step time. The slow rank is the one that waits least at the gradient
-exchange, because all others wait for it. Its gap is its mean own time minus that of the median rank. A permutation test gives
-the gap that equal ranks would show by chance: within each block, the times are dealt to the ranks at random.
+exchange, because all others wait for it. Its gap is its mean own time minus that of the median rank. A permutation test
+gives the gap that equal ranks would show by chance: within each block, the times are dealt to the ranks at random.
 
 K blocks, R ranks.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_RANKS = 2
+LEAST_RANKS = 2  # one rank waits for nobody
 DEALINGS = 2000  # permutations of the test
-SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05  # p below which a gap is no chance
 WORTH_A_NAME = 0.01  # share of the step: a rank with a smaller excess is not called slow
 
 
@@ -47,12 +47,12 @@ class Straggling:
 
     @property
     def waiting_s(self) -> float:
-        """How much longer the median rank waits than the slow one. The exchange itself takes both the same time and cancels."""
+        """Return how much longer the median rank waits than the slow one. The exchange itself cancels."""
         return float(np.median(self.wait_s) - self.wait_s.min())
 
     @property
     def is_slow(self) -> bool:
-        """True if the rank that waits least also computes longest, and its excess is significant and over `WORTH_A_NAME`."""
+        """True if the rank that waits least also computes longest, significantly and by more than `WORTH_A_NAME`."""
         return (
             self.excess_s > WORTH_A_NAME * self.step_s
             and self.p < SIGNIFICANT
@@ -61,7 +61,7 @@ class Straggling:
 
     @property
     def least_p(self) -> float:
-        """The smallest p that the test can give for so many blocks: by chance one rank is the slowest in all of them."""
+        """Return the smallest possible p: by chance one rank is the slowest in every block."""
         return float(len(self.own_s) ** (1.0 - self.blocks))
 
 
@@ -74,6 +74,7 @@ def straggling(
         return None
     own = own_KR / steps_K[:, None]
     wait = wait_KR / steps_K[:, None]
+    # A fixed seed: the same log gives the same verdict.
     dealt = np.random.default_rng(0).permuted(np.broadcast_to(own, (DEALINGS, blocks, ranks)), axis=2)
     by_luck = _gap(dealt.mean(axis=1))
     gap = float(_gap(own.mean(axis=0)))
@@ -84,6 +85,7 @@ def straggling(
         blocks=blocks,
         gap_s=gap,
         luck_s=float(by_luck.mean()),
+        # The 1s count the times as measured, so that p is never 0
         p=float((1 + (by_luck >= gap * (1 - 1e-9)).sum()) / (1 + DEALINGS)),
     )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from suite.machine.choice.chooser import Question, class_of, fastest
-from suite.machine.choice.race import race
+from suite.machine.choice.timing import time_candidates
 from suite.workload import Chooses
 from workloads.moe.config import Activation, MoEConfig, ranks_per_expert
 from workloads.moe.experts import BACKENDS, Chosen, Weights, rule, run_experts
@@ -210,6 +210,6 @@ def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
     weight_HD = torch.ones(shape.hidden, shape.width, device=device)
     short = x_ND.bfloat16(), weight_HD.bfloat16()
     ways = {"float32": lambda: x_ND @ weight_HD.t(), "bfloat16": lambda: short[0] @ short[1].t()}
-    found = {name: timing.seconds for name, timing in race(ways, device, budget_s=0.02).items()}
+    found = {name: timing.seconds for name, timing in time_candidates(ways, device, budget_s=0.02).items()}
     gain = found["float32"] / found["bfloat16"]
     return {"bfloat16_product_speedup": round(gain, 2)} if math.isfinite(gain) and gain > 0 else {}

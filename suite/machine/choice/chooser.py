@@ -1,7 +1,8 @@
 """Answers questions such as "which product is fastest here?" for all ranks of a run together.
 
-The answer is what an earlier part of the run chose, what the configuration pins, what this user's cache holds, or what is
-measured now, in this order; without measuring it is a fixed rule. Rank 0 decides for all, and a forward pass never measures.
+The answer is what an earlier part of the run chose, what the configuration pins, what this user's cache holds, or what
+is measured now, in this order; without measuring it is a fixed rule. Rank 0 decides for all, and a forward pass never
+measures.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,8 +19,8 @@ import torch
 from suite import VERSION
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.machine.choice.race import Way, race
 from suite.machine.choice.store import Store, cache_folder
+from suite.machine.choice.timing import Candidate, time_candidates
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import machine_root
 from suite.world import World, node_name
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Source = Literal["kept", "pinned", "cache", "measured", "rule"]
 BUSY = 1.25  # load over CPUs from which on a choice by the wall clock is not kept
 EVEN = 1.01  # within this, the first way of a question stays the choice: a choice should not change with the noise
+PARTS = ("seconds", "problems", "beside")  # of a choice that the cache keeps, with what was chosen
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
@@ -39,24 +41,25 @@ def fastest(seconds: Mapping[str, float]) -> str:
 
 
 def if_worth(other: str, rule: str, worth: float) -> Callable[[Mapping[str, float]], str]:
-    """What decides for ``other`` where it takes at most ``worth`` of the time of ``rule``. One without seconds takes for ever."""
+    """Return a rule: take ``other`` if its time is at most ``worth`` times that of ``rule``."""
     return lambda seconds: other if seconds.get(other, math.inf) <= worth * seconds.get(rule, math.inf) else rule
 
 
 @dataclass(frozen=True)
 class Question:
-    """One thing to choose. ``name`` is what a log, a pin and a resumed run know it by; ``shape`` what the answer depends on.
+    """A choice to make. ``name`` identifies it in logs, pins and resumed runs; the answer depends on ``shape``.
 
-    ``ways`` each compute a training pass, without effect on the model or random states, and without communication unless they are
-    timed ``together``. ``decide`` makes the answer of their seconds, ``possible`` says whether an answer from elsewhere can be
-    followed here, ``rule`` is the answer without measuring. ``beside`` measures what is told but not chosen. ``wall``,
-    ``together``: see `race`. ``unmeasured``: why it cannot be measured here, the same on all ranks; "" if it can.
+    ``ways`` each compute a training pass, without effect on the model or random states, and without communication
+    unless they are timed ``together``. ``decide`` makes the answer from their seconds, ``possible`` says whether an
+    answer from elsewhere can be followed here, ``rule`` is the answer without measuring. ``beside`` measures what is
+    reported but not chosen. ``wall``, ``together``: see `time_candidates`. ``unmeasured``: why it cannot be measured
+    here, the same on all ranks; "" if it can.
     """
 
     name: str
     shape: Mapping[str, Any]
     rule: str
-    ways: Callable[[], Mapping[str, Way]]
+    ways: Callable[[], Mapping[str, Candidate]]
     possible: Callable[[str], bool]
     decide: Callable[[Mapping[str, float]], str] = fastest
     beside: Callable[[], Mapping[str, Any]] = dict
@@ -67,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
-    """An answer. ``seconds`` of each way that ran, ``problems`` of the others; ``note`` is one line, empty if nothing is to say."""
+    """An answer. ``seconds`` by candidate that ran, ``problems`` of the others; ``note`` is one line or empty."""
 
     name: str
     value: str
@@ -85,10 +88,10 @@ class Choice:
 
 
 class Chooser:
-    """Makes the choices of one run; every rank asks the same questions in the same order. ``choices`` has the answers so far.
+    """Makes the choices of one run, which every rank asks for in the same order. ``choices``: the answers so far.
 
-    ``earlier`` are the choices of the run's earlier part (a resumed run), ``pinned`` those of the configuration. Without
-    ``measure`` what neither names follows the rule.
+    ``earlier`` are the choices of the run's earlier part (a resumed run), ``pinned`` those of the configuration.
+    Without ``measure`` what neither names follows the rule.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Chooser:
         self.world, self.device, self.measure, self.store = world, device, measure, store
         self.pinned, self.earlier = pinned or {}, earlier or {}
         self.choices: dict[str, Choice] = {}
+        # All ranks must ask the same questions, so the smallest number counts everywhere.
         self.threads: int = min(world.allgather(torch.get_num_threads()))
 
     @property
@@ -121,13 +125,16 @@ class Chooser:
         found = self._given(question)
         if found is not None and self._everywhere(question, found.value):
             return found
-        note = "" if found is None or found.source == "cache" else f"{found.source} {found.value} is not possible here"
-        if not self.measure or question.unmeasured:
-            note = note or (question.unmeasured and f"not measured: {question.unmeasured}")
-            return Choice(question.name, question.rule, "rule", question.shape, note=note)
+        note = ""
+        if found is not None and found.source != "cache":
+            note = f"{found.source} {found.value} is not possible here"
+        if question.unmeasured:
+            return _by_rule(question, note or f"not measured: {question.unmeasured}")
+        if not self.measure:
+            return _by_rule(question, note)
         busy = self._busy(question)
         if busy and question.wall:
-            return Choice(question.name, question.rule, "rule", question.shape, note=f"not measured: {busy}")
+            return _by_rule(question, f"not measured: {busy}")
         return self._measured(question, note or busy)
 
     def _given(self, question: Question) -> Choice | None:
@@ -138,10 +145,11 @@ class Chooser:
         if not self.measure or question.unmeasured:
             return None
         entry = self.store.find(self._key(question)) if self.world.is_first else None
-        return self.world.broadcast(None if entry is None else _from_cache(question, entry), Choice | None)  # type: ignore[no-any-return]
+        found = None if entry is None else _from_cache(question, entry)
+        return self.world.broadcast(found, Choice | None)  # type: ignore[no-any-return]
 
     def _busy(self, question: Question) -> str:
-        """Why the wall clock would tell of other work, which is no property of the machine; empty if CPU time or a GPU's counts."""
+        """Say why other work would distort the wall clock. Empty if CPU time or a GPU's time is measured."""
         if self.device.type == "cuda" or (self.threads == 1 and not question.together):
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -149,6 +157,7 @@ class Chooser:
         return self.world.broadcast(busy)  # type: ignore[no-any-return]
 
     def _everywhere(self, question: Question, value: str) -> bool:
+        # A node may lack what another has: a library, or the CPUs for that many threads.
         return all(self.world.allgather(question.possible(value)))
 
     def _measured(self, question: Question, note: str) -> Choice:
@@ -156,26 +165,22 @@ class Chooser:
 
         What was measured beside other work, or in place of a pin, is not kept for later runs.
         """
+        # All ranks measure at once: alone a rank would have the node's caches and memory for itself.
         self.world.barrier()
-        timings = race(question.ways(), self.device, wall=question.wall, together=question.together)
+        timings = time_candidates(question.ways(), self.device, wall=question.wall, together=question.together)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
         beside = dict(question.beside())
         choice = None
-        if rows is not None:
-            problems = {name: why for row in rows for name, (_, why) in row.items() if why is not None}
-            names = [name for name in rows[0] if name not in problems]
-            seconds = {name: _four_digits(max(row.get(name, (math.inf, None))[0] for row in rows)) for name in names}
-            value = question.decide(seconds) if seconds else question.rule
-            note = note if seconds else "nothing could be measured"
-            source: Source = "measured" if seconds else "rule"
-            choice = Choice(question.name, value, source, question.shape, seconds, problems, beside, note)
-            if seconds and not note:
-                kept = {"chosen": value, "seconds": seconds, "problems": problems, "beside": beside}
+        if rows is not None:  # on rank 0
+            choice = _decided(question, rows, beside, note)
+            if choice.source == "measured" and not choice.note:
+                kept = {"chosen": choice.value, **{key: getattr(choice, key) for key in PARTS}}
                 self.store.keep(self._key(question), kept)
         return self.world.broadcast(choice, Choice)  # type: ignore[no-any-return]
 
     def _key(self, question: Question) -> str:
         """What must be equal for a measurement to hold again."""
+        # A cache in a home folder is seen from all nodes of a cluster: the key names the machine.
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         about = {
             "host": node_name(),
@@ -194,7 +199,7 @@ class Chooser:
 def make_chooser(
     config: RunConfig, world: World, device: torch.device, earlier: Mapping[str, str] | None = None
 ) -> Chooser:
-    """Make what makes the choices of a run. ``earlier``: those of the part of the run that is continued; None: it is new.
+    """Make the chooser of a run. ``earlier``: the choices of the part of the run that is continued, or None.
 
     A run that is continued and made no choices followed the rules, and goes on with them.
     """
@@ -203,7 +208,7 @@ def make_chooser(
 
 
 def measuring_chooser(world: World, device: torch.device) -> Chooser:
-    """Make what makes the choices of a measurement without a configuration of a run: what the cache has not is measured."""
+    """Make a chooser for a measurement that has no run configuration. It measures what is not cached."""
     return Chooser(world, device, measure=True, store=_store(world))
 
 
@@ -211,13 +216,33 @@ def _store(world: World) -> Store:
     return Store(cache_folder() if world.is_first else None)
 
 
-def _four_digits(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
+def _by_rule(question: Question, note: str) -> Choice:
+    return Choice(question.name, question.rule, "rule", question.shape, note=note)
+
+
+def _decided(
+    question: Question,
+    rows: Sequence[Mapping[str, tuple[float, str | None]]],
+    beside: Mapping[str, Any],
+    note: str,
+) -> Choice:
+    """Decide from each rank's seconds and problems. The slowest rank's seconds count, one rank's problem is enough."""
+    problems = {name: why for row in rows for name, (_, why) in row.items() if why is not None}
+    seconds = {}
+    for name in rows[0]:
+        if name not in problems:
+            slowest = max(row.get(name, (math.inf, None))[0] for row in rows)
+            seconds[name] = float(f"{slowest:.4g}")
+    if not seconds:
+        unmeasured = _by_rule(question, "nothing could be measured")
+        return replace(unmeasured, problems=problems, beside=beside)
+    value = question.decide(seconds)
+    return Choice(question.name, value, "measured", question.shape, seconds, problems, beside, note)
 
 
 def _from_cache(question: Question, entry: Mapping[str, Any]) -> Choice | None:
-    """An entry of the cache as a choice; None if it is not one."""
-    value, parts = entry.get("chosen"), [entry.get(name) for name in ("seconds", "problems", "beside")]
+    """Make a choice of an entry of the cache; None if it is not one, for another version may have written it."""
+    value, parts = entry.get("chosen"), [entry.get(name) for name in PARTS]
     if not isinstance(value, str) or not all(isinstance(part, dict) for part in parts):
         return None
     return Choice(question.name, value, "cache", question.shape, *parts)  # type: ignore[arg-type]

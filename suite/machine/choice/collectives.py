@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from suite.machine.choice.chooser import Question, if_worth, measuring_chooser
 from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
-from suite.machine.choice.race import Way
+from suite.machine.choice.timing import Candidate
 from suite.workload import Chooses
 from suite.world import World
 
@@ -22,7 +22,7 @@ _decide = if_worth(MPI, GLOO, WORTH)
 
 
 def start_collectives(world: World, device: torch.device, chooser: Chooses) -> None:
-    """Start torch.distributed. Between processors that MPI connects what carries it is chosen; elsewhere it is gloo or NCCL.
+    """Start torch.distributed. On CPUs with MPI, gloo or MPI is chosen by measuring; elsewhere gloo or NCCL.
 
     Does nothing on one rank or if torch.distributed is started. All ranks call it.
     """
@@ -32,7 +32,7 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
         world.init_torch(device)
         return
 
-    def ways() -> Mapping[str, Way]:
+    def ways() -> Mapping[str, Candidate]:
         message = torch.ones(MESSAGE_BYTES // torch.float32.itemsize)
         world.init_torch(device)
         by = {GLOO: dist.group.WORLD, MPI: MpiGroup(mpi_world(world).Dup())}

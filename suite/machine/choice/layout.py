@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.machine.choice.chooser import Question
-from suite.machine.choice.race import Way
+from suite.machine.choice.timing import Candidate
 from suite.workload import Chooses
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How convolutions are computed. ``pointwise``: oneDNN computes 1x1 convolutions too, where torch would not use it."""
+    """How convolutions are computed. ``pointwise``: oneDNN also computes 1x1 convolutions that torch would not."""
 
     channels_last: bool
     onednn: bool
@@ -57,46 +57,69 @@ class LaidOut(Protocol):
 def choose_layout(
     chooser: Chooses, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batch: Batch, config: RunConfig
 ) -> None:
-    """Choose format, library and threads for a `LaidOut` model, and set them. Nothing unless ``channels_last`` is ``auto``.
+    """Choose format, library and threads for a `LaidOut` model, and set them, if ``channels_last`` is ``auto``.
 
     Every rank calls. ``loss`` is computed of a copy of the model on ``batch``, which is like those of training.
     """
     if config.channels_last != "auto":
         return
-    device, cpu, short = chooser.device, chooser.device.type == "cpu", config.precision == "bfloat16"
+    device, short = chooser.device, config.precision == "bfloat16"
     here = {name: each.to(device) for name, each in batch.items()}
-    pointwise = cpu and bool(pointwise_convolutions(model))
-    choices = {text: how for text, how in LAYOUTS.items() if (cpu or how.onednn) and (pointwise or not how.pointwise)}
-    # elsewhere torch uses oneDNN for them anyhow: nothing to time
-    pointwise &= not short and chooser.threads == 1 and min(map(len, here.values())) < SMALL_BATCH
-    raced = {text: how for text, how in choices.items() if pointwise or not how.pointwise}
-    if short:  # torch's own convolutions in bfloat16: minutes for a training pass that takes oneDNN half a second
-        raced = {text: how for text, how in raced.items() if how.onednn}
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    sizes = {name: list(each.shape) for name, each in batch.items()}
-    shape = {"workload": config.workload, "parameters": numbers, "precision": config.precision, **sizes}
-    if pointwise:
-        shape["pointwise"] = True
-    with torch.random.fork_rng(devices=[] if cpu else [device]):
+    layouts = _layouts_of(model, device)
+    timed = _layouts_to_time(layouts, chooser.threads, min(map(len, here.values())), short)
+    shape = _shape(model, batch, config, timed)
+    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):  # dropout of the trials draws numbers
         trials = _Trials(model, lambda copied: loss(copied, here), device, short)
         answer = chooser.choose(
             Question(
                 name="layout",
                 shape=shape,
                 rule=RULE,
-                ways=lambda: {text: partial(trials.run, how) for text, how in raced.items()},
-                possible=choices.__contains__,
+                ways=lambda: {text: partial(trials.run, how) for text, how in timed.items()},
+                possible=layouts.__contains__,
             )
         )
-        chosen = choices[answer]
+        chosen = layouts[answer]
         lay_out(model, chosen.channels_last)
         use_onednn(chosen.onednn)
         take_pointwise(model, chosen.pointwise)
-        most = chooser.threads
-        if cpu and most > 1:
-            answer = chooser.choose(_of_threads(most, partial(trials.run, chosen), shape))
-            if answer != str(most):
+        if device.type == "cpu" and chooser.threads > 1:
+            answer = chooser.choose(_of_threads(chooser.threads, partial(trials.run, chosen), shape))
+            if answer != str(chooser.threads):
                 torch.set_num_threads(int(answer))
+
+
+def _shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str, Layout]) -> dict[str, Any]:
+    """Return what the fastest layout depends on."""
+    shape: dict[str, Any] = {
+        "workload": config.workload,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": config.precision,
+        **{name: list(each.shape) for name, each in batch.items()},
+    }
+    if any(how.pointwise for how in timed.values()):
+        shape["pointwise"] = True  # a cached answer without it did not compare these layouts
+    return shape
+
+
+def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
+    """Return the layouts that differ for this model on this device: on a GPU only those by the default library."""
+    if device.type != "cpu":
+        return {text: how for text, how in LAYOUTS.items() if how.onednn and not how.pointwise}
+    has_pointwise = bool(pointwise_convolutions(model))
+    return {text: how for text, how in LAYOUTS.items() if has_pointwise or not how.pointwise}
+
+
+def _layouts_to_time(layouts: Mapping[str, Layout], threads: int, samples: int, short: bool) -> dict[str, Layout]:
+    """Return the layouts that are worth timing; others may still be pinned by the user."""
+    timed = dict(layouts)
+    if short:
+        # In bfloat16 a training pass by torch's own convolutions takes minutes, one by oneDNN half a second.
+        timed = {text: how for text, how in timed.items() if how.onednn}
+    if short or threads > 1 or samples >= SMALL_BATCH:
+        # Here torch computes pointwise convolutions by oneDNN anyway.
+        timed = {text: how for text, how in timed.items() if not how.pointwise}
+    return timed
 
 
 @dataclass
@@ -178,13 +201,14 @@ def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
 def take_pointwise(model: nn.Module, onednn: bool) -> None:
     """Let oneDNN compute 1x1 convolutions in batches of any size, or leave it to torch who computes them.
 
-    torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing where the kernel is one pixel.
+    torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing where the kernel is one
+    pixel.
     """
     for each in pointwise_convolutions(model):
         each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 
-def _of_threads(most: int, way: Way, shape: Mapping[str, Any]) -> Question:
+def _of_threads(most: int, way: Candidate, shape: Mapping[str, Any]) -> Question:
     """All threads that the rank may use, half of them, or one."""
     counts = list(dict.fromkeys((most, -(-most // 2), 1)))
 

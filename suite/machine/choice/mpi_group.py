@@ -1,8 +1,9 @@
 """Collectives of torch.distributed on processors through the MPI that started the ranks: a backend named ``mpi4py``.
 
-Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network; gloo sends everything through
-TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``: MPI goes on only while it is
-called, so nothing hides behind computing here. Whether that is faster is measured (`suite.machine.choice.collectives`).
+Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network; gloo sends
+everything through TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``:
+MPI goes on only while it is called, so nothing hides behind computing here. Whether that is faster is measured
+(`suite.machine.choice.collectives`).
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ _Group: Any = dist.ProcessGroup  # whose types are those of callers of several v
 class MpiGroup(_Group):  # type: ignore[misc]
     """A process group on MPI's communicator ``comm``, for tensors on the processor that are contiguous.
 
-    The names of its methods and their arguments are those that torch calls. Each collective first waits for all ranks in a way
-    that leaves the processor to others. Numbers that MPI cannot add (float16, bfloat16) are added in float32.
+    The names of its methods and their arguments are those that torch calls. Each collective first waits for all ranks
+    in a way that leaves the processor to others. Numbers that MPI cannot add (float16, bfloat16) are added in float32.
     """
 
     def __init__(self, comm: Any) -> None:

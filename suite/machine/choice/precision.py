@@ -1,6 +1,7 @@
-"""Chooses between float32 and bfloat16 for a run that leaves it open (``precision: auto``), by training passes of its network.
+"""Chooses float32 or bfloat16 for a run with ``precision: auto``, by training passes of its network.
 
-Precision changes more than rounding, so it is never chosen unless the configuration asks for it, and bfloat16 has to be worth it.
+Precision changes more than rounding, so it is never chosen unless the configuration asks for it, and bfloat16 has to be
+worth it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from suite.config import RunConfig
 from suite.documents import plain
 from suite.machine.choice.chooser import Chooser, Question, if_worth
 from suite.machine.choice.layout import ProcessWide, process_kept, training_pass
-from suite.machine.choice.race import Way
 from suite.machine.choice.store import Store
+from suite.machine.choice.timing import Candidate
 from suite.transport import Alone
 from suite.workload import Workload
 from suite.world import World
@@ -40,9 +41,9 @@ def choose_precision(
 ) -> RunConfig:
     """The configuration with its precision chosen if it is ``auto``; else as it is. Every rank calls.
 
-    Each rank times passes of a network of its own, in each precision as a run would compute in it, its other choices made.
-    ``make`` constructs the workload, ``tick`` is called before each pass. float32 where the workload has no example of a batch
-    whose pass needs no other rank, and under a plan.
+    Each rank times passes of a network of its own, in each precision as a run would compute in it, its other choices
+    made. ``make`` constructs the workload, ``tick`` is called before each pass. float32 where the workload has no
+    example of a batch whose pass needs no other rank, and under a plan.
     """
     if config.precision != AUTO:
         return config
@@ -50,7 +51,7 @@ def choose_precision(
     samples = config.samples_per_pass(chooser.ranks)
     batch = make(settled[FLOAT32]).example(samples)
 
-    def ways() -> Mapping[str, Way]:
+    def ways() -> Mapping[str, Candidate]:
         mine = {"global_batch_size": samples, "gradient_accumulation_steps": 1}
         alone = {name: structs.replace(each, **mine) for name, each in settled.items()}
         if batch is None:

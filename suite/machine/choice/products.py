@@ -1,7 +1,7 @@
 """Chooses the library of dense layers' large products in float32 on a processor, and computes them by it.
 
-torch calls Intel's MKL, which on processors of other makers leaves half of their vector units unused; oneDNN does not. The
-numbers that come out differ in rounding only.
+torch calls Intel's MKL, which on processors of other makers leaves half of their vector units unused; oneDNN does not.
+The numbers that come out differ in rounding only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.machine.choice.chooser import Question
-from suite.machine.choice.race import Way
+from suite.machine.choice.timing import Candidate
 from suite.workload import Chooses
 
 RULE, ONEDNN = "torch", "onednn"
@@ -39,8 +39,8 @@ def choose_products(
 ) -> None:
     """Choose whether oneDNN computes the large products of a model's `Dense` layers. Every rank calls.
 
-    The extents are of its largest product. Nothing is asked where that is small, in another precision than float32, on a GPU,
-    and where torch has no oneDNN.
+    The extents are of its largest product. Nothing is asked where that is small, in another precision than float32, on
+    a GPU, and where torch has no oneDNN.
     """
     if config.precision == "float32" and choose_product(chooser, min(int(tokens), MOST_TOKENS), inputs, outputs):
         for module in model.modules():
@@ -53,7 +53,7 @@ def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> 
     if chooser.device.type != "cpu" or tokens * inputs * outputs < LEAST or not has_onednn():
         return False
 
-    def ways() -> Mapping[str, Way]:
+    def ways() -> Mapping[str, Candidate]:
         generator = torch.Generator().manual_seed(0)
         x, weight = (torch.randn(n, inputs, generator=generator).requires_grad_() for n in (tokens, outputs))
         return {RULE: partial(_trained, x, weight, False), ONEDNN: partial(_trained, x, weight, True)}
@@ -66,7 +66,7 @@ def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> 
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> Tensor:
-    """Compute ``F.linear``, by oneDNN if that is chosen, the product is large, and it is one in float32 on a processor."""
+    """Compute ``F.linear``; by oneDNN if that is chosen and the product is large, in float32 and on a CPU."""
     if not onednn or x.numel() * len(weight) < LEAST or not in_float32_on_processor(x):
         return F.linear(x, weight, bias)
     found: Tensor = _ByOneDnn.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
@@ -114,4 +114,5 @@ def _trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
 
 def has_onednn() -> bool:
     """Whether this torch has oneDNN's product."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,7 +1,7 @@
-"""Keeps what was measured, in one JSON file of the user: per host, processor, torch and suite. It is data, and may be lost.
+"""Caches what was measured, in one JSON file of the user: per host, processor, torch and suite. It may be lost.
 
-The file is read and written whole. One that cannot be read, or that holds something else, is measured again and replaced; two
-runs that write at once lose an entry, which is measured again.
+The file is read and written whole. One that cannot be read, or that holds something else, is measured again and
+replaced; two runs that write at once lose an entry, which is measured again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from suite.files import read_json, write_whole
 
 VERSION = 1
-NAME = "choices.json"
+NAME = "choices.json"  # in the user's cache folder
 LARGEST = 2**20  # bytes that are read
 MOST = 512  # entries; the oldest go first
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or where neither can be written one below the temporary folder.
+    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
 
     None if that belongs to somebody else: what it held would not be this user's measurement.
     """

@@ -1,4 +1,4 @@
-"""Power beside a run: one sampler process per node (suite.machine.power.sampler), started before staging, ended after run_stop."""
+"""Starts one power sampler per node before staging, and ends it after run_stop."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from suite.machine.power.counters import node_counters
 from suite.machine.probes.root import machine_root
 from suite.world import World
 
-_ROUNDS = 5
-_END_S = 5.0
+_ROUNDS = 5  # exchanges of which the shortest tells the clock's offset
+_END_S = 5.0  # for which a sampler may take to write its end
 
 
 @contextmanager
 def sampled_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
     """Within the body the power of every node is sampled into ``power/<name of the log>/``. Every rank calls it.
 
-    Where a node has no counter nothing is written: a run without energy is as it was. A sampler that cannot start is one line
-    on stderr and no reason to end a run.
+    Where a node has no counter nothing is written: a run without energy is as it was. A sampler that cannot start is
+    one line on stderr and no reason to end a run.
     """
     process = _start(log, world, gpu) if wanted else None
     try:
@@ -77,9 +77,10 @@ def _pairs(option: str, values: Sequence[str]) -> list[str]:
 
 
 def clock_offset(world: World) -> tuple[float, float]:
-    """Measure what must be added to this node's clock to have rank 0's, and how far off that may be: seconds. A collective.
+    """Measure what to add to this node's clock to get rank 0's, and the error bound, in seconds. A collective.
 
-    Rank 0 read its clock between the two moments at which this rank entered and left the exchange; the shortest one counts.
+    Rank 0 read its clock between the two moments at which this rank entered and left the exchange; the shortest one
+    counts.
     """
     best = (0.0, float("inf"))
     for _ in range(_ROUNDS):

@@ -1,7 +1,7 @@
-"""Energy counters of the machine: RAPL, Cray's pm_counters, NVML. A counter that is absent is named with the reason, never zero.
+"""Reads energy counters: RAPL, Cray's pm_counters, NVML. An absent counter has a reason, never a zero.
 
-Reads files, and NVML through the optional package ``pynvml`` (pip: nvidia-ml-py). Slurm's ``sacct -o ConsumedEnergy`` is known
-only after the job: docs/architecture.md.
+Reads files, and NVML through the optional package ``pynvml`` (pip: nvidia-ml-py). Slurm's ``sacct -o ConsumedEnergy``
+is known only after the job: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCOPES = {
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """A counter of joules. ``name`` begins with its source. It wraps to zero at ``range_j``; None if it does not wrap."""
+    """A counter of joules. ``name`` begins with its source. It wraps to zero at ``range_j``, or never if None."""
 
     name: str
     read: Callable[[], float]
@@ -91,6 +91,7 @@ class EnergyMeter:
     _joules: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Counters count from boot on: only differences mean energy
         self._last = {counter.name: counter.read() for counter in self.counters}
 
     def sample(self) -> None:
@@ -105,7 +106,7 @@ class EnergyMeter:
                 self._joules.pop(counter.name, None)  # a part of the interval would pass for the whole
                 continue
             used = now - self._last[counter.name]
-            if used < 0 and counter.range_j is not None:
+            if used < 0 and counter.range_j is not None:  # it wrapped to zero
                 used += counter.range_j
             if used < 0:
                 self.lost[counter.name] = f"went back from {self._last[counter.name]:g} to {now:g} J"
@@ -122,7 +123,7 @@ class EnergyMeter:
 
 
 def sum_readings(readings: Sequence[EnergyReading], seconds: float, absent: Mapping[str, str]) -> EnergyUse:
-    """Sum the readings of all ranks, in rank order, over ``seconds``. A counter that a rank lost is added to ``absent``."""
+    """Sum the readings of all ranks over ``seconds``, in rank order. A lost counter is added to ``absent``."""
     by_counter: dict[str, CounterSum] = {}
     reasons = dict(absent)
     for rank, reading in enumerate(readings):
@@ -161,7 +162,7 @@ def gpu_counter(uuid: str) -> FoundCounters:
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # raises here on boards before Volta, which do not count
     except pynvml.NVMLError as error:
         return FoundCounters(absent={"nvml": str(error)})
     return FoundCounters(
@@ -173,6 +174,7 @@ def gpu_counter(uuid: str) -> FoundCounters:
 
 def _rapl(folder: Path) -> Iterable[EnergyCounter]:
     """Packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
+    # Zones are intel-rapl:0 (a package) and intel-rapl:0:1 (a part of it).
     for zone in sorted(path for path in folder.iterdir() if path.name.startswith("intel-rapl:")):
         name = (zone / "name").read_text().strip()
         parent = zone.parent / zone.name.rpartition(":")[0]

@@ -1,10 +1,11 @@
-"""A process of its own that reads the energy counters of a node about once a second, into power logs in the official form.
+"""A process that reads the energy counters of a node about once a second, into official power logs.
 
     python -P -m suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
 
-It runs until its standard input ends, which it does when the process that started it ends, however that happens. Each reading is
-one write: a sampler that is killed leaves whole lines and no ``power_measurement_stop``, one that starves leaves gaps, and
-both are findings of the checker. It imports neither torch nor numpy, takes no signal, and holds no reading back.
+It runs until its standard input ends, which it does when the process that started it ends, however that happens. Each
+reading is one write: a sampler that is killed leaves whole lines and no ``power_measurement_stop``, one that starves
+leaves gaps, and both are findings of the checker. It imports neither torch nor numpy, takes no signal, and holds no
+reading back.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _KINDS = {START: "INTERVAL_START", STOP: "INTERVAL_END"}
 
 
 def list_scopes(counters: Sequence[EnergyCounter]) -> list[Scope]:
-    """The scopes that these counters of a node make, the widest first. Cray's parts of a node are left out: the node has them."""
+    """List the scopes of a node's counters, widest first. Cray's parts of a node are left out."""
     whole = [item for item in counters if item.name == "pm_counters/node"]
     packages = [item for item in counters if item.name.startswith("rapl/")]
     devices = [item for item in counters if item.name.startswith("nvml/")]

@@ -1,4 +1,4 @@
-"""Probes: what this node says of itself in /proc, /sys and /etc and through vendors' tools. Each takes the file-system root.
+"""Probes: what this node states in /proc, /sys, /etc and through vendors' tools. Each takes the root folder.
 
 `collect` runs them all and returns `Facts`; every other module reads one resource.
 """

@@ -1,4 +1,4 @@
-"""Lists the accelerators of the node and how they are linked: from nvidia-smi, the NVIDIA and AMD drivers, or the PCI bus."""
+"""Lists a node's accelerators and their links, from nvidia-smi, the vendors' drivers or the PCI bus."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest multiple of a 
 class Allowance:
     """What a process may use of its node; None where the node does not say. Memory is in bytes.
 
-    ``cpus`` are the online CPUs of the affinity mask, ``cpu_quota`` the CPU time per time that the control group allows.
-    ``memory_limit`` is the lowest limit of the control groups; ``memory_free`` is what can be taken without swapping and
-    without reaching a limit. ``open_files`` and ``open_files_most`` are the soft and the hard limit.
+    ``cpus`` are the online CPUs of the affinity mask, ``cpu_quota`` the CPU time per time that the control group
+    allows. ``memory_limit`` is the lowest limit of the control groups; ``memory_free`` is what can be taken without
+    swapping and without reaching a limit. ``open_files`` and ``open_files_most`` are the soft and the hard limit.
     """
 
     cpus: frozenset[int]
@@ -75,7 +75,8 @@ def read_allowance(root: Path) -> Allowance:
 
 
 def _read_cpus(root: Path) -> frozenset[int]:
-    """The affinity mask without offline CPUs, which some kernels leave in it; else all online, else all in /proc/cpuinfo."""
+    """Return the affinity mask without offline CPUs; else all online CPUs, else all in /proc/cpuinfo."""
+    # Taskset, srun and mpiexec restrict a process by its mask
     mask = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status"), re.M)
     allowed = parse_cpu_list(mask.group(1)) if mask else frozenset()
     online = parse_cpu_list(read_text(root / "sys/devices/system/cpu/online"))
@@ -90,6 +91,7 @@ def _read_quota(root: Path) -> float | None:
     quotas = []
     for group in list_groups(root, "cpu"):
         words = read_text(group / "cpu.max").split()
+        # Version 1 of control groups has two files in place of one
         words = words or [read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota, period = map(parse_whole, words) if len(words) == 2 else (None, None)  # "max" and "-1": none
         if quota and period:
@@ -98,7 +100,7 @@ def _read_quota(root: Path) -> float | None:
 
 
 def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
-    """The lowest limit of the control groups, and the bytes that remain below all limits. File pages that can go are free."""
+    """Return the lowest limit of the control groups and the bytes left below all limits. Page cache is free."""
     limits, remaining = [], []
     for group in list_groups(root, "memory"):
         hard = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
@@ -108,6 +110,7 @@ def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
         limits.append(min(known))
         used = parse_whole(read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")) or 0
         pages = dict(re.findall(r"^(\w+) (\d+)$", read_text(group / "memory.stat"), re.M))
+        # The kernel gives up such pages before it denies memory.
         idle = int(pages.get("total_inactive_file") or pages.get("inactive_file") or 0)
         remaining.append(max(0, min(known) - max(0, used - idle)))
     return min(limits, default=None), min(remaining, default=None)
@@ -116,12 +119,14 @@ def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
 def list_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control groups for a controller, from its own up to the root of each hierarchy.
 
-    In a container the path may be that of the host and not exist: the hierarchy's root is then the container's own group.
+    In a container the path may be that of the host and not exist: the hierarchy's root is then the container's own
+    group.
     """
     lines = [line.split(":", 2) for line in read_text(root / "proc/self/cgroup").splitlines() if line.count(":") >= 2]
     for _, controllers, path in lines or [["0", "", "/"], ["1", controller, "/"]]:
         if controllers and controller not in controllers.split(","):
             continue
+        # Version 1 mounts each controller apart, version 2 all in one place, or beside version 1 in "unified".
         names = (controllers, controller) if controllers else ("unified", "")
         mount = next((each for name in names if (each := root / CGROUPS / name).is_dir()), None)
         if mount is None:

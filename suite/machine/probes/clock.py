@@ -28,7 +28,7 @@ def measure_skew(folder: Path) -> float | None:
 
 
 def is_synchronised() -> bool | None:
-    """True if a time service keeps the kernel's clock; None where the kernel does not tell (containers, other systems)."""
+    """True if a time service keeps the kernel's clock; None if unknown (containers, other systems)."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only read
     except (OSError, AttributeError):

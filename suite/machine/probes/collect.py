@@ -24,15 +24,18 @@ from suite.machine.probes.sysfs import Run, read_text, run_command
 from suite.machine.secrets import redact_variable
 
 TUNING = re.compile(  # variables that change how fast or how exactly a run computes, of the libraries that it may use
-    "(?:NCCL|RCCL|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|CUDNN|CUBLAS|ROCR|HIP|HSA|MIOPEN|XLA|UCX|FI"
-    "|MPICH|MPIR|OMPI_MCA|I_MPI|PSM2|PSM3|GLOO|ATEN|ONEDNN|DNNL|MALLOC|GLIBC|JEMALLOC|HDF5)_[A-Z0-9_a-z]+"
-    "|LD_PRELOAD|LD_LIBRARY_PATH|LD_BIND_NOW|MALLOC_CONF|PYTHONHASHSEED|PYTHONOPTIMIZE|PYTHONMALLOC|TZ|LANG|LANGUAGE|LC_[A-Z]+"
+    "(?:NCCL|RCCL|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|CUDNN|CUBLAS"
+    "|ROCR|HIP|HSA|MIOPEN|XLA|UCX|FI|MPICH|MPIR|OMPI_MCA|I_MPI|PSM2|PSM3|GLOO|ATEN|ONEDNN|DNNL"
+    "|MALLOC|GLIBC|JEMALLOC|HDF5)_[A-Z0-9_a-z]+"
+    "|LD_PRELOAD|LD_LIBRARY_PATH|LD_BIND_NOW|MALLOC_CONF|PYTHONHASHSEED|PYTHONOPTIMIZE|PYTHONMALLOC"
+    "|TZ|LANG|LANGUAGE|LC_[A-Z]+"
 )
 SLURM = re.compile("SLURMD?_[A-Z0-9_]+")
 # Of people and of one job's sockets: who submitted from where, ports, addresses that a launcher made for this start
 _NOT_KEPT = re.compile(
-    ".*(?:_USER|_UID|_GID|_ACCOUNT|_JWT|_SUBMIT_HOST|_SUBMIT_DIR|_IPADDR|_COMM_HOST|_COMM_PORT|_SRUN_COMM.*|_PORT|_COOKIE|_PID"
-    "|_SCRIPT_CONTEXT|_LOCALID|_PROCID|_TASK_PID|_GTIDS|_NODEID)|OMPI_MCA_(?:orte|ess|pmix|initial).*|MPIR_(?:MPI_)?DEBUG.*"
+    ".*(?:_USER|_UID|_GID|_ACCOUNT|_JWT|_SUBMIT_HOST|_SUBMIT_DIR|_IPADDR|_COMM_HOST|_COMM_PORT|_SRUN_COMM.*"
+    "|_PORT|_COOKIE|_PID|_SCRIPT_CONTEXT|_LOCALID|_PROCID|_TASK_PID|_GTIDS|_NODEID)"
+    "|OMPI_MCA_(?:orte|ess|pmix|initial).*|MPIR_(?:MPI_)?DEBUG.*"
 )
 LONGEST = 4096  # characters of a value that are kept
 
@@ -42,8 +45,9 @@ def collect_facts(
 ) -> Facts:
     """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``); ``run`` replaces `run_command`.
 
-    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. By default the root
-    is that of `machine_root`, and no command is run on behalf of a simulated machine: it would answer for the real one.
+    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. By default
+    the root is that of `machine_root`, and no command is run on behalf of a simulated machine: it would answer for the
+    real one.
     """
     root = root or machine_root(environ)
     simulated = is_simulated(root)
@@ -67,7 +71,7 @@ def collect_facts(
     for name, probe in probes.items():
         try:
             facts[name] = probe()
-        except Exception as error:
+        except Exception as error:  # a probe meets files of every kernel and vendor: none may end a run
             problems.append(f"{name}: {type(error).__name__}: {error}")
     return Facts(
         collected=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -17,18 +17,19 @@ from suite.machine.probes.sysfs import parse_whole, read_text
 
 TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat and /proc/<pid>/stat in a second: 100 on all Linux of today
 UTIME, CSTIME = 11, 14  # fields of /proc/<pid>/stat after the name: user, system, and both of children waited for
-PARENT = 1
+PARENT = 1  # field of /proc/<pid>/stat after the name
 PROC_STAT, CONTROL_GROUP = "proc_stat", "control_group"
 MISCOUNT = 0.02  # a kernel that samples by ticks counts busy time this much too short; more is another view of the node
 
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """One reading of a node. ``by_cpu``: (busy, stolen) seconds of each CPU that /proc/stat lists; empty if it cannot be read.
+    """One reading of a node. ``by_cpu``: (busy, stolen) seconds per CPU of /proc/stat; empty if unreadable.
 
     Busy is user, nice and system time: not that of interrupts, which run's own traffic causes too. Stolen is what the
-    hypervisor gave to others. ``group_s`` is the use of the widest control group that is visible, ``pressure_s`` the time in
-    which some process of the node waited for a CPU. None where the node does not say. ``at_s`` is the monotonic clock.
+    hypervisor gave to others. ``group_s`` is the use of the widest control group that is visible, ``pressure_s`` the
+    time in which some process of the node waited for a CPU. None where the node does not say. ``at_s`` is the monotonic
+    clock.
     """
 
     at_s: float
@@ -80,7 +81,7 @@ def work_out_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s:
     least = own_s * (1 - MISCOUNT) - 1.0  # a second, because short runs of many ranks are counted in whole ticks
     if cpus and all(cpu in begin.by_cpu and cpu in end.by_cpu for cpu in cpus):
         busy_s, stolen_s = (sum(max(0.0, end.by_cpu[c][i] - begin.by_cpu[c][i]) for c in cpus) for i in (0, 1))
-        if busy_s >= least:
+        if busy_s >= least:  # else /proc/stat is another view of the node, as in some containers
             return NodeUse(len(cpus), own_s, max(0.0, busy_s - own_s), stolen_s, pressure_s, PROC_STAT)
     group_s = _rise(begin.group_s, end.group_s)
     if group_s is not None and group_s >= least:
@@ -117,6 +118,7 @@ def _group_s(root: Path) -> float | None:
 
 def _list_descendants(proc: Path) -> Iterator[Path]:
     """The folders of all living descendants of this process."""
+    # A breadth-first walk over the tree of processes.
     waiting = [proc / "self"]
     if not (proc / "thread-self/children").exists():
         yield from _search_descendants(proc)
@@ -133,6 +135,7 @@ def _search_descendants(proc: Path) -> Iterator[Path]:
     me = read_text(proc / "self/stat").partition(" ")[0]
     parents = {path: _fields(path)[PARENT : PARENT + 1] for path in _entries(proc) if path.name.isdecimal()}
     family, before = {me}, 0
+    # Each pass finds one more generation.
     while len(family) > before:
         before = len(family)
         family |= {path.name for path, parent in parents.items() if parent and parent[0] in family}

@@ -30,7 +30,8 @@ KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2}
 class CpuCache:
     """One cache that a CPU (a hardware thread) uses. ``kind`` is data, instruction, unified or unknown.
 
-    ``shared_cpu_list`` names the CPUs that use the same cache, as Linux writes lists (``0-3,8``); "" if Linux does not say.
+    ``shared_cpu_list`` names the CPUs that use the same cache, as Linux writes lists (``0-3,8``); "" if Linux does not
+    say.
     """
 
     level: int
@@ -55,7 +56,7 @@ def read_cpu(root: Path) -> Cpu:
     first = entries[0] if entries else {}
     cpus = _list_cpus(root)
     topology = _read_topology(cpus)
-    flags = set((first.get("flags") or first.get("Features") or "").split())  # x86 calls them flags, Arm features
+    flags = _flags(first)
     return Cpu(
         model=_model(root, first),
         architecture=read_text(root / "proc/sys/kernel/arch") or platform.machine() or UNKNOWN,
@@ -64,13 +65,26 @@ def read_cpu(root: Path) -> Cpu:
         threads=len(entries) or None,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         max_frequency_mhz=_read_max_frequency_mhz(cpus, entries),
-        governor=next((text for cpu in cpus if (text := read_text(cpu / "cpufreq/scaling_governor"))), UNKNOWN),
+        governor=_read_governor(cpus),
         boost=_read_boost(root),
         smt=read_text(root / CPUS / "smt/control") or UNKNOWN,
         simd=tuple(flag for flag in SIMD_FLAGS if flag in flags),
         virtualised="hypervisor" in flags if flags else None,
         caches=_count_caches(cpus),
     )
+
+
+def _flags(entry: Mapping[str, str]) -> set[str]:
+    """The features of a processor: x86 calls them flags, Arm features."""
+    return set((entry.get("flags") or entry.get("Features") or "").split())
+
+
+def _read_governor(cpus: Sequence[Path]) -> str:
+    """The frequency governor of the first CPU that states one; virtual machines have none."""
+    for cpu in cpus:
+        if text := read_text(cpu / "cpufreq/scaling_governor"):
+            return text
+    return UNKNOWN
 
 
 def _read_boost(root: Path) -> str:
@@ -102,11 +116,12 @@ def read_cpuinfo(root: Path) -> list[dict[str, str]]:
 def list_data_caches(root: Path, cpus: Iterable[int]) -> list[CpuCache]:
     """The data and unified caches of the first of these CPUs that has any, by level.
 
-    Empty where Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: those of the
-    efficiency cores of a hybrid processor are smaller.
+    Empty where Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: those of
+    the efficiency cores of a hybrid processor are smaller.
     """
     for cpu in sorted(cpus):
         caches = _list_caches(root / CPUS / f"cpu{cpu}")
+        # Instruction caches hold no data; without sharers a thread's part cannot be told.
         described = [cache for cache in caches if cache.kind in {"data", "unified"} and cache.sharers]
         if described:
             return sorted(described, key=lambda cache: cache.level)
@@ -126,6 +141,7 @@ def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
 def _read_max_frequency_mhz(cpus: Sequence[Path], entries: Sequence[Mapping[str, str]]) -> float | None:
     """The highest frequency the driver allows any CPU; without a driver the highest momentary one in /proc/cpuinfo."""
     allowed = [parse_number(read_text(cpu / "cpufreq/cpuinfo_max_freq")) for cpu in cpus]
+    # The driver states the boost clock; cpuinfo only what a core runs at now.
     if any(allowed):
         return max(khz for khz in allowed if khz) / 1000
     momentary = [parse_number(entry.get("cpu MHz", "")) for entry in entries]
@@ -144,7 +160,7 @@ def _list_caches(cpu: Path) -> list[CpuCache]:
 
 
 def _count_caches(cpus: Sequence[Path]) -> tuple[Cache, ...]:
-    """The caches of the node. CPUs that share a cache have the same list of CPUs; without a list it counts as a CPU's own."""
+    """List the caches of the node. CPUs that share a cache state the same list; no list means a private cache."""
     sharers: dict[tuple[int, str, int], set[str]] = {}
     for cpu in cpus:
         for cache in _list_caches(cpu):

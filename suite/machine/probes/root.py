@@ -1,7 +1,7 @@
 """The root of the file system that the probes read: ``/``, or the folder of a simulated machine.
 
-`VARIABLE` is an aid for tests: it lets the commands meet a machine that is not there. Facts, ceilings and system descriptions
-made with it say that the machine is simulated.
+`VARIABLE` is an aid for tests: it lets the commands meet a machine that is not there. Facts, ceilings and system
+descriptions made with it say that the machine is simulated.
 """
 
 from __future__ import annotations

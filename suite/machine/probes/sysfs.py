@@ -1,4 +1,4 @@
-"""Reads the short texts that the kernel and vendors' tools print, and numbers out of them. None of these functions raises."""
+"""Reads short texts of the kernel and of vendors' tools, and numbers in them. No function here raises."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parse_whole(text: str) -> int | None:
 
 
 def to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
-    """Convert an amount of units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
+    """Convert units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
     value = parse_number(amount) if isinstance(amount, str) else amount
     return round(value * unit_bytes / 2**30, 3) if value is not None else None
 

@@ -1,4 +1,4 @@
-"""Measures all-reduce and all-to-all of the first 2, 4, … N ranks over message sizes, with torch.distributed like training."""
+"""Measures all-reduce and all-to-all of 2, 4, … N ranks over message sizes, by torch.distributed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 import torch.distributed as dist
 
 from suite.machine.choice.collectives import start_measured
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
-from suite.performance.ceilings.plan import fits
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.performance.ceilings.sizes import fits
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SMALLEST = 4 << 10
-STEP = 4
+SMALLEST = 4 << 10  # bytes of the first message: latency alone
+STEP = 4  # factor between two messages
 COPIES = 4  # of a message in a rank's memory: sent, received, and the library's own
 
 
-def measure(world: World, effort: Effort, device: torch.device, free: int, budget: Budget) -> Findings:
+def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
     """Measure each collective at each number of ranks: a curve over message sizes and the best bus bandwidth.
 
     All ranks come first: where the time is short, fewer of them are left out.
@@ -69,18 +69,19 @@ def _collective(
     ranks: int,
     nodes: int,
     free: int,
-    budget: Budget,
+    budget: TimeLimit,
 ) -> Findings:
     member = world.rank < ranks
     sampled: dict[int, Samples] = {}
     size, took, reason = SMALLEST, 0.0, ""
     while size <= effort.largest_message_bytes and not reason:
         begin = budget.clock()
-        elements = max(ranks, size // 4 // ranks * ranks)
+        elements = max(ranks, size // 4 // ranks * ranks)  # an all-to-all needs as many elements for each rank
         call = prepare(torch.zeros(elements, device=device), group) if member else (lambda: None)
         world.barrier()
         if member:
-            _seconds(call, 1, device)
+            _seconds(call, 1, device)  # connects the ranks
+        # All ranks must make the same number of calls, or the collectives would not meet.
         calls = int(agree(world, [calls_for(effort.sample_s * 2, _seconds(call, 1, device)) if member else 1])[0])
         sent = bus_share(resource, ranks) * elements * 4
 
@@ -90,32 +91,38 @@ def _collective(
         sampled[elements * 4] = repeat(world, rate, effort.repetitions, member=member, budget=budget)
         took = agree(world, [budget.clock() - begin])[0]
         size *= STEP
+        # Measuring must never push the node into swapping.
         if not fits(COPIES * size, world.local_size, free):
             reason = f"messages from {size} bytes: they take more than a quarter of the free memory, {free >> 20} MiB"
         elif not budget.allows(STEP * took):
             reason = f"messages from {size} bytes between {ranks} ranks: the time was over"
     backend = "nccl" if device.type == "cuda" else library()
+    findings = _findings(resource, backend, ranks, nodes, sampled)
+    if reason and size <= effort.largest_message_bytes:
+        findings.not_measured.append(NotMeasured(resource, reason))
+    return findings
+
+
+def _findings(resource: Resource, backend: str, ranks: int, nodes: int, sampled: dict[int, Samples]) -> Findings:
+    """Return the curve over message sizes, and as the roof the best bus bandwidth on it."""
     best = max(sampled, key=lambda message: sampled[message].value)
-    top = sampled[best]
     points = tuple(
         Point(message, s.value, s.n, s.spread, seconds=bus_share(resource, ranks) * message / s.value)
         for message, s in sampled.items()
     )
+    roof = sampled[best].roof(
+        resource,
+        backend,
+        "bus",
+        "B/s",
+        ranks=ranks,
+        nodes=nodes,
+        library=backend,
+        dtype="float32",
+        size_bytes=best,
+    )
     return Findings(
-        not_measured=[NotMeasured(resource, reason)] if reason and size <= effort.largest_message_bytes else [],
-        roofs=[
-            top.roof(
-                resource,
-                backend,
-                "bus",
-                "B/s",
-                ranks=ranks,
-                nodes=nodes,
-                library=backend,
-                dtype="float32",
-                size_bytes=best,
-            )
-        ],
+        roofs=[roof],
         curves=[Curve(resource, backend, "bus", "message_bytes", "B/s", ranks, nodes, points, dtype="float32")],
     )
 

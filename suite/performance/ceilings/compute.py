@@ -1,4 +1,4 @@
-"""Measures GEMM per element type with every available library: bursts at several orders, then sustained at the best one."""
+"""Measures GEMM per element type and library: bursts of several orders, then sustained at the best one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from suite.machine.choice.products import has_onednn, onednn_product
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
-from suite.performance.ceilings.plan import fits
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.performance.ceilings.sizes import fits
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 ONEDNN = "torch onednn"
@@ -25,6 +25,7 @@ GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
 LEAST_CALLS = 5  # two to warm up, three to measure
+# TF32 numbers are stored as float32.
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
@@ -36,8 +37,8 @@ class Product:
     multiply: Callable[[], object]
 
 
-def measure(world: World, effort: Effort, device: torch.device, free: int, budget: Budget) -> Findings:
-    """Measure square products on all ranks at the same time. The roofs, burst and sustained, are those of the best library.
+def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
+    """Measure square products on all ranks at once. The roofs, burst and sustained, are the best library's.
 
     ``free`` is the memory in bytes that is free on the node, or on the GPU. Each type has an equal part of the time.
     """
@@ -85,7 +86,7 @@ def seconds(multiply: Callable[[], object], calls: int, device: torch.device) ->
 
 
 def _measure_type(
-    world: World, effort: Effort, device: torch.device, dtype: str, free: int, budget: Budget
+    world: World, effort: Effort, device: torch.device, dtype: str, free: int, budget: TimeLimit
 ) -> Findings:
     """A curve over orders for each library, and the two roofs of the best library at its best order."""
     orders = GPU_ORDERS if device.type == "cuda" else CPU_ORDERS
@@ -124,7 +125,7 @@ def _sample_orders(
     device: torch.device,
     dtype: str,
     free: int,
-    budget: Budget,
+    budget: TimeLimit,
     orders: Sequence[int],
 ) -> tuple[dict[str, dict[int, Samples]], list[str]]:
     """Rates by library and order, and why orders were left out. A product's time is estimated before it is called."""

@@ -1,4 +1,4 @@
-"""The ceilings file (docs/ceilings.md) and its types: roofs, curves, what was not measured. Torch-free; measures nothing."""
+"""The ceilings file (docs/ceilings.md) and its types: roofs, curves, what was not measured. Torch-free."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve: the median rate of ``n`` repetitions at size ``x``. ``seconds`` is the median time of one call."""
+    """One point of a curve: the median rate of ``n`` repetitions at size ``x``, and median seconds of one call."""
 
     x: int
     value: float
@@ -97,7 +97,7 @@ def to_json(header: dict[str, Any], findings: Findings) -> str:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise InputError if the file exists or its folder cannot be written. Called before measuring, which takes minutes."""
+    """Raise InputError if the file exists or its folder is not writable. Called before minutes of measuring."""
     if path.exists():
         raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
     folder = path.parent

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import torch
 
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured
 from suite.performance.ceilings.samples import Effort, agree, calls_for, repeat
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SIZE = 256 << 20
+SIZE = 256 << 20  # bytes of a copy, large enough that its launch does not count
 
 
-def measure(world: World, effort: Effort, device: torch.device, budget: Budget) -> Findings:
+def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimit) -> Findings:
     """Measure both directions with pinned and with pageable host memory."""
     if device.type == "cpu":
         return Findings(not_measured=[NotMeasured("host_link", "the device is the host: nothing is copied")])

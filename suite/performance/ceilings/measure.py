@@ -18,13 +18,14 @@ from suite.machine.probes.allowance import Allowance, usable
 from suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
 from suite.machine.probes.root import is_simulated, machine_root
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured, to_json
-from suite.performance.ceilings.plan import SweepPlan, free_bytes, plan_sweep
 from suite.performance.ceilings.samples import FULL, QUICK, Effort
+from suite.performance.ceilings.sizes import SweepPlan, free_bytes, plan_sweep
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 # The share of a bounded time at which each step ends. What a step does not need is left to the next ones
+# Share of a limited time that is over when each resource ends: what one leaves, the next may use.
 ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}
 
 
@@ -33,18 +34,19 @@ def measure(
 ) -> str:
     """Measure all resources and return the text of the file, the same on every rank. All ranks call it.
 
-    Storage is measured in ``directory``; ``say`` is called with a line before and after each resource, and with its progress.
+    Storage is measured in ``directory``; ``say`` is called with a line before and after each resource, and with its
+    progress.
     """
     began = datetime.now(UTC)
     effort = QUICK if quick else FULL
     world.barrier()
-    budget = Budget(world, effort.seconds, say)
+    budget = TimeLimit(world, effort.seconds, say)
     busy = _busy_cores()
     root, allowance = machine_root(os.environ), usable()
     caches = list_data_caches(root, allowance.cpus)
     free = free_bytes(world.allgather(allowance.memory_free))
     findings = Findings()
-    steps: dict[str, Callable[[Budget], Findings]] = {
+    steps: dict[str, Callable[[TimeLimit], Findings]] = {
         "compute": lambda part: compute.measure(world, effort, device, _free_for(device, free), part),
         "memory": lambda part: _measure_memory(world, effort, device, caches, allowance.cpus, free, part),
         "host link": lambda part: host_link.measure(world, effort, device, part),
@@ -84,7 +86,7 @@ def _measure_memory(
     caches: Sequence[CpuCache],
     cpus: frozenset[int],
     free: int,
-    budget: Budget,
+    budget: TimeLimit,
 ) -> Findings:
     """Measure the device's memory. On CPUs by the plan of rank 0, which knows what the ranks of its node may use."""
     if device.type == "cuda":

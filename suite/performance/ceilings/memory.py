@@ -1,8 +1,8 @@
 """Measures the bandwidth of every memory level by a sweep over working sets, on all threads (CPU) or the whole GPU.
 
-One call from Python takes as long as reading an L1 cache several times. So each timed call passes over its working set many
-times: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of the working set, and a
-copy between two windows that move on by one cache line per pass. On a GPU a CUDA graph holds many launches.
+One call from Python takes as long as reading an L1 cache several times. So each timed call passes over its working set
+many times: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of the working
+set, and a copy between two windows that move on by one cache line per pass. On a GPU a CUDA graph holds many launches.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
-from suite.performance.ceilings.plan import ALIGNMENT, LINE, PAST_CACHE, SKEW, SweepPlan, mapped_bytes, visiting_order
-from suite.performance.ceilings.plateaus import Cache, Plateau, names, plateaus, sweep, with_one_memory
+from suite.performance.ceilings.plateaus import CacheShare, Plateau, names, plateaus, sweep, with_one_memory
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.performance.ceilings.sizes import ALIGNMENT, LINE, PAST_CACHE, SKEW, SweepPlan, mapped_bytes, visiting_order
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SMALLEST_GPU = 64 << 10
+SMALLEST_GPU = 64 << 10  # bytes of the first working set
 LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
 TEAM = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
 FEWEST_PASSES = 3
@@ -46,7 +46,7 @@ class Kernel:
     smallest: int = 0
 
 
-def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -> Findings:
+def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: TimeLimit) -> Findings:
     """Sweep with one working set per thread of torch's pool on every rank. Returns a roof for each level found."""
     team = Team(plan.threads, plan.buffer_bytes)
     before = torch.get_num_threads()
@@ -56,7 +56,7 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -
     finally:
         torch.set_num_threads(before)
     late = [NotMeasured("memory", f"{', '.join(left_out)}: the time was over", "sweep")] if left_out else []
-    if len(next(iter(sampled.values()))) < 2:
+    if len(next(iter(sampled.values()))) < 2:  # one set shows no level
         return Findings(not_measured=late)
     findings = _findings(world, sampled, plan.shares, plan.cut)
     findings.not_measured += late
@@ -64,19 +64,22 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: Budget) -
 
 
 def _sweep(
-    world: World, effort: Effort, plan: SweepPlan, team: Team, budget: Budget
+    world: World, effort: Effort, plan: SweepPlan, team: Team, budget: TimeLimit
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
-    """Measure the first kernel from coarse to fine, so that what fits into the time covers the whole range, then the others.
+    """Measure the first kernel from coarse to fine, so that any time limit covers the whole range; then the others.
 
-    Returns the rates in order of size, and for each kernel that was not measured on all sets that it should how many there are.
+    Returns the rates in order of size, and for each kernel that was not measured on all sets that it should how many
+    there are.
     """
     sampled: dict[Kernel, dict[int, Samples]] = {kernel: {} for kernel in CPU_KERNELS}
-    overhead = 0.0  # seconds per set that do not follow from the rate: threads start, pages are mapped, other kernels are slower
+    # seconds per set that do not follow from the rate: threads start, pages are mapped, other kernels are slower
+    overhead = 0.0
 
-    def measure(kernel: Kernel, sizes: Sequence[int], part: Budget) -> None:
+    def measure(kernel: Kernel, sizes: Sequence[int], part: TimeLimit) -> None:
         nonlocal overhead
         for number, size in enumerate(sizes):
             expected = _expected_s(sampled[detector], size, effort, plan)
+            # The next set of the ladder may be smaller and still fit.
             if part.ends and sampled[detector] and not part.allows(expected + overhead):
                 continue
             begin = part.clock()
@@ -104,10 +107,10 @@ def _sweep(
 def _planned(
     order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan
 ) -> dict[Kernel, list[int]]:
-    """The working sets that each kernel should visit. ``order``: that of the first kernel; ``found``: its rates by growing size.
+    """Select each kernel's working sets. ``order``: the first kernel's; ``found``: its rates by growing size.
 
-    The first kernel visits all. If ``effort`` limits the sets per level, each other one visits, by growing size, those whose
-    passes take no longer than a sample, and some of each level.
+    The first kernel visits all. If ``effort`` limits the sets per level, each other one visits, by growing size, those
+    whose passes take no longer than a sample, and some of each level.
     """
     planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
     if not effort.sets_per_level or len(found) < 2:
@@ -125,7 +128,7 @@ def _planned(
 
 
 def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
-    """So many sets of each level, spread over its sizes; of the last, main memory, whose rate is that of every size, one."""
+    """Pick N sets of each level, spread over its sizes, and one of main memory, whose rate is the same for all."""
     chosen: set[int] = set()
     for sizes in levels:
         count = min(len(sizes), 1 if sizes is levels[-1] else per_level)
@@ -134,7 +137,7 @@ def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
 
 
 def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
-    """Seconds that a set should take by the rate of the next larger one; without one by a part of the largest's. 0 without any."""
+    """Estimate seconds of a set by the rate of the next larger set, else by the largest's. 0 without any."""
     if not rates:
         return 0.0
     larger = min((known for known in rates if known >= size), default=None)
@@ -143,11 +146,11 @@ def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: S
     return once * (2 + min(effort.repetitions, max(LEAST, calls_for(LONG_S, once))))
 
 
-def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Budget) -> Findings:
+def measure_gpu(world: World, effort: Effort, device: torch.device, budget: TimeLimit) -> Findings:
     """Sweep a triad over the whole device. It does not see L1 caches, which belong to single multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0))
-    shares = [Cache("L2", l2)] if l2 else []
+    shares = [CacheShare("L2", l2)] if l2 else []
     free, _ = torch.cuda.mem_get_info(device)
     largest = min(max(1 << 30, PAST_CACHE * l2), free // 4)
     rates = {}
@@ -157,7 +160,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Budg
             break
         launch = _gpu_triad(device, size)
         calls = int(agree(world, [calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
-        moved = size // 12 * 12 * GRAPH_LAUNCHES * calls
+        moved = size // 12 * 12 * GRAPH_LAUNCHES * calls  # a triad: two arrays of 4-byte numbers read and one written
 
         def rate(launch: Callable[[], None] = launch, calls: int = calls, moved: int = moved) -> float:
             return moved / _gpu_seconds(launch, calls)
@@ -177,7 +180,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Budg
 
 
 def _findings(
-    world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[Cache], cut: str = ""
+    world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[CacheShare], cut: str = ""
 ) -> Findings:
     """Find the levels on the first kernel's rates; a roof for each, and the reason for each cache without one.
 
@@ -200,17 +203,18 @@ def _findings(
     return findings
 
 
-def _levels(detector: Mapping[int, Samples], shares: Sequence[Cache]) -> list[tuple[Plateau, str]]:
+def _levels(detector: Mapping[int, Samples], shares: Sequence[CacheShare]) -> list[tuple[Plateau, str]]:
     """The levels that the first kernel's rates show, by growing size, and their names."""
     sizes = list(detector)
     levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
     return list(zip(levels, names(levels, sizes[-1], shares), strict=True))
 
 
-def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[Cache]) -> list[int]:
+def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[CacheShare]) -> list[int]:
     """The sets of a level. For ``dram`` only those above four times every cache count."""
     low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
     if name == "dram":
+        # Below that, caches still hold a part of the set.
         low = max([low, *(4 * cache.share_bytes for cache in shares)])
     return [size for size in sizes if low <= size <= high]
 
@@ -221,7 +225,7 @@ def _roof(
     sizes: Sequence[int],
     plateau: Plateau,
     name: str,
-    shares: Sequence[Cache],
+    shares: Sequence[CacheShare],
 ) -> Roof:
     """The best median of any kernel on a plateau."""
     within = set(_sizes_of(plateau, name, sizes, shares))
@@ -260,7 +264,7 @@ class Team:
         self._touched = 0
 
     def touch(self, size: int) -> None:
-        """Write so many bytes of each buffer, unless that was done: by its own thread, so that pages are on its NUMA node."""
+        """Write that many bytes of each buffer once, by its own thread, so that pages lie on its NUMA node."""
         end = min(-(-size // 8) * 8, self.buffers[0].size)
         if end > self._touched:
             self.seconds([partial(_fill, buffer[self._touched : end]) for buffer in self.buffers])
@@ -289,7 +293,7 @@ class Team:
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
-def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effort, budget: Budget) -> Samples:
+def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effort, budget: TimeLimit) -> Samples:
     """Measure the bytes/s of all threads of a rank together."""
     estimate = 20e9  # bytes/s; only decides how many passes the first call makes
     sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
@@ -323,7 +327,8 @@ def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Call
 
 
 def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    # numpy would make a repeated row (step 0) its inner loop, so each pass moves on by one line within a sixteenth of the set
+    # numpy would make a repeated row (step 0) its inner loop, so each pass moves on by one line within a sixteenth of
+    # the set
     half = size // 2 // LINE * LINE
     steps = max(1, half // 16 // LINE)
     width = half - steps * LINE
@@ -351,7 +356,7 @@ def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Calla
 
 
 def _part(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """``size`` bytes of a buffer from ``start`` on. Asserts that the buffer has them: a slice would be cut without an error."""
+    """Return ``size`` bytes of a buffer from ``start`` on. Asserts that they exist: a slice would be cut silently."""
     assert start + size <= buffer.size, f"working set of {start + size} bytes in a buffer of {buffer.size}"
     return buffer[start : start + size].view(dtype)
 
@@ -368,7 +373,7 @@ CPU_KERNELS = (
 
 
 def _buffer(size: int) -> NDArray[np.uint8]:
-    """Map untouched pages, from the boundary of a huge page on if the buffer has one; huge ones where the system gives them."""
+    """Map untouched pages, from a huge page's boundary on if there is one; huge pages where the system has them."""
     mapped = mmap.mmap(-1, mapped_bytes(size))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has no huge pages: use ordinary ones

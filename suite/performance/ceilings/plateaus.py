@@ -16,8 +16,8 @@ SAME_CACHE = 4.0  # largest factor between the capacity of a plateau and that of
 class Plateau:
     """Sizes with about the same rate: indices ``first`` to ``last`` of the sweep.
 
-    ``capacity`` is the largest size whose rate is above the geometric mean of this plateau's and the next one's rate; None for
-    the last plateau.
+    ``capacity`` is the largest size whose rate is above the geometric mean of this plateau's and the next one's rate;
+    None for the last plateau.
     """
 
     first: int
@@ -26,8 +26,8 @@ class Plateau:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """A cache that the operating system reports, and the bytes of it that one thread has when active threads share it."""
+class CacheShare:
+    """A cache that the operating system reports, and one thread's bytes of it when threads share it."""
 
     name: str
     share_bytes: int
@@ -36,30 +36,37 @@ class Cache:
 def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
     """Find the plateaus of a sweep by growing size.
 
-    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression, so that none rises with
-    size. ValueError if there are fewer than two sizes, or a rate is not positive.
+    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression, so that none rises
+    with size. ValueError if there are fewer than two sizes, or a rate is not positive.
     """
     if len(sizes) != len(rates) or len(sizes) < 2 or min(rates) <= 0:
         raise ValueError(f"expected a positive rate for each of at least two sizes, got {len(sizes)} and {len(rates)}")
     smooth = [rates[0], *(median(rates[i - 1 : i + 2]) for i in range(1, len(rates) - 1)), rates[-1]]
+    # The ramp of small sets is not a level: there a pass is so short that starting it counts.
     start = next(i for i, rate in enumerate(smooth) if rate >= RAMP * max(smooth))
     logs = _falling([math.log(rate) for rate in smooth[start:]])
     edges = _falls(sizes[start:], logs)
+    # A plateau lies between the end of one fall and the begin of the next.
     begins = [0, *(end for _, end in edges)]
     ends = [*(begin for begin, _ in edges), len(logs) - 1]
-    levels = [sum(logs[b : e + 1]) / (e + 1 - b) for b, e in zip(begins, ends, strict=True)]
+    bounds = list(zip(begins, ends, strict=True))
+    levels = [sum(logs[begin : end + 1]) / (end + 1 - begin) for begin, end in bounds]
     result = []
-    for position, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+    for position, (begin, end) in enumerate(bounds):
         capacity = None
         if position + 1 < len(levels):
             middle = (levels[position] + levels[position + 1]) / 2  # the mean of logarithms: a geometric mean
-            capacity = sizes[start + max(i for i in range(begin, len(logs)) if logs[i] >= middle)]
+            capacity = sizes[start + _last_above(logs, middle, begin)]
         result.append(Plateau(start + begin, start + end, capacity))
     return result
 
 
-def with_one_memory(levels: Sequence[Plateau], caches: Sequence[Cache]) -> list[Plateau]:
-    """Join all plateaus after one of at least half the largest cache: they are main memory, which noise may have split."""
+def _last_above(logs: Sequence[float], least: float, begin: int) -> int:
+    return max(i for i in range(begin, len(logs)) if logs[i] >= least)
+
+
+def with_one_memory(levels: Sequence[Plateau], caches: Sequence[CacheShare]) -> list[Plateau]:
+    """Join all plateaus after one of at least half the largest cache: they are main memory, split by noise."""
     for position, plateau in enumerate(levels):
         if plateau.capacity and caches and plateau.capacity >= max(cache.share_bytes for cache in caches) / 2:
             rest = levels[position + 1 :]
@@ -67,8 +74,8 @@ def with_one_memory(levels: Sequence[Plateau], caches: Sequence[Cache]) -> list[
     return list(levels)
 
 
-def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[Cache]) -> list[str]:
-    """Name each plateau after a cache, in order and each cache once. The last is ``dram`` if it reaches far beyond all caches.
+def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheShare]) -> list[str]:
+    """Name each plateau after a cache, in order, each once. The last is ``dram`` if it is far beyond all caches.
 
     A plateau that fits no cache is ``level_<position>``.
     """
@@ -91,8 +98,8 @@ def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[Cache])
 def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[int]:
     """Sizes from ``smallest`` to ``largest``, evenly spaced on a logarithmic scale, each a multiple of ``multiple``.
 
-    At least ``per_octave`` sizes in an octave. No size exceeds ``largest``: buffers of that many bytes hold every working set.
-    ValueError if ``largest`` is below ``smallest``.
+    At least ``per_octave`` sizes in an octave. No size exceeds ``largest``: buffers of that many bytes hold every
+    working set. ValueError if ``largest`` is below ``smallest``.
     """
     if not multiple <= smallest <= largest:
         raise ValueError(f"expected {multiple} <= smallest <= largest, got smallest {smallest} and largest {largest}")
@@ -102,11 +109,11 @@ def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[i
 
 
 def _falling(values: Sequence[float]) -> list[float]:
-    """The nearest non-increasing sequence in least squares (pool adjacent violators): rising neighbours get their mean."""
+    """Fit the nearest non-increasing sequence in least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
         mean, count = value, 1
-        while pools and pools[-1][0] < mean:
+        while pools and pools[-1][0] < mean:  # a pool below its successor: both get their common mean
             before, more = pools.pop()
             mean, count = (before * more + mean * count) / (more + count), more + count
         pools.append((mean, count))
@@ -114,7 +121,7 @@ def _falling(values: Sequence[float]) -> list[float]:
 
 
 def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]:
-    """Intervals of indices over which the rate falls below `FALL` of itself within an octave; those that overlap are joined."""
+    """Find index intervals where the rate falls below `FALL` of itself within an octave, and join overlaps."""
     edges: list[tuple[int, int]] = []
     for i, size in enumerate(sizes):
         octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)  # sizes are rounded to a multiple

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Resource, Roof, Unit
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 FEWEST = 3  # repetitions of what was begun before the time was over
@@ -20,13 +20,13 @@ FEWEST = 3  # repetitions of what was begun before the time was over
 class Effort:
     """How long and how much to measure.
 
-    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of them
-    is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about ``order_s``
-    in all, at least three are made, and orders whose product takes longer than ``slowest_s`` are left out. ``sustained_s`` is
-    the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep, ``storage_bytes`` is per rank. With
-    ``sets_per_level`` only the kernel that finds the levels visits all sets of the sweep; of those that take longer than
-    ``sample_s`` the others take so many of each level.
-    ``seconds`` bounds all steps together; None: no bound.
+    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of
+    them is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take
+    about ``order_s`` in all, at least three are made, and orders whose product takes longer than ``slowest_s`` are left
+    out. ``sustained_s`` is the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep,
+    ``storage_bytes`` is per rank. With ``sets_per_level`` only the kernel that finds the levels visits all sets of the
+    sweep; of those that take longer than ``sample_s`` the others take so many of each level. ``seconds`` bounds all
+    steps together; None: no bound.
     """
 
     repetitions: int
@@ -114,13 +114,13 @@ class Samples:
 
 
 def repeat(
-    world: World, rate: Callable[[], float], n: int, *, member: bool = True, budget: Budget | None = None
+    world: World, rate: Callable[[], float], n: int, *, member: bool = True, budget: TimeLimit | None = None
 ) -> Samples:
     """Call ``rate`` n times on every member rank; each time all start together. All ranks call it.
 
     When the time of ``budget`` is over, `FEWEST` repetitions are enough: ``n`` of the result says how many there were.
     """
-    mine = []
+    mine = []  # empty on ranks that take no part; they still meet the others at each barrier
     for done in range(n):
         if budget is not None and done >= FEWEST and not budget.left():
             break

@@ -1,7 +1,7 @@
-"""Measures sequential reads and writes of one file per rank in a directory: cold where the page cache can be dropped, and warm.
+"""Measures sequential reads and writes of one file per rank: cold if the page cache can be dropped, and warm.
 
-Cold means that this node's page cache holds nothing of the file, which is verified. Caches behind it (of a hypervisor or a file
-server) cannot be controlled from here.
+Cold means that this node's page cache holds nothing of the file, which is verified. Caches behind it (of a hypervisor
+or a file server) cannot be controlled from here.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings, NotMeasured, Resource, Roof
 from suite.performance.ceilings.samples import Effort, Samples, agree, repeat
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-BLOCK = 4 << 20
+BLOCK = 4 << 20  # bytes of one write or read
 REPETITIONS = 3
 PASSES = 10  # over the file in all: three writes, three cold reads, and four warm ones, which cost less
 COLD = 0.01  # a file is cold if less than this share of it is in the page cache
 
 
-def measure(world: World, effort: Effort, directory: Path, free: int, budget: Budget) -> Findings:
-    """Measure a write with fsync, a cold read and a warm read; then remove the files. Nothing if the directory is unsuitable.
+def measure(world: World, effort: Effort, directory: Path, free: int, budget: TimeLimit) -> Findings:
+    """Measure a write with fsync, a cold and a warm read; then remove the files. Nothing if the folder is unsuitable.
 
-    Files are smaller than ``effort.storage_bytes`` where that does not fit into the free space, into the memory (the directory may
-    lie in it) or into the time; ``size_bytes`` of the roofs says how large they were.
+    Files are smaller than ``effort.storage_bytes`` where that does not fit into the free space, into the memory (the
+    directory may lie in it) or into the time; ``size_bytes`` of the roofs says how large they were.
     """
     size = min(effort.storage_bytes, _free(directory, world) // 10, free // 8 // world.local_size) // BLOCK * BLOCK
     path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
@@ -56,7 +56,7 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Bu
     return findings
 
 
-def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: Budget) -> Findings:
+def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: TimeLimit) -> Findings:
     """The three roofs of one file per rank."""
     findings = Findings()
     written = repeat(world, lambda: size / write_file(path, block, size), REPETITIONS, budget=budget)

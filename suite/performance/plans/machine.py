@@ -1,6 +1,7 @@
-"""What a machine can do, as far as a plan's time needs it: read from a ceilings file and from a fit of its network. No torch.
+"""Reads a machine's rates for a plan's time from a ceilings file and from a fit of its network. No torch.
 
-The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc moe fit SWEEP --format json` prints.
+The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc moe fit SWEEP --format json`
+prints.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Span:
         """The span whose value is the geometric mean of its ends."""
         return Span(low, (low * high) ** 0.5, high)
 
+    def fastest_first(self) -> tuple[float, float, float]:
+        """The rates in the order of the times they give: the highest rate gives the shortest."""
+        return self.high, self.value, self.low
+
     def times(self, other: Span) -> Span:
         """The product, both errors in one direction."""
         return Span(self.low * other.low, self.value * other.value, self.high * other.high)
@@ -37,11 +42,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one rank while all work: FLOP/s, memory and storage in bytes/s (None: not known); its links; where it is from.
+    """Rates of one rank while all work: FLOP/s, memory and storage in bytes/s (None: unknown); links; sources.
 
-    ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times on the
-    network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None: within the same), on up to
-    ``carried_ranks`` ranks.
+    ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times
+    on the network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None: within
+    the same), on up to ``carried_ranks`` ranks.
     """
 
     flops: Span
@@ -141,13 +146,10 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
     InputError if a file is damaged or lacks the number format.
     """
     file = read_json_document(ceilings, _Ceilings, "ceilings", 1)
-    fitting = [roof for roof in file.of("compute") if roof.dtype == precision]
-    if not fitting:
-        measured = sorted({str(roof.dtype) for roof in file.of("compute")}) or ["none"]
-        raise InputError(f"{ceilings}: no compute roof in {precision}, only in {', '.join(measured)}")
-    sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
-    flops = Span(sustained.span.low, sustained.value, fitting[0].span.high)
+    flops = _compute_rate(file, precision, ceilings)
+    # The last level has no capacity: it is main memory, which large tensors stream from.
     last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
+    # The data set of a real run does not fit the page cache.
     cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
     fit = read_json_document(network, _Fits, "output of mlhpc moe fit SWEEP --format json", 1).fits[0]
     links = _links(fit, network)
@@ -166,33 +168,44 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
     )
 
 
+def _compute_rate(file: _Ceilings, precision: str, path: Path) -> Span:
+    """The rate in a number format: typical is what is sustained, the highest is a burst."""
+    roofs = file.of("compute")
+    fitting = [roof for roof in roofs if roof.dtype == precision]
+    if not fitting:
+        measured = sorted({str(roof.dtype) for roof in roofs}) or ["none"]
+        raise InputError(f"{path}: no compute roof in {precision}, only in {', '.join(measured)}")
+    # A step of training lasts longer than a burst: clocks have fallen by then.
+    sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
+    return Span(sustained.span.low, sustained.value, fitting[0].span.high)
+
+
 def _ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
     """The most that measured all-reduces and the closed form of a ring differ by. None if none was measured.
 
     Those of several ranks on one node say nothing of links between nodes, and the other way round.
     """
-    found = [
-        max(point.seconds / form, form / point.seconds)
-        for curve in curves
-        if curve.resource == "all_reduce" and (curve.nodes == 1) == (curve.ranks <= network.ranks_per_node)
-        for point in curve.points
-        for form in [all_reduce(network, curve.ranks, point.x).total_s]
-        if point.seconds is not None and form > 0
-    ]
-    return max(found, default=None)
+    largest = None
+    for curve in curves:
+        same_links = (curve.nodes == 1) == (curve.ranks <= network.ranks_per_node)
+        if curve.resource != "all_reduce" or not same_links:
+            continue
+        for point in curve.points:
+            form = all_reduce(network, curve.ranks, point.x).total_s
+            if point.seconds is not None and form > 0:
+                largest = max(largest or 0.0, point.seconds / form, form / point.seconds)
+    return largest
 
 
 def _links(fit: _Fit, path: Path) -> Network:
     known = {name: value for name, value in fit.network.items() if value is not None}
     try:
         network = Network(**known)
-        numbers: Sequence[float] = [float(value) for value in known.values()]
+        finite = all(abs(float(value)) < float("inf") for value in known.values())
     except (TypeError, ValueError):
         raise InputError(
             f"{path}: network has other parameters than those of this version: fit the sweep again"
         ) from None
-    if min(network.inter_bandwidth, network.intra_bandwidth, network.ranks_per_node) <= 0 or not all(
-        abs(number) < float("inf") for number in numbers
-    ):
+    if not finite or min(network.inter_bandwidth, network.intra_bandwidth, network.ranks_per_node) <= 0:
         raise InputError(f"{path}: network has a bandwidth that is not positive: fit the sweep again")
     return network

@@ -1,14 +1,15 @@
 """Predicts what a rank holds, sends and reads in one training step under a plan, from a step on tensors without memory.
 
-The step runs the workload's own loss on the model with the plan applied, on fake tensors and axes that send nothing. It allocates
-nothing and needs no ranks: what is counted is what the run will do. Gradients' all-reduce is a closed form: their size.
+The step runs the workload's own loss on the model with the plan applied, on fake tensors and axes that send nothing. It
+allocates nothing and needs no ranks: what is counted is what the run will do. Gradients' all-reduce is a closed form:
+their size.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -51,13 +52,14 @@ class Exchange:
 class Cost:
     """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass.
 
-    ``ahead``: of batches that the loader holds on the host, at most; on a CPU they lie in the same memory as all others.
+    ``ahead``: of batches that the loader holds on the host, at most; on a CPU they lie in the same memory as all
+    others.
 
-    ``gathered``: whole parameters that are there at once where states are in pieces. ``optimizer``: its state, and the moving
-    average of the weights. ``peak``: the most of activations, gathered parameters, gradients and temporary tensors at any moment
-    of a step. None: not known, because the loss or the optimizer cannot run on tensors without memory, or because the plan
-    names no inputs; ``flops`` are those of the workload's closed form then. ``traffic``: compulsory bytes of the workload's closed
-    form, divided evenly over the ranks of a sample.
+    ``gathered``: whole parameters that are there at once where states are in pieces. ``optimizer``: its state, and the
+    moving average of the weights. ``peak``: the most of activations, gathered parameters, gradients and temporary
+    tensors at any moment of a step. None: not known, because the loss or the optimizer cannot run on tensors without
+    memory, or because the plan names no inputs; ``flops`` are those of the workload's closed form then. ``traffic``:
+    compulsory bytes of the workload's closed form, divided evenly over the ranks of a sample.
     """
 
     plan: str
@@ -79,7 +81,7 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        """Bytes of everything that lives when there is most of it, but for what is in `lacks` and batches loaded ahead."""
+        """Bytes at the peak of live memory, without `lacks` and batches that are loaded ahead."""
         beside = max(self.gathered, self.gradients) if self.peak is None else self.peak
         return self.parameters + (self.optimizer or 0) + (self.inputs or 0) + beside
 
@@ -134,7 +136,7 @@ class Common:
         self._work: Work | None = None
 
     def trace(self, descriptor: Descriptor, config: RunConfig, parallel: Parallel) -> Trace | None:
-        """The extents at the layers of the unsplit model; they are the same on every mesh. None if a plan does not fit it."""
+        """Return the layers' extents in the unsplit model, equal on every mesh. None if a plan does not fit it."""
         if parallel.name not in self._traces:
             try:
                 with explained():
@@ -159,7 +161,7 @@ class Common:
 
 
 def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
-    """Predict one step of the rank that ``parallel`` is of, in torch's default precision. InputError if the plan does not fit.
+    """Predict one step of the rank of ``parallel``, in torch's default precision. InputError if the plan does not fit.
 
     ``common``: of predictions of the same configuration, whose plan and mesh may be others.
     """
@@ -172,11 +174,13 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     samples = config.global_batch_size // parallel.mesh.data_size // parts
     note = Notes()
     workload: Workload = load_workload(descriptor)(config)
+    # Experts learn their ranks before the model is built.
     workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
     work, unsplit, traced = common.work(workload), None, None
     if math.prod(parallel.mesh.spatial) > 1:
         traced = common.trace(descriptor, config, parallel)
-        unsplit = None if traced else build_on_meta(descriptor, config)[1]  # outside of fake tensors
+        if not traced:
+            _, unsplit = build_on_meta(descriptor, config)  # outside of fake tensors
     with common.mode:
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
@@ -185,7 +189,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
         with explained():
             kept = _kept_gradients(parallel, workload, model, parts)
             passes = _rehearse(wrapped, workload, batch, config, parallel, note, kept) if batch else None
-        if passes is None:
+        if passes is None:  # the loss cannot run without memory: closed forms where there are any
             note.found.clear()
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
@@ -193,29 +197,35 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
         exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take(note, 1))))
         exchanges += sent
-    parameters = list(model.parameters())
-    gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
     exchanges += _of_gradients(parallel, workload, model, update)
-    inputs = sum(tensor.nbytes for tensor in batch.values()) if batch else None
     updating = gradients + (0 if update is None else update.temporary)
+    inputs = ahead = reads = None
+    if batch:
+        inputs = _bytes(batch.values())
+        ahead, reads = inputs * loaded_ahead(config.loader_threads), inputs * parts
     return Cost(
         plan=parallel.name,
         mesh=parallel.mesh.text(),
         ranks=size,
         samples=samples,
-        parameters=sum(parameter.nbytes for parameter in parameters) + sum(each.nbytes for each in model.buffers()),
+        parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
         gradients=gradients,
         gathered=passes.gathered,
         optimizer=None if update is None else update.state,
         activations=passes.activations,
         peak=None if passes.peak is None else max(passes.peak, updating),
         inputs=inputs,
-        ahead=None if inputs is None else inputs * loaded_ahead(config.loader_threads),
-        reads=None if inputs is None else inputs * parts,
+        ahead=ahead,
+        reads=reads,
         flops=passes.flops * parts,
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
     )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _rehearse(
@@ -227,7 +237,7 @@ def _rehearse(
     notes: Notes,
     kept: Sequence[nn.Parameter],
 ) -> Passes | None:
-    """Run a step's passes. Where pieces are gathered ahead, the first step learns the order of layers and is not counted."""
+    """Run a step's passes. If pieces are prefetched, a first step learns the order of layers, uncounted."""
     assert parallel.plan is not None
     if parallel.is_sharded and "pieces" in parallel.plan.beside:
         learn_order(model, workload, batch, config)
@@ -261,7 +271,7 @@ def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
 
 
 def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
-    """Note what regions exchange in a part of a step that cannot run. InputError where that is not known without running it."""
+    """Note what regions exchange in a part of a step that cannot run. InputError if that is unknown without a run."""
     plan = parallel.plan
     assert plan is not None
     for axis, ranks in (("axial", parallel.mesh.axial), ("expert", parallel.mesh.expert)):
@@ -293,7 +303,7 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 
 
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
-    """Predict the rank that has most: in the middle of a sample (neighbours on both sides) or at its end (the largest part).
+    """Predict the most loaded rank: inside a sample (two neighbours) or at its end (the largest part).
 
     Where all parts of every layer are equal that is the middle. ``common``: as of `predict`.
     """

@@ -1,4 +1,4 @@
-"""Rehearses a training step on tensors without memory: the bytes that live in it, its FLOPs, and the state of the optimizer."""
+"""Rehearses a training step on tensors without memory: live bytes, FLOPs and optimizer state."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 class Passes:
     """Forward and backward pass. None: the loss cannot run on tensors without memory.
 
-    ``activations`` are kept for the backward pass, gathered parameters left out; ``gathered`` are those that are there at once;
-    ``peak`` the most of activations, gathered parameters, gradients and temporary tensors at any moment.
+    ``activations`` are kept for the backward pass, gathered parameters left out; ``gathered`` are those that are there
+    at once; ``peak`` the most of activations, gathered parameters, gradients and temporary tensors at any moment.
     """
 
     activations: int | None
@@ -41,7 +41,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Update:
-    """The optimizer's step: bytes of its state, moving average of the weights included, and of temporary tensors at most.
+    """The optimizer's step: bytes of its state, with the weights' moving average, and of temporary tensors.
 
     ``clips``: gradients are clipped before.
     """
@@ -61,7 +61,8 @@ def run_passes(
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
-    ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step, or DDP's.
+    ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step,
+    or DDP's.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
@@ -92,7 +93,7 @@ def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor
 
 
 def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
-    """Count apart what is gathered for the whole step: what is made between the call of the wrapper and that of the model."""
+    """Count apart what is gathered for the whole step, between the wrapper's call and the model's."""
     if not isinstance(model, ShardedStates) or model.by_layer:
         return []
 

@@ -1,8 +1,8 @@
 """A FakeTensorMode that caches the results of operators by the shapes and types of their arguments.
 
-torch's own cache does the same, but its keys also describe what cannot happen in a rehearsal (symbolic sizes, devices that
-differ). With it OpenFold at size full takes over two minutes of CPU, with this one 50 s (on a busy machine). What is not plain
-goes to torch: values that are known (constants), sparse tensors, complex numbers.
+torch's own cache does the same, but its keys also describe what cannot happen in a rehearsal (symbolic sizes, devices
+that differ). With it OpenFold at size full takes over two minutes of CPU, with this one 50 s (on a busy machine). What
+is not plain goes to torch: values that are known (constants), sparse tensors, complex numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,8 @@ ON_META = {  # whose results do not depend on the device
     *(aten.unbind.int, aten.constant_pad_nd.default, aten._to_copy.default, aten.split_with_sizes_copy.default),
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mm.default, aten.bmm.default),
     *(aten.addmm.default, aten.sigmoid.default, aten.sigmoid_backward.default, aten.relu.default, aten.tanh.default),
-    *(
-        aten.threshold_backward.default,
-        aten.sum.dim_IntList,
-        aten.to.dtype,
-        aten.cat.default,
-        aten.tanh_backward.default,
-    ),
+    *(aten.threshold_backward.default, aten.sum.dim_IntList, aten.to.dtype, aten.cat.default),
+    aten.tanh_backward.default,
     *(aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default, aten.zero_.default, aten.fill_.Scalar),
 }
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -40,7 +35,7 @@ UNKNOWN: Any = object()  # of a key or a result: torch must work it out each tim
 
 
 class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A `FakeTensorMode` that remembers what results look like, and which share memory, by what the arguments look like."""
+    """A `FakeTensorMode` that caches results by their arguments, and which tensors share memory."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -56,21 +51,18 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """One operator."""
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
-        kwargs, tensors = kwargs or {}, []  # type: ignore[var-annotated]
-        kinds = UNKNOWN
-        if type(func) is OpOverload and torch.Tag.inplace_view not in func.tags:
-            kinds = _kinds((*args, *kwargs.items()) if kwargs else args, tensors)
-        if kinds is UNKNOWN:
+        kwargs = kwargs or {}
+        tensors: list[FakeTensor] = []
+        key = _key(func, args, kwargs, tensors)
+        if key is UNKNOWN:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        key = func, kinds, tensors[0].storage_offset() if func is AS_STRIDED else 0
         known = self._known.get(key)
+        if known is None and _runs_on_meta(func, kwargs, tensors):
+            known = self._known[key] = _of_meta(func, args, kwargs, tensors)
         if known is None:
-            if func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1:
-                known = self._known[key] = _of_meta(func, args, kwargs, tensors)
-            else:
-                found = super().__torch_dispatch__(func, types, args, kwargs)
-                self._known[key] = _noted(found, tensors)
-                return found
+            found = super().__torch_dispatch__(func, types, args, kwargs)
+            self._known[key] = _noted(found, tensors)
+            return found
         if known is UNKNOWN:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return self._made(known, tensors)
@@ -97,6 +89,21 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return found
 
 
+def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
+    """Return a key of a call, or UNKNOWN. The tensors of the arguments are appended to a list."""
+    if type(func) is not OpOverload or torch.Tag.inplace_view in func.tags:  # changes the shape of its argument
+        return UNKNOWN
+    kinds = _kinds((*args, *kwargs.items()), tensors)
+    if kinds is UNKNOWN:
+        return UNKNOWN
+    return func, kinds, tensors[0].storage_offset() if func is AS_STRIDED else 0
+
+
+def _runs_on_meta(func: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> bool:
+    """True if the operator gives the same on meta tensors, which is quicker than on fake ones."""
+    return func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1
+
+
 def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
     """What an operator gives, noted: by torch's kernels of meta tensors, which are quick."""
     plain: dict[int, Tensor] = {}
@@ -114,7 +121,7 @@ def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -
 
 
 def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
-    """What is equal where an operator gives the same; its tensors are added to a list. UNKNOWN if that cannot be said."""
+    """Return a key that is equal if an operator gives equal results, or UNKNOWN. Its tensors go to a list."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -137,31 +144,49 @@ def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
 
 def _noted(found: Any, tensors: Sequence[Tensor], device: torch.device | None = None) -> Any:
     """How to make a result again: as a tuple whose first element says what it is. ``device``: of results on meta."""
-    if type(found) is list or type(found) is tuple:
-        inner = [_noted(each, tensors, device) for each in found]
-        fresh = [
-            id(each.untyped_storage())
-            for each, noted in zip(found, inner, strict=True)
-            if noted is not UNKNOWN and noted[0] is Tensor and noted[1] is None
-        ]
-        return UNKNOWN if UNKNOWN in inner or len(set(fresh)) < len(fresh) else (type(found), *inner)
+    if type(found) in (list, tuple):
+        return _noted_sequence(found, tensors, device)
     if type(found) in PLAIN:
         return None, found
-    for position, each in enumerate(tensors):
-        if each is found:
-            return FakeTensor, position
-    if not isinstance(found, Tensor) or found.layout is not torch.strided or found.requires_grad:
-        return UNKNOWN
-    if device is None and (type(found) is not FakeTensor or found.constant is not None):
-        return UNKNOWN
+    same = next((position for position, each in enumerate(tensors) if each is found), None)
+    if same is not None:  # an operator in place returns its argument
+        return FakeTensor, same
+    return _noted_tensor(found, tensors, device) if _can_be_made(found, on_meta=device is not None) else UNKNOWN
+
+
+def _noted_tensor(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
+    """Note a tensor: which argument's memory it shares and from where on, shape, strides, type and device."""
     storage = found.untyped_storage()
     shares = [position for position, each in enumerate(tensors) if each.untyped_storage() is storage]
-    further = found.storage_offset() - (tensors[shares[0]].storage_offset() if shares else 0)
-    if not shares:
-        alone = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta").untyped_storage()
-        if further or storage.nbytes() != alone.nbytes():
-            return UNKNOWN
-    if len(shares) > 1 or found.dtype.is_complex:
+    if len(shares) > 1:  # the arguments share memory: another call's arguments may not
         return UNKNOWN
-    where = found.fake_device if device is None else device  # type: ignore[attr-defined]
-    return Tensor, shares[0] if shares else None, found.shape, found.stride(), found.dtype, further, where
+    where = found.fake_device if device is None else device
+    if shares:
+        further = found.storage_offset() - tensors[shares[0]].storage_offset()
+        return Tensor, shares[0], found.shape, found.stride(), found.dtype, further, where
+    alone = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta").untyped_storage()
+    if found.storage_offset() or storage.nbytes() != alone.nbytes():  # a part of memory that nothing here holds
+        return UNKNOWN
+    return Tensor, None, found.shape, found.stride(), found.dtype, 0, where
+
+
+def _can_be_made(found: Any, *, on_meta: bool) -> bool:
+    """True for a plain tensor: shape, strides, type and device say all of it."""
+    if not isinstance(found, Tensor) or found.layout is not torch.strided:
+        return False
+    if found.requires_grad or found.dtype.is_complex:
+        return False
+    return on_meta or (type(found) is FakeTensor and found.constant is None)
+
+
+def _noted_sequence(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
+    """Note a list or tuple of results. UNKNOWN if two of them share memory that no argument holds."""
+    inner = [_noted(each, tensors, device) for each in found]
+    if UNKNOWN in inner:
+        return UNKNOWN
+    fresh = [
+        id(each.untyped_storage())
+        for each, noted in zip(found, inner, strict=True)
+        if noted[0] is Tensor and noted[1] is None
+    ]
+    return UNKNOWN if len(set(fresh)) < len(fresh) else (type(found), *inner)

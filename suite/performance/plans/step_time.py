@@ -1,8 +1,8 @@
 """Predicts the time of a step under a plan from what a machine can do, with an interval. Closed forms.
 
-Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are rings, those
-of `suite.performance.cost_model`. Ranks of one sample, and those that hold states together, are consecutive: as many as a node
-has exchange inside it.
+Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are
+rings, those of `suite.performance.cost_model`. Ranks of one sample, and those that hold states together, are
+consecutive: as many as a node has exchange inside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from suite.performance.cost_model import all_gather, all_reduce
-from suite.performance.plans.machine import Machine
+from suite.performance.plans.machine import Machine, Span
 from suite.performance.plans.predict import GRADIENTS, Cost, Exchange
 
 RINGS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -19,11 +19,10 @@ RINGS = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: FLOPs, memory traffic, exchanges of parts of samples or states, gradients' all-reduce, reading.
+    """Seconds of a step: FLOPs, memory traffic, exchanges of parts, gradients' all-reduce, reading. None: unknown.
 
-    None: not known.
-    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``: all of these at
-    their best and at once. ``high_s``: one after another at their worst; None: not known, `why` says it.
+    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``: all
+    of these at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` says why.
     """
 
     compute_s: float
@@ -60,7 +59,10 @@ class StepTime:
         said = ", ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in parts if seconds is not None)
         high = "not known" if self.high_s is None else f"{self.high_s * 1e3:.4g}"
         why = f" ({self.why})" if self.why else ""
-        return f"{self.total_s * 1e3:.4g} ms, from {self.low_s * 1e3:.4g} to {high}{why}: {said}; bound by {self.bound} (modelled)"
+        return (
+            f"{self.total_s * 1e3:.4g} ms, from {self.low_s * 1e3:.4g} to {high}{why}: {said}; "
+            f"bound by {self.bound} (modelled)"
+        )
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
@@ -68,47 +70,57 @@ class StepTime:
 
 
 def predict_time(machine: Machine, cost: Cost) -> StepTime:
-    """The time of one step on a machine."""
+    """Predict the time of one step on a machine."""
     gradients = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis == GRADIENTS)
     exchange = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis != GRADIENTS)
-    sent, factor = gradients + exchange, machine.network_factor
-    ring_factor = factor if machine.ring_factor is None else machine.ring_factor
     rings = sum(_exchange_s(machine, each) for each in cost.exchanges if each.kind in RINGS)
+    sent = gradients + exchange
     straight = sent - rings
-    memory, storage, reads = machine.memory, machine.storage, cost.reads
-    reading = None if storage is None or reads is None else reads / storage.value
-    low = max(
-        cost.flops / machine.flops.high,
-        0.0 if memory is None else cost.traffic / memory.high,
-        straight / factor + rings / ring_factor,
-        0.0 if storage is None or reads is None else reads / storage.high,
-    )
-    worst = cost.flops / machine.flops.low + (0.0 if memory is None else cost.traffic / memory.low)
-    worst += straight * factor + rings * ring_factor
-    worst += 0.0 if storage is None or reads is None else reads / storage.low
-    beyond = machine.carried_ranks is not None and sent > 0 and cost.ranks > machine.carried_ranks
-    why = "what part of the compute roof a step reaches is not stated" if not machine.is_reached else ""
-    why = f"the network was fitted for at most {machine.carried_ranks} ranks" if beyond else why
+    # Rings have a factor of their own where the closed form was compared with measured all-reduces.
+    factor = machine.network_factor
+    ring_factor = factor if machine.ring_factor is None else machine.ring_factor
+    network = Span(straight / factor + rings / ring_factor, sent, straight * factor + rings * ring_factor)
+    compute = _seconds(cost.flops, machine.flops)
+    memory = _seconds(cost.traffic, machine.memory)
+    reading = _seconds(cost.reads, machine.storage)
+    known = [span for span in (compute, memory, network, reading) if span is not None]
+    why = _why_unbounded(machine, cost, sends=sent > 0)
     return StepTime(
         compute_s=cost.flops / machine.flops.value,
-        memory_s=None if memory is None else cost.traffic / memory.value,
+        memory_s=None if memory is None else memory.value,
         exchange_s=exchange,
         gradients_s=gradients,
-        reading_s=reading,
-        low_s=low,
-        high_s=None if why else worst,
+        reading_s=None if reading is None else reading.value,
+        low_s=max(span.low for span in known),
+        high_s=None if why else sum(span.high for span in known),
         why=why,
     )
+
+
+def _seconds(amount: float | None, rate: Span | None) -> Span | None:
+    """Return the seconds of an amount at a rate; None if either is unknown."""
+    if amount is None or rate is None:
+        return None
+    return Span(*(amount / each for each in rate.fastest_first()))
+
+
+def _why_unbounded(machine: Machine, cost: Cost, *, sends: bool) -> str:
+    """Say why there is no upper bound of the time; empty if there is one."""
+    if machine.carried_ranks is not None and sends and cost.ranks > machine.carried_ranks:
+        return f"the network was fitted for at most {machine.carried_ranks} ranks"
+    return "" if machine.is_reached else "what part of the compute roof a step reaches is not stated"
 
 
 def _exchange_s(machine: Machine, each: Exchange) -> float:
     network, one = machine.network, each.bytes / each.calls
     if each.kind == "all_gather":
         return each.calls * all_gather(network, each.ranks, one * each.ranks).total_s
+    # An all-gather backwards: what each rank keeps is what it gives there.
     if each.kind == "reduce_scatter":
         return each.calls * all_gather(network, each.ranks, one).total_s
     if each.kind == "all_reduce":
         return each.calls * all_reduce(network, each.ranks, one).total_s
+    # Ranks of one sample are consecutive, so a group that fits a node is on one.
     inside = each.ranks <= network.ranks_per_node
     latency = network.intra_latency_s if inside else network.inter_latency_s
     return each.calls * (

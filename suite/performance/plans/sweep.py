@@ -1,4 +1,4 @@
-"""Tries the plans of a workload on every mesh of so many ranks: which are legal, what each costs, why others are refused."""
+"""Tries the plans of a workload on every mesh of N ranks: which are legal, what each costs, why others fail."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def sweep(
     fits: Callable[[str], object],
     cost: Callable[[str, str], Found],
 ) -> tuple[list[Found], list[dict[str, str]]]:
-    """What ``cost`` of plan and mesh returns for each legal mesh, and the plans and meshes that are refused, with the reason.
+    """Return ``cost`` of plan and mesh for each legal mesh, and the refused plans and meshes with the reason.
 
-    ``fits`` refuses a plan on every mesh. Axes that two plans have are taken from the first. What `NotLegalError` refuses is
-    refused on every mesh that has these axes and others.
+    ``fits`` refuses a plan on every mesh. Axes that two plans have are taken from the first. What `NotLegalError`
+    refuses is refused on every mesh that has these axes and others.
     """
     found: list[Found] = []
     refused: list[dict[str, str]] = []
-    known: set[frozenset[tuple[str, int]]] = set()
+    known: set[frozenset[tuple[str, int]]] = set()  # axes that were tried by an earlier plan
     for name, plan in plans.items():
         blocked: dict[frozenset[tuple[str, int]], str] = {}
         try:
@@ -51,7 +51,7 @@ def sweep(
                     continue
                 except NotLegalError as error:
                     reason = str(error)
-                    if axes:
+                    if axes:  # the mesh without axes is part of every other one
                         blocked[key] = reason
                 except InputError as error:
                     reason = str(error)
@@ -60,24 +60,27 @@ def sweep(
 
 
 def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
-    """The axes of every mesh that is tried: none, each axis of the plan alone, parts of several dimensions, tensor beside expert.
+    """Yield the axes of every mesh to try: none, each axis alone, parts of several dimensions, tensor with expert.
 
     Those with fewer axes come first. ``shard`` is tried alone.
     """
     yield {}
-    for n in _divisors(ranks) if SHARD in plan.parameters.values() else ():
-        yield {SHARD: n}
+    if SHARD in plan.parameters.values():
+        for n in _divisors(ranks):
+            yield {SHARD: n}
     yield from sorted(_shapes(plan.split, ranks, MOST), key=len)
-    tensor = [n for n in _divisors(ranks) if n <= MOST and plan.tensor is not None]
-    expert = [n for n in _divisors(ranks) if n <= MOST and any(map(is_spread, plan.parameters.values()))]
-    axial = [n for n in _divisors(ranks) if n <= MOST and plan.axial is not None]
-    for name, sizes in ((AXIAL, axial), (EXPERT, expert), (TENSOR, tensor)):
-        yield from ({name: n} for n in sizes)
-    yield from ({EXPERT: e, TENSOR: t} for t in tensor for e in expert if ranks % (e * t) == 0)
+    sizes = [n for n in _divisors(ranks) if n <= MOST]
+    axial = sizes if plan.axial is not None else []
+    expert = sizes if any(map(is_spread, plan.parameters.values())) else []
+    tensor = sizes if plan.tensor is not None else []
+    for name, tried in ((AXIAL, axial), (EXPERT, expert), (TENSOR, tensor)):
+        yield from ({name: n} for n in tried)
+    for t in tensor:
+        yield from ({EXPERT: e, TENSOR: t} for e in expert if ranks % (e * t) == 0)
 
 
 def mesh_text(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
-    """The mesh as `--mesh` has it. Beside ``tensor`` experts that are not spread are on every rank, whatever a setting says."""
+    """Return the mesh as `--mesh` has it. With ``tensor``, experts that are not spread are on every rank."""
     parts = 1
     for n in axes.values():
         parts *= n
@@ -94,7 +97,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _shapes(dimensions: Sequence[str], ranks: int, most: int) -> Iterator[Axes]:
-    """Parts of one dimension or more, at most so many in all. Splits of one number differ in shape, so the order counts."""
+    """List the splits into at most N parts in one or more dimensions. Splits differ in shape: order counts."""
     for number, name in enumerate(dimensions):
         for n in (each for each in _divisors(ranks) if each <= most):
             yield {name: n}

@@ -1,1 +1,1 @@
-"""Measures the nodes of an allocation before a job: each node alone, then the links between them. docs/fleet.md describes it."""
+"""Measures the nodes of an allocation before a job: each node alone, then the links (docs/fleet.md)."""

@@ -1,7 +1,7 @@
-"""The benchmarks of a node: what each measures, in which unit, and which component it stresses. They use the kernels of `ceilings`.
+"""The benchmarks of a node: quantity, unit and stressed component of each. They use kernels of `ceilings`.
 
-A benchmark is prepared once on every rank of the node and then repeated: all ranks begin together, and the slowest counts. One
-repetition takes about `REPETITION_S`, whatever the speed of the node.
+A benchmark is prepared once on every rank of the node and then repeated: all ranks begin together, and the slowest
+counts. One repetition takes about `REPETITION_S`, whatever the speed of the node.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from suite.machine.node_samples import Better
 from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings import collectives, compute, memory, storage
 from suite.performance.ceilings.document import Resource
-from suite.performance.ceilings.plan import SKEW
 from suite.performance.ceilings.samples import calls_for
+from suite.performance.ceilings.sizes import SKEW
 from suite.workload import load_workload
 from suite.world import Launch, World
 
-REPETITION_S = 0.03
+REPETITION_S = 0.03  # short enough for many rounds, far above the resolution of the clock
 CPU_ORDER, GPU_ORDER = 512, 4096  # of the products, the same on all nodes
 MESSAGE_BYTES = 1 << 20
 FILE_BYTES = 8 << 20
@@ -40,8 +40,8 @@ Repeat = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where is measured: the ranks of one node, their device, the staging folder, the caches and the free memory in bytes."""
+class Site:
+    """Where benchmarks run: the ranks of one node, their device, staging folder, caches and free bytes."""
 
     world: World
     device: torch.device
@@ -52,13 +52,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Bench:
-    """One benchmark. ``prepare`` gives what one repetition calls, which returns a value in ``unit``; None: not for this place."""
+    """One benchmark. ``prepare`` returns what a repetition calls, which returns a value in ``unit``, or None."""
 
     metric: str
     component: str
     unit: str
     better: Better
-    prepare: Callable[[Place], Repeat | None]
+    prepare: Callable[[Site], Repeat | None]
 
 
 def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
@@ -69,19 +69,19 @@ def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) 
     return calls, lambda: compute.seconds(call, calls, device)
 
 
-def _gemm(dtype: str, place: Place) -> Repeat:
+def _gemm(dtype: str, place: Site) -> Repeat:
     order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
     calls, seconds = _timed(compute.products(place.device, dtype, order)[0].multiply, place.device)
     return lambda: compute.flops(order) * calls / seconds()
 
 
-def _dispatch(place: Place) -> Repeat:
+def _dispatch(place: Site) -> Repeat:
     product = compute.products(place.device, "float32", compute.LAUNCH_ORDER)[0]
     calls, seconds = _timed(product.multiply, place.device, floor=100)
     return lambda: calls / seconds()
 
 
-def _memory(place: Place, *, cached: bool) -> Repeat | None:
+def _memory(place: Site, *, cached: bool) -> Repeat | None:
     """Triads of all threads: on a set in the private cache of a core, or on one that no cache holds."""
     if place.device.type == "cuda":
         return None if cached else _gpu_memory(place)
@@ -105,13 +105,13 @@ def _memory(place: Place, *, cached: bool) -> Repeat | None:
     return lambda: moved / team.seconds(calls)
 
 
-def _gpu_memory(place: Place) -> Repeat:
+def _gpu_memory(place: Site) -> Repeat:
     a, b, c = (torch.ones(LARGEST_SET // 12, device=place.device) for _ in range(3))
     calls, seconds = _timed(lambda: torch.add(b, c, alpha=0.5, out=a), place.device)
     return lambda: LARGEST_SET * calls / seconds()
 
 
-def _host_link(place: Place) -> Repeat | None:
+def _host_link(place: Site) -> Repeat | None:
     if place.device.type != "cuda":
         return None
     on_host = torch.ones(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -125,7 +125,7 @@ def _host_link(place: Place) -> Repeat | None:
     return lambda: 2.0 * LINK_BYTES * calls / seconds()
 
 
-def _collective(resource: Resource, place: Place) -> Repeat | None:
+def _collective(resource: Resource, place: Site) -> Repeat | None:
     world = place.world
     if world.size == 1:
         return None
@@ -136,7 +136,7 @@ def _collective(resource: Resource, place: Place) -> Repeat | None:
     return lambda: sent * calls / seconds()
 
 
-def _overlap(place: Place) -> Repeat | None:
+def _overlap(place: Site) -> Repeat | None:
     """Seconds of a product and an all-reduce that run at the same time."""
     world = place.world
     if world.size == 1:
@@ -163,7 +163,7 @@ def _together(world: World, call: Callable[[], object], device: torch.device) ->
     return calls, lambda: compute.seconds(call, calls, device)
 
 
-def _write(place: Place) -> Repeat:
+def _write(place: Site) -> Repeat:
     path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
 
     def repetition() -> float:
@@ -175,7 +175,7 @@ def _write(place: Place) -> Repeat:
     return repetition
 
 
-def _read(place: Place) -> Repeat:
+def _read(place: Site) -> Repeat:
     """Reads of a file that is not in the page cache, where the file system lets it go."""
     path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
 
@@ -190,11 +190,11 @@ def _read(place: Place) -> Repeat:
     return repetition
 
 
-def _file(place: Place) -> Path:
+def _file(place: Site) -> Path:
     return place.directory / f".mlhpc-preflight-{os.getpid()}-{place.world.rank}"
 
 
-def _step(name: str, root: Path, place: Place) -> Repeat:
+def _step(name: str, root: Path, place: Site) -> Repeat:
     """Seconds of forward, backward and update of the ``smoke`` model, each rank for itself."""
     workload = load_workload(descriptor(name))(load_config(descriptor(name), "smoke", ()))
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
     ]
 
 
-def facts(place: Place) -> Iterator[tuple[str, str, float, float]]:
+def facts(place: Site) -> Iterator[tuple[str, str, float, float]]:
     """(metric, unit, value, worst value allowed) of what is not timed: free space, descriptors, free memory."""
     import resource
 

@@ -1,8 +1,8 @@
-"""Measures the links between nodes so that one bad node cannot spoil the verdict on the others; and how far the clocks are apart.
+"""Measures the links between nodes so that one bad node cannot spoil the others' verdict; and clock offsets.
 
-Pairs: every node exchanges a message with one other at a time, in turn (a tournament); a node's value is the median over
-its partners, of two the better. Leave-one-out: all nodes but one make an all-reduce; a node without which the others are
-faster is the slow one. Two nodes have one link, and nothing here can say which of its ends is slow.
+Pairs: every node exchanges a message with one other at a time, in turn (a tournament); a node's value is the median
+over its partners, of two the better. Leave-one-out: all nodes but one make an all-reduce; a node without which the
+others are faster is the slow one. Two nodes have one link, and nothing here can say which of its ends is slow.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch.distributed as dist
 
 from suite.files import write_whole
 from suite.machine.node_samples import Sample, render
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.collectives import bus_share
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-PAIR_BYTES = 2 << 20
+PAIR_BYTES = 2 << 20  # bandwidth, not latency, decides at this size
 ALL_BYTES = 1 << 20
 MOST_GROUPS = 16  # nodes of which each is left out once: a group takes every node's time
 CLOCK_BOUND_S = 1.0  # apart: logs and file times of such nodes cannot be put in order
-PINGS = 20
+PINGS = 20  # exchanges of which the fastest tells the clock's offset best
 FEWEST = 1  # rounds that count, however short the time
 
 
@@ -39,20 +39,18 @@ def measure(
     output: Path,
     at: Callable[[str], None],
 ) -> None:
-    """Measure for so many seconds and write one file with a sample of every node per metric. All ranks call it, one of each node.
+    """Measure for a time, and write one file with samples of every node. All ranks call it, one per node.
 
-    ``hardware`` is the same for all nodes of a kind; after so many ``rounds`` it ends earlier.
+    ``hardware`` is the same for all nodes of a kind; after ``rounds`` rounds it ends earlier.
     """
-    budget = Budget(world, seconds)
+    budget = TimeLimit(world, seconds)
     world.init_torch(device)
     at("clock offset")
     offset = _clock_offset(world)
+    # Values of a sample are positive: an offset of 0 is written as 1e-6.
     values: dict[str, list[float]] = {"clock_offset": [max(offset, 1e-6)]}
     pair = "link/pair" if world.size > 2 else "link/of_two"
-    alone = world.size > 2 and world.size <= MOST_GROUPS
-    without = (
-        [dist.new_group([n for n in range(world.size) if n != left]) for left in range(world.size)] if alone else []
-    )
+    without = _groups_without_one(world.size) if 2 < world.size <= MOST_GROUPS else []
     longest, count = 0.0, 0
     while count <= (rounds or count) and (count <= FEWEST or budget.allows(2.0 * longest)):
         begin = budget.clock()
@@ -66,16 +64,27 @@ def measure(
                 values.setdefault(metric, []).append(value)
         count += 1
         longest = max(longest, budget.clock() - begin)
-        mine = [_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()]
-        gathered = world.gather(mine, list[Sample])
-        if gathered is not None:  # after every round: what there is stays if the time is over
-            write_whole(output, render(sample for node in gathered for sample in node))
+        # After every round: what there is stays if the time is over.
+        _write(world, [_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()], output)
+
+
+def _groups_without_one(nodes: int) -> list[object]:
+    """Make a group without each of the nodes. All ranks make all groups, also those that they are not in."""
+    return [dist.new_group([node for node in range(nodes) if node != left]) for left in range(nodes)]
+
+
+def _write(world: World, samples: list[Sample], output: Path) -> None:
+    """Write the samples of all nodes on rank 0."""
+    gathered = world.gather(samples, list[Sample])
+    if gathered is not None:
+        write_whole(output, render(sample for node in gathered for sample in node))
 
 
 def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
     """A tournament: rounds of pairs such that everybody meets everybody once (the circle method)."""
     seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     for _ in range(len(seats) - 1):
+        # The first seat stays, all others move on by one: after n - 1 rounds everybody met everybody.
         half = len(seats) // 2
         table = zip(seats[:half], reversed(seats[half:]), strict=True)
         yield [(a, b) if a < b else (b, a) for a, b in table if a is not None and b is not None]
@@ -93,7 +102,7 @@ def _pairs(world: World, device: torch.device) -> list[float]:
             other = mine[0] if mine[1] == world.rank else mine[1]
             begin = time.perf_counter()
             for sends in (mine[0] == world.rank, mine[0] != world.rank):
-                (dist.send if sends else dist.recv)(message, other)
+                (dist.send if sends else dist.recv)(message, other)  # there, then back
             _wait(device)
             found.append(2.0 * PAIR_BYTES / (time.perf_counter() - begin))
     return found
@@ -110,6 +119,7 @@ def _all_but_one(world: World, device: torch.device, groups: list[object]) -> fl
             dist.all_reduce(message, group=group)
             _wait(device)
         took.append(time.perf_counter() - begin)
+    # An all-reduce is as slow as its slowest rank, and the rank that is left out does not count.
     slowest: list[float] = [
         max(node[left] for n, node in enumerate(world.allgather(took)) if n != left) for left in range(world.size)
     ]
@@ -129,6 +139,7 @@ def _clock_offset(world: World) -> float:
                 dist.recv(stamp, 0)
                 end = time.time()
                 if end - begin < best:
+                    # The shortest round trip has the least room for an asymmetry of both ways.
                     best, offset = end - begin, float(stamp[0]) - (begin + end) / 2.0
             elif world.rank == 0:
                 stamp = torch.zeros(1, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Measures one node on all its ranks, without any other node: a bad node cannot spoil what is said of another.
 
-The benchmarks are repeated in turn until the time is over, so that each sees the whole of it. After every round the file of the
-node is written anew: a node that dies leaves what it has.
+The benchmarks are repeated in turn until the time is over, so that each sees the whole of it. After every round the
+file of the node is written anew: a node that dies leaves what it has.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from suite.machine.node_samples import Sample, render
 from suite.machine.probes.allowance import usable
 from suite.machine.probes.processor import list_data_caches, read_cpu
 from suite.machine.probes.root import machine_root
-from suite.performance.ceilings.budget import Budget
-from suite.performance.ceilings.plan import free_bytes
-from suite.performance.preflight.benches import BENCHES, Bench, Place, Repeat, facts, step_benches
+from suite.performance.ceilings.sizes import free_bytes
+from suite.performance.ceilings.time_limit import TimeLimit
+from suite.performance.preflight.benches import BENCHES, Bench, Repeat, Site, facts, step_benches
 from suite.world import World, node_name
 
 FEWEST = 2  # rounds, however short the time: one to warm up, one that counts
@@ -39,16 +39,16 @@ def measure(
     at: Callable[[str], None],
     say: Callable[[str], None],
 ) -> list[Sample]:
-    """Measure for so many seconds and write the node's file ``output``; returns what is in it. All ranks of the node call it.
+    """Measure for a time; write and return the samples of the node. All ranks of the node call it.
 
-    ``rounds``: after so many repetitions of each it ends earlier.
-    ``at`` is told what comes next, so that whoever waits knows where a node hangs; ``say`` what is left out.
+    After ``rounds`` repetitions of each benchmark it ends earlier. ``at`` is called with what comes next, to know where
+    a node hangs, ``say`` with what is left out.
     """
-    budget = Budget(world, seconds)
+    budget = TimeLimit(world, seconds)
     world.init_torch(device)
     allowance = usable()
     caches = tuple(list_data_caches(machine_root(os.environ), allowance.cpus))
-    place = Place(world, device, directory, caches, free_bytes(world.allgather(allowance.memory_free)))
+    place = Site(world, device, directory, caches, free_bytes(world.allgather(allowance.memory_free)))
     node = _Node(
         node_name(),
         f"{hardware_of(device)}, {world.size} ranks of {torch.get_num_threads()} threads",
@@ -59,11 +59,13 @@ def measure(
     ready: list[tuple[Bench, Repeat]] = []
     late: list[str] = []
     for bench in (*BENCHES, *step_benches(workloads)):
+        # At least one benchmark is prepared, however late it is.
         if not budget.allows((1.0 - PREPARING) * seconds) and ready:
             late.append(bench.metric)
             continue
         at(bench.metric)
         repeat, why = _attempt(lambda bench=bench: bench.prepare(place))  # type: ignore[misc]
+        # What fails on one rank is measured on none: they would wait for each other.
         if node.well(bench, world.allgather(why)) and repeat is not None:
             ready.append((bench, repeat))
     if late:
@@ -71,20 +73,31 @@ def measure(
     node.write()
     done = 0
     while ready and done <= (rounds or done) and (done < FEWEST or budget.left()):
-        for bench, repeat in list(ready):
-            if done >= FEWEST and not budget.left():
-                break
-            at(bench.metric)
-            world.barrier()
-            value, why = _attempt(repeat)
-            told = world.allgather((value, why))
-            if not node.well(bench, [reason for _, reason in told]):
-                ready.remove((bench, repeat))
-            elif done:  # the first round warms up
-                node.add(bench, [value for value, _ in told])
+        _measure_round(world, node, ready, done, budget, at)
         done += 1
         node.write()
     return node.samples()
+
+
+def _measure_round(
+    world: World,
+    node: _Node,
+    ready: list[tuple[Bench, Repeat]],
+    done: int,
+    budget: TimeLimit,
+    at: Callable[[str], None],
+) -> None:
+    """Repeat each benchmark once, until the time is over; one that fails is removed. The first round warms up."""
+    for bench, repeat in list(ready):
+        if done >= FEWEST and not budget.left():
+            break
+        at(bench.metric)
+        world.barrier()
+        results = world.allgather(_attempt(repeat))  # (value, problem) of each rank
+        if not node.well(bench, [why for _, why in results]):
+            ready.remove((bench, repeat))
+        elif done:
+            node.add(bench, [value for value, _ in results])
 
 
 class _Node:
@@ -96,7 +109,7 @@ class _Node:
         self._failed: dict[Bench, str] = {}
         self._facts: list[Sample] = []
 
-    def add_facts(self, place: Place) -> None:
+    def add_facts(self, place: Site) -> None:
         """Add what is not timed."""
         for metric, unit, value, worst in facts(place):
             self._facts.append(

@@ -18,7 +18,7 @@ import torch
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
-from suite.machine.choice import race as racing
+from suite.machine.choice import timing
 from suite.machine.choice.chooser import Chooser, Question, class_of, fastest
 from suite.machine.choice.store import LARGEST, MOST, NAME, Store, cache_folder
 from suite.world import World
@@ -53,10 +53,10 @@ def question(ways: Mapping[str, Any], **changes: Any) -> Question:
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     """On one thread; a chooser is told what its ways take: a number is the seconds of a way."""
 
-    def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool, together: bool) -> dict[str, racing.Timing]:
-        return {name: racing.Timing(way) if isinstance(way, float) else way for name, way in ways.items()}
+    def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool, together: bool) -> dict[str, timing.Timing]:
+        return {name: timing.Timing(way) if isinstance(way, float) else way for name, way in ways.items()}
 
-    monkeypatch.setattr("suite.machine.choice.chooser.race", told)
+    monkeypatch.setattr("suite.machine.choice.chooser.time_candidates", told)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -72,10 +72,10 @@ def test_the_race_orders_ways_and_names_why_one_is_out() -> None:
     def broken() -> None:
         raise RuntimeError("no such operator\nin detail")
 
-    found = racing.race({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
+    found = timing.time_candidates({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
     assert found["fast"].seconds < found["slow"].seconds
     assert found["slow"].seconds == pytest.approx(4e-3, rel=0.5)
-    assert found["broken"] == racing.Timing(math.inf, "RuntimeError: no such operator")
+    assert found["broken"] == timing.Timing(math.inf, "RuntimeError: no such operator")
 
 
 def test_a_way_that_is_far_behind_leaves_the_race_early() -> None:
@@ -90,9 +90,9 @@ def test_a_way_that_is_far_behind_leaves_the_race_early() -> None:
 
         return call
 
-    racing.race({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
-    assert calls["slow"] <= 1 + racing.LEAST_ROUNDS
-    assert calls["fast"] >= racing.FAIR_ROUNDS
+    timing.time_candidates({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
+    assert calls["slow"] <= 1 + timing.LEAST_ROUNDS
+    assert calls["fast"] >= timing.FAIR_ROUNDS
 
 
 def test_the_first_of_nearly_equal_ways_is_chosen() -> None:
@@ -211,21 +211,21 @@ def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
             time.sleep(ms / 1e3)  # waiting counts
 
         ways = {"near": partial(way, "near", 0.0), "far": partial(way, "far", slow_ms)}
-        found.append(racing.race(ways, CPU, together=True))
+        found.append(timing.time_candidates(ways, CPU, together=True))
         counts.append(calls)
-    assert counts[0] == counts[1] == dict.fromkeys(("near", "far"), racing.FAIR_ROUNDS * (racing.TOGETHER + 1))
+    assert counts[0] == counts[1] == dict.fromkeys(("near", "far"), timing.FAIR_ROUNDS * (timing.TOGETHER + 1))
     assert found[1]["far"].seconds >= 3e-3 > found[1]["near"].seconds
 
 
 def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.machine.choice.chooser.race", racing.race)
+    monkeypatch.setattr("suite.machine.choice.chooser.time_candidates", timing.time_candidates)
     found = chooser(tmp_path)
     assert found.choose(question({"slow": busy(8), "fast": busy(1)})) == "fast"
     assert 0 < found.choices["toy"].seconds["fast"] < found.choices["toy"].seconds["slow"]
 
 
 def test_nothing_that_can_be_measured_leaves_the_rule(tmp_path: Path) -> None:
-    broken = racing.Timing(problem="MemoryError: too large")
+    broken = timing.Timing(problem="MemoryError: too large")
     found = chooser(tmp_path)
     assert found.choose(question({"slow": broken, "fast": broken})) == "slow"
     assert found.choices["toy"].source == "rule"
@@ -256,7 +256,7 @@ def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatc
     """The slowest rank's seconds count; a way that one rank cannot follow is out for all."""
     of_ranks = (
         {"a": 1.0, "b": 2.0, "c": 0.1},
-        {"a": 9.0, "b": 3.0, "c": racing.Timing(problem="not here")},
+        {"a": 9.0, "b": 3.0, "c": timing.Timing(problem="not here")},
     )
     meeting = Meeting(2)
 

@@ -21,7 +21,7 @@ from suite.machine.probes.collect import collect_facts
 from suite.machine.probes.processor import list_data_caches
 from suite.machine.probes.root import VARIABLE, machine_root
 from suite.machine.system import System, describe_system, system_description, system_of
-from suite.performance.ceilings.plan import SweepPlan, plan_sweep
+from suite.performance.ceilings.sizes import SweepPlan, plan_sweep
 from suite.training.devices import threads_per_rank
 from tests.fixtures.zoo import GIB, Machine, every_machine, machine, machines
 

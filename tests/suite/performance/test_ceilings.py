@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from suite.commands.machine.ceilings import ceilings
 from suite.machine.probes.allowance import read_allowance
 from suite.machine.probes.processor import CpuCache, list_data_caches
-from suite.performance.ceilings import memory, plan, storage
-from suite.performance.ceilings.budget import Budget
+from suite.performance.ceilings import memory, sizes, storage
 from suite.performance.ceilings.collectives import bus_share, group_sizes
 from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
 from suite.performance.ceilings.memory import CPU_KERNELS, Kernel
-from suite.performance.ceilings.plan import (
+from suite.performance.ceilings.plateaus import CacheShare, names, plateaus, sweep, with_one_memory
+from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
+from suite.performance.ceilings.sizes import (
     PAGE,
     SHORTEST,
     SKEW,
@@ -36,8 +37,7 @@ from suite.performance.ceilings.plan import (
     plan_sweep,
     visiting_order,
 )
-from suite.performance.ceilings.plateaus import Cache, names, plateaus, sweep, with_one_memory
-from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 from tests.fixtures.zoo import Machine, every_machine
 
@@ -51,7 +51,7 @@ ZEN5 = {
     **{128: 185, 192: 189, 256: 190, 384: 189, 512: 228, 768: 169, 1024: 138, 1536: 115, 2048: 106, 4096: 97},
     **{8192: 93, 16384: 113, 32768: 58, 65536: 43, 131072: 41},
 }
-ZEN5_CACHES = [Cache("L1", 48 * KIB), Cache("L2", 1024 * KIB), Cache("L3", 32768 * KIB)]
+ZEN5_CACHES = [CacheShare("L1", 48 * KIB), CacheShare("L2", 1024 * KIB), CacheShare("L3", 32768 * KIB)]
 
 
 def test_the_levels_of_a_measured_sweep_are_the_caches_of_the_machine() -> None:
@@ -88,8 +88,8 @@ def test_a_flat_sweep_has_one_level_and_slow_starts_are_no_level() -> None:
 def test_the_last_plateau_is_main_memory_only_well_past_every_cache() -> None:
     sizes = sweep(8 * KIB, 1 << 20, 3, 4096)
     found = plateaus(sizes, [100.0] * len(sizes))
-    assert names(found, sizes[-1], [Cache("L1", 48 * KIB)]) == ["dram"]
-    assert names(found, sizes[-1], [Cache("L2", 512 * KIB)]) == ["level_1"]
+    assert names(found, sizes[-1], [CacheShare("L1", 48 * KIB)]) == ["dram"]
+    assert names(found, sizes[-1], [CacheShare("L2", 512 * KIB)]) == ["level_1"]
 
 
 def test_main_memory_is_one_level_however_uneven() -> None:
@@ -97,8 +97,8 @@ def test_main_memory_is_one_level_however_uneven() -> None:
     rates = [100.0 if size <= 1 << 20 else 20.0 if size < 16 << 20 else 14.0 for size in sizes]
     found = plateaus(sizes, rates)
     assert len(found) == 3
-    merged = with_one_memory(found, [Cache("L2", 1 << 20)])
-    assert names(merged, sizes[-1], [Cache("L2", 1 << 20)]) == ["L2", "dram"]
+    merged = with_one_memory(found, [CacheShare("L2", 1 << 20)])
+    assert names(merged, sizes[-1], [CacheShare("L2", 1 << 20)]) == ["L2", "dram"]
     assert merged[-1].last == len(sizes) - 1
 
 
@@ -139,12 +139,12 @@ def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel
 @pytest.mark.parametrize("l3_kib", [300 * KIB, 105 * KIB, 27 * KIB + 512])
 def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
-    monkeypatch.setattr(plan, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
-    monkeypatch.setattr(plan, "LEAST_END", SHORTEST)
+    monkeypatch.setattr(sizes, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
+    monkeypatch.setattr(sizes, "LEAST_END", SHORTEST)
     caches = [CpuCache(3, "unified", l3_kib, "0")]
     sweep_plan = plan_sweep(caches, frozenset({0}), 1, 1, 8 << 30, TINY.points_per_octave)
     assert isinstance(sweep_plan, SweepPlan)
-    found = memory.measure_cpu(World.create(), TINY, sweep_plan, Budget(World.create(), None))
+    found = memory.measure_cpu(World.create(), TINY, sweep_plan, TimeLimit(World.create(), None))
     assert max(point.x for curve in found.curves for point in curve.points) == (l3_kib << 10) // 64 // PAGE * PAGE
 
 
@@ -253,7 +253,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
     monkeypatch.setattr(memory, "CPU_KERNELS", kernels)
     monkeypatch.setattr(memory, "Team", lambda threads, size: team)
     said: list[str] = []
-    budget = Budget(World.create(), 12.5, said.append, lambda: team.now)
+    budget = TimeLimit(World.create(), 12.5, said.append, lambda: team.now)
     found = memory.measure_cpu(World.create(), QUICK, made, budget)
     assert team.now <= 1.5 * 12.5, "what was begun is ended; a set is begun if it should fit"
     points = {curve.mode: [point.x for point in curve.points] for curve in found.curves}
@@ -283,7 +283,7 @@ def test_statistics_of_ranks_name_the_slowest_and_ignore_ranks_that_took_no_part
 
 def test_storage_is_read_cold_or_said_not_to_be(tmp_path: Path) -> None:
     effort = SimpleNamespace(storage_bytes=8 << 20)
-    found = storage.measure(World.create(), effort, tmp_path, 1 << 30, Budget(World.create(), None))  # type: ignore[arg-type]
+    found = storage.measure(World.create(), effort, tmp_path, 1 << 30, TimeLimit(World.create(), None))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir()), "the file is removed"
     modes = {(roof.resource, roof.mode) for roof in found.roofs}
     assert {("storage_write", "fsync"), ("storage_read", "warm")} <= modes
@@ -298,7 +298,7 @@ def test_the_page_cache_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
-    found = storage.measure(World.create(), QUICK, tmp_path / "none", 1 << 30, Budget(World.create(), None))
+    found = storage.measure(World.create(), QUICK, tmp_path / "none", 1 << 30, TimeLimit(World.create(), None))
     assert not found.roofs
     assert {gap.resource for gap in found.not_measured} == {"storage_read", "storage_write"}
     assert "is not a directory" in found.not_measured[0].reason

@@ -17,7 +17,7 @@ from analysis.fleet.samples import read_samples
 from suite.launch.local import suite_command
 from suite.machine.node_samples import Sample
 from suite.performance.preflight import node
-from suite.performance.preflight.benches import BENCHES, Bench, Place, step_benches
+from suite.performance.preflight.benches import BENCHES, Bench, Site, step_benches
 from suite.world import Launch, World
 from tests.fixtures.cli import mlhpc
 
@@ -25,7 +25,7 @@ ALONE = Launch("none", 0, 1)
 
 
 def measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Callable[[Place], object]], seconds: float = 0.3
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Callable[[Site], object]], seconds: float = 0.3
 ) -> dict[str, Sample]:
     found = [Bench(name, "part", "s", "less", prepare) for name, prepare in chosen.items()]  # type: ignore[arg-type]
     monkeypatch.setattr(node, "BENCHES", found)
@@ -42,7 +42,7 @@ def test_benchmarks_are_repeated_in_turn_until_the_time_is_over(
 ) -> None:
     order: list[str] = []
 
-    def bench(name: str) -> Callable[[Place], object]:
+    def bench(name: str) -> Callable[[Site], object]:
         def repetition() -> float:
             order.append(name)
             time.sleep(0.01)
@@ -58,7 +58,7 @@ def test_benchmarks_are_repeated_in_turn_until_the_time_is_over(
 
 
 def test_a_benchmark_that_fails_is_said_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(place: Place) -> object:
+    def broken(place: Site) -> object:
         raise OSError(28, "No space left on device")
 
     calls = iter(range(100))
@@ -86,7 +86,7 @@ def test_one_repetition_is_made_however_short_the_time(tmp_path: Path, monkeypat
 
 def test_every_real_benchmark_gives_a_value_or_is_not_for_this_place(tmp_path: Path, smoke_data: Path) -> None:
     world = World.create(ALONE)
-    place = Place(world, torch.device("cpu"), tmp_path, (), 1 << 30)
+    place = Site(world, torch.device("cpu"), tmp_path, (), 1 << 30)
     values = {}
     for bench in (*BENCHES, *step_benches({"cosmoflow": smoke_data / "cosmoflow-smoke"})):
         repeat = bench.prepare(place)

@@ -1,4 +1,4 @@
-"""The time that measuring may take. All ranks ask together and get one answer, so that none measures what another left out."""
+"""Limits the time of measuring. All ranks get the same answer, so that none measures what another skips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from suite.world import World
 TELL_S = 5.0  # a line of progress about this often
 
 
-class Budget:
-    """Seconds from now on, or without end (None). What does not fit is left out, and the caller says so in ``not_measured``."""
+class TimeLimit:
+    """Seconds from now on, or None for no limit. The caller lists what does not fit in ``not_measured``."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class Budget:
         self._world, self._say = world, say
         self._told = self.begin
 
-    def until(self, seconds: float) -> Budget:
+    def until(self, seconds: float) -> TimeLimit:
         """The part of this budget from now to so many seconds after its begin, or to its own end if that is earlier."""
         gone = self.clock() - self.begin
         length = max(0.0, min(seconds, self.length) - gone)
-        return Budget(self._world, None if math.isinf(length) else length, self._say, self.clock)
+        return TimeLimit(self._world, None if math.isinf(length) else length, self._say, self.clock)
 
     @property
     def ends(self) -> bool:

@@ -1,7 +1,7 @@
-"""Plans what is measured within the memory that is free: working sets, matrices, messages, files. Pure functions, torch-free.
+"""Plans what fits into free memory: working sets, matrices, messages, files. Pure functions, torch-free.
 
-Nothing that is measured may push a machine into swapping or its control group over its limit: all ranks of a node together take
-at most a quarter of what is free.
+Nothing that is measured may push a machine into swapping or its control group over its limit: all ranks of a node
+together take at most a quarter of what is free.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings.plateaus import Cache, sweep
+from suite.performance.ceilings.plateaus import CacheShare, sweep
 
-LINE = 64
+LINE = 64  # bytes of a cache line
 PAGE = 4096
 ALIGNMENT = 2 << 20  # a huge page
 SKEW = 7 * LINE  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
@@ -34,7 +34,7 @@ class SweepPlan:
     ``cut`` says why the sweep ends below `PAST_CACHE` times the largest cache; "" if it does not.
     """
 
-    shares: tuple[Cache, ...]
+    shares: tuple[CacheShare, ...]
     sizes: tuple[int, ...]
     threads: int
     ranks: int
@@ -61,11 +61,11 @@ def plan_sweep(
 ) -> SweepPlan | str:
     """Plan the sweep of ``ranks`` ranks of a node with ``threads`` threads each, or say why there can be none.
 
-    ``cpus`` are those that the ranks of the node may use, ``free`` is in bytes. A cache is shared by as many threads as may run on
-    the CPUs that share it.
+    ``cpus`` are those that the ranks of the node may use, ``free`` is in bytes. A cache is shared by as many threads as
+    may run on the CPUs that share it.
     """
     active = threads * ranks
-    shares = [Cache(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
+    shares = [CacheShare(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
     wanted = max((PAST_CACHE * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
     wanted = max(wanted, LEAST_END)
     most = free // SHARE // active
@@ -73,14 +73,15 @@ def plan_sweep(
     largest = min(wanted, buffer - SKEW) // PAGE * PAGE
     cut = ""
     if largest < wanted // PAGE * PAGE:
-        cut = f"{active} threads may take {free // SHARE >> 20} MiB, a quarter of the {free >> 20} MiB of memory that are free"
+        allowed, whole = free // SHARE >> 20, free >> 20
+        cut = f"{active} threads may take {allowed} MiB, a quarter of the {whole} MiB of memory that are free"
     if largest < SHORTEST:
         return f"{cut}: too little for a sweep"
     return SweepPlan(tuple(shares), tuple(sweep(SMALLEST, largest, per_octave, PAGE)), threads, ranks, cut)
 
 
 def visiting_order(sizes: Sequence[int]) -> list[int]:
-    """The sizes from coarse to fine: a ladder with steps of at most `STEP`, then the middle of each gap, wide gaps first.
+    """Order the sizes from coarse to fine: steps of at most `STEP`, then the middles of gaps, widest first.
 
     The ladder rises from the smallest, so that each rung tells how long the next will take.
     """

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from suite.performance.ceilings import collectives, compute, measure, storage
-from suite.performance.ceilings.budget import Budget
 from suite.performance.ceilings.document import Findings
 from suite.performance.ceilings.samples import FEWEST, QUICK, repeat
+from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 ALONE = World.create()
@@ -34,8 +34,8 @@ class Clock:
         self.now += seconds
         return seconds
 
-    def budget(self, seconds: float | None, say: Callable[[str], None] = lambda line: None) -> Budget:
-        return Budget(ALONE, seconds, say, self)
+    def budget(self, seconds: float | None, say: Callable[[str], None] = lambda line: None) -> TimeLimit:
+        return TimeLimit(ALONE, seconds, say, self)
 
 
 def reasons(findings: Findings) -> str:

@@ -1,0 +1,132 @@
+"""Times several ways to compute one thing against each other, and stops as soon as one is fastest.
+
+On a processor with one thread the CPU time counts, which other processes disturb little; with several threads the wall
+clock, because CPU time does not tell threads that work from threads that wait. On a GPU it is the time between two
+events of the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+Candidate = Callable[[], object]
+
+ROUNDS, LEAST_ROUNDS, FAIR_ROUNDS = 15, 2, 5  # at most; before one leaves; before timing may end
+FAR, NEAR = 1.2, 1.03  # a candidate this much slower than the best leaves; one this near is raced on
+BUDGET_S = 0.5  # measured seconds after which fair rounds are enough
+SHORTEST_S = 1e-3  # a shorter candidate is repeated, so that clocks and launches count little
+TOGETHER = 4  # calls in a row of what ranks do together
+LONG_S = 0.02  # a candidate that takes this long at first is not called a second time before it counts
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How one candidate did: the least seconds of a pass, or why it has none."""
+
+    seconds: float = math.inf
+    problem: str | None = None
+
+
+def time_candidates(
+    candidates: Mapping[str, Candidate],
+    device: torch.device,
+    *,
+    budget_s: float = BUDGET_S,
+    wall: bool = False,
+    together: bool = False,
+) -> dict[str, Timing]:
+    """Measure the least seconds of each candidate, in rounds of alternating order. One that raises leaves.
+
+    Each is called once or twice before it counts. Candidates that are far behind leave after a few rounds, so their
+    seconds are of fewer passes. ``wall``: by the wall clock on a processor. ``together``: a candidate is a step of all
+    ranks, so all call each equally often, and waiting counts; an error ends the measurement.
+
+    It ends when the two best are apart, at the latest after some rounds.
+    """
+    if together:
+        return _time_together(candidates)
+    seconds_of = clock_of(device, wall=wall)
+    problems: dict[str, str] = {}
+    repeats: dict[str, int] = {}
+    for name, candidate in candidates.items():
+        try:
+            repeats[name] = _repeats(candidate, seconds_of)
+        except Exception as error:  # out of memory, an operator that is not there: the others still count
+            problems[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    least = _time_in_rounds(lambda name: seconds_of(candidates[name], repeats[name]), repeats, budget_s)
+    return {name: Timing(problem=problems[name]) if name in problems else Timing(least[name]) for name in candidates}
+
+
+def _time_in_rounds(
+    seconds_of: Callable[[str], float], repeats: Mapping[str, int], budget_s: float
+) -> dict[str, float]:
+    """Time candidates in rounds until the best is clear; return the least seconds of each."""
+    least = dict.fromkeys(repeats, math.inf)
+    racing, spent = list(least), 0.0
+    for number in range(1, ROUNDS + 1):
+        for name in racing:
+            seconds = seconds_of(name)
+            least[name] = min(least[name], seconds)
+            spent += seconds * repeats[name]
+        racing.reverse()  # so that a drift of the clock frequency favours nobody
+        if number < LEAST_ROUNDS or not racing:
+            continue
+        racing = _still_racing(racing, least, FAR)
+        if number >= FAIR_ROUNDS and (spent > budget_s or len(_still_racing(racing, least, NEAR)) == 1):
+            break
+    return least
+
+
+def _repeats(candidate: Candidate, seconds_of: Callable[[Candidate, int], float]) -> int:
+    """Call a candidate once or twice; return how often it is called in a row so that a clock measures it well."""
+    first = seconds_of(candidate, 1)
+    if first <= LONG_S:  # the first call also compiles and allocates
+        first = seconds_of(candidate, 1)
+    return min(50, max(1, math.ceil(SHORTEST_S / max(first, 1e-6))))
+
+
+def _time_together(candidates: Mapping[str, Candidate]) -> dict[str, Timing]:
+    least = dict.fromkeys(candidates, math.inf)
+    for _ in range(FAIR_ROUNDS):
+        for name, candidate in candidates.items():
+            candidate()  # wakes the ranks, and connects them at first
+            least[name] = min(least[name], _processor_seconds(time.perf_counter, candidate, TOGETHER))
+    return {name: Timing(seconds) for name, seconds in least.items()}
+
+
+def clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Candidate, int], float]:
+    """Return the clock of a device: a function of a candidate and a repetition count, to seconds of one call."""
+    if device.type == "cuda":
+        return _device_seconds
+    wall = wall or torch.get_num_threads() > 1
+    return partial(_processor_seconds, time.perf_counter if wall else time.process_time)
+
+
+def _still_racing(names: list[str], least: Mapping[str, float], factor: float) -> list[str]:
+    best = min(least[name] for name in names)
+    return [name for name in names if least[name] <= factor * best]
+
+
+def _processor_seconds(clock: Callable[[], float], candidate: Candidate, repeats: int) -> float:
+    begin = clock()
+    for _ in range(repeats):
+        candidate()
+    return (clock() - begin) / repeats
+
+
+def _device_seconds(candidate: Candidate, repeats: int) -> float:
+    # The host returns before the device is done: only the device's own clock tells.
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        candidate()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repeats
