@@ -91,7 +91,7 @@ def test_the_demo_runs_small_and_says_what_one_run_is_not(tmp_path: Path) -> Non
 
 def parse(command: click.Command, words: list[str]) -> None:
     """Let a command, or the subcommand that is named first, parse its arguments; a mistake is raised."""
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and words[0] in command.commands:
         parse(command.commands[words[0]], words[1:])
     else:
         command.make_context(command.name, [*words])  # click empties what it is given

@@ -156,7 +156,7 @@ def add_shared(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_shared(each)
-    else:
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         taken = {name for parameter in command.params for name in parameter.opts}
         command.params += [option for option in shared() if not taken & set(option.opts)]
     return command

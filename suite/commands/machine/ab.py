@@ -47,7 +47,13 @@ COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same
 
 @click.group(cls=Subcommands)
 def ab() -> None:
-    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations."""
+    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations.
+
+    \b
+    Examples:
+      mlhpc ab steps moe_lm --size smoke --ranks 2 --b sharded
+      mlhpc ab runs show contest
+    """
 
 
 ab.add_command(runs)

@@ -401,7 +401,8 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
     """The time of v2.0 has staging in it, that of v3.0 need not."""
 
     def made(round_: str, system: str, train_s: float, **more: Any) -> Path:
-        return package(tmp_path / f"hpc_results_{round_}", system=system, train_s=train_s, submitter=system, **more)
+        folder = tmp_path / f"hpc_results_{round_}"
+        return package(folder, system=system, train_s=train_s, step_s=0.01, submitter=system, **more)
 
     unlike = [made("v2.0", "a1", 8), made("v3.0", "b2", 6), made("v2.0", "c3", 4, division="open")]
     study_of = study(unlike, cards)

@@ -28,7 +28,7 @@ def commands(prefix: str, command: click.Command) -> Iterator[tuple[str, click.C
             found = command.get_command(context, name)
             assert found is not None
             yield from commands(f"{prefix} {name}".strip(), found)
-    else:
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         yield prefix, command
 
 

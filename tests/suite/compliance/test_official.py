@@ -18,7 +18,7 @@ from suite.card import Constraint, OfficialRules, SizeCard
 from suite.compliance import official
 from suite.compliance.check import check_log
 from suite.compliance.official_rules import official_rules, write_rules
-from suite.compliance.ruleset import Benchmark, ruleset
+from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
 from suite.config import load_config
 from suite.descriptor import descriptor, descriptors
 from suite.workload import load_workload
@@ -76,7 +76,7 @@ def toy() -> Benchmark:
         "shuffle": Constraint(equals=True),
         "opt_max_grad_norm": Constraint(when={"opt_name": "LAMB"}, equals=1.0),
     }
-    closed = {key: structs.replace(rule) for key, rule in keys.items()}
+    closed = {key: KeyRule(**structs.asdict(rule)) for key, rule in keys.items()}
     return Benchmark(
         metric="eval_accuracy", threshold=0.8, direction="max", required_runs=5, metric_name="IoU", source="this test",
         name="deepcam", size="mini", workload="toy", closed=closed, card=card,
