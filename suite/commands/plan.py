@@ -103,8 +103,9 @@ def plan(
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_stated_precision("mlhpc plan")
     ranks = None if nodes is None else nodes * ranks_per_node
     machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
+    refused: list[dict[str, str]] = []
     if not sweep:
-        costs, refused = [_cost(chosen, resolved, ranks, memory)], []
+        costs = [_cost(chosen, resolved, ranks, memory)]
     elif ranks is None or mesh is not None:
         raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
     else:

@@ -199,7 +199,12 @@ finally:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("submit", "cosmoflow", *MINI, "--nodes", "2", "--dry-run"), ("workload", "list"), ("status", "."), ("submit", "--help")],
+    [
+        ("submit", "cosmoflow", *MINI, "--nodes", "2", "--dry-run"),
+        ("workload", "list"),
+        ("status", "."),
+        ("submit", "--help"),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_planning_commands_import_nothing_heavy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
