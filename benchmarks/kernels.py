@@ -37,13 +37,13 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from benchmarks.kernel_traffic import Sizes  # noqa: E402
 from workloads.moe.activations import activate  # noqa: E402
 from workloads.moe.dispatch import Dropless  # noqa: E402
 from workloads.moe.experts import Weights, run_experts  # noqa: E402
 from workloads.moe.kernels import fused  # noqa: E402
 from workloads.moe.kernels.blocks import candidates  # noqa: E402
 from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
-from workloads.moe.kernels.traffic import Sizes  # noqa: E402
 from workloads.moe.router import Routing  # noqa: E402
 
 ROUNDS, WARM_UPS = 7, 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,21 +103,3 @@ def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, 
         "edges": np.array(edges, dtype=np.int32),
         "triplets": np.array(triplets, dtype=np.int64),
     }
-
-
-def structures_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Structure]:
-    """Yield the structures of a shard's arrays or of a ShardReader's result."""
-    offsets = arrays["atom.offsets"]
-    for number, (begin, end) in enumerate(pairwise(offsets)):
-        atoms = slice(begin, end)
-        yield Structure(
-            position=arrays["atom.position"][atoms].astype(np.float64),
-            cell=arrays["cell"][number].astype(np.float64),
-            number=arrays["atom.number"][atoms].astype(np.int64),
-            tag=arrays["atom.tag"][atoms].astype(np.int64),
-            fixed=arrays["atom.fixed"][atoms] != 0,
-            force=arrays["atom.force"][atoms].astype(np.float64),
-            energy=float(arrays["energy"][number]),
-            trajectory=int(arrays["trajectory"][number]),
-            frame=int(arrays["frame"][number]),
-        )

@@ -1,4 +1,4 @@
-"""Reads FASTA and A3M files to residue types, merges alignments of one chain, and renders A3M. Errors name file and line."""
+"""Reads FASTA and A3M files to residue types, and merges alignments of one chain. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def read_a3m(path: Path) -> Alignment:
 
 
 def merge(files: Sequence[tuple[str, str]]) -> Alignment:
-    """Merge alignments of one chain, each with the name that errors give it: a row that an earlier one equals is left out.
+    """Merge (name, text) pairs of A3M alignments of one chain; a row equal to an earlier one is left out.
 
-    The first row is the query. Insertions do not distinguish rows. InputError if rows have different numbers of columns.
+    The first row is the query. Insertions do not distinguish rows. InputError, which uses the name, if rows have
+    different numbers of columns.
     """
     rows: list[NDArray[np.int8]] = []
     deletions: list[NDArray[np.uint8]] = []
@@ -62,7 +63,8 @@ def merge(files: Sequence[tuple[str, str]]) -> Alignment:
                 _check_query(columns, where, first)
             elif len(columns) != width:
                 raise InputError(
-                    f"{where}: line {line}: row {number} ({name}) has {len(columns)} columns, row 1 ({first}) has {width}"
+                    f"{where}: line {line}: row {number} ({name}) has {len(columns)} columns, "
+                    f"row 1 ({first}) has {width}"
                 )
             if columns in seen:
                 continue
@@ -83,17 +85,6 @@ def _check_query(columns: bytes, where: str, name: str) -> None:
         raise InputError(f"{where}: line 1: row 1 ({name}) is empty")
     if b"-" in columns:
         raise InputError(f"{where}: line 1: row 1 ({name}) is the chain itself and cannot have gaps")
-
-
-def a3m_text(msa: NDArray[np.int8], deletions: NDArray[np.uint8], name: str) -> str:
-    """Render an alignment as A3M. Inserted letters are written as 'x', because only their number is stored."""
-    lines = []
-    for number, (row, inserted) in enumerate(zip(msa, deletions, strict=True)):
-        text = "".join(
-            "x" * count + letter for letter, count in zip(residues.decode(row), inserted.tolist(), strict=True)
-        )
-        lines += [f">{name}" if number == 0 else f">{name}_{number}", text]
-    return "\n".join(lines) + "\n"
 
 
 def _records(text: str, where: str) -> Iterator[tuple[str, str, int]]:

@@ -1,6 +1,6 @@
 """Baselines without a network: fixed folds, copied training chains, regressions on columns and on pairs of columns.
 
-What is fitted is fitted on the training split. Both splits are read from their beginning, at most `MOST_CHAINS` chains of each.
+Regressions are fitted on the training split. At most the first `MOST_CHAINS` chains of each split are read.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _profile_regression(train: Sequence[Protein]) -> Predictor:
 
 
 def _windows(chain: Protein) -> Floats:
-    """Collect the chain's own letters, the alignment's and a constant of the columns around each residue (L, features)."""
+    """Collect the features of each residue (L, features): its own and its alignment's letters in a window, and 1."""
     columns = np.concatenate([np.eye(CLASSES)[chain.aatype], profile(chain.msa)], -1)
     padded = np.pad(columns, ((WINDOW, WINDOW), (0, 0)))
     shifted = [padded[begin : begin + len(chain)] for begin in range(2 * WINDOW + 1)]
@@ -157,7 +157,7 @@ def _windows(chain: Protein) -> Floats:
 
 
 def _pair_regression(train: Sequence[Protein]) -> Predictor:
-    """Predict each distance linearly from how well the columns around both residues fit each other, and their separation."""
+    """Predict each distance linearly from the affinity of the columns around both residues, and their separation."""
     chains = _complete(train)
     potential = contact_potential(chains)
     weights = _ridge([_patches(each, potential) for each in chains], [_known(each).reshape(-1, 1) for each in chains])
@@ -165,9 +165,10 @@ def _pair_regression(train: Sequence[Protein]) -> Predictor:
 
 
 def contact_potential(train: Sequence[Protein]) -> Floats:
-    """Compute how much more often each two letters (22, 22) are met at residues in contact than at others, as a logarithm.
+    """Compute the log odds (22, 22) that two letters are at residues in contact rather than at others.
 
-    A statistical potential as of Miyazawa and Jernigan 1985 (Macromolecules 18, 534), counted in all rows of the alignments.
+    This is a statistical potential as of Miyazawa and Jernigan 1985 (Macromolecules 18, 534). It is counted in all rows
+    of the alignments.
     """
     counts = np.ones((2, CLASSES * CLASSES))
     for chain in train:

@@ -1,4 +1,4 @@
-"""Draws training chains with replacement, weighted by length and by the size of their cluster, in the reference's order.
+"""Draws training chains with replacement, weighted by length and cluster size, in the reference's order.
 
 AlphaFold 2's supplement 1.2.5. The n-th sample of a run is the n-th draw, whatever the number of ranks.
 """
@@ -19,7 +19,7 @@ SHORTEST, LONGEST = 256, 512  # residues: weights rise between these
 
 
 def weights(lengths: NDArray[np.integer[Any]], clusters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """Compute the weight of each chain: length, clipped, over 512, over the square root of the chains in its cluster."""
+    """Compute each chain's weight: its length, clipped, over 512, over the square root of its cluster's size."""
     _, number, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     result: NDArray[np.float64] = np.clip(lengths, SHORTEST, LONGEST) / LONGEST * (1 / np.sqrt(sizes[number]))
     return result

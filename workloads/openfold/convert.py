@@ -36,8 +36,9 @@ CHAIN_IN_NAME = re.compile(r"^[0-9][0-9a-zA-Z]{3}_([0-9a-zA-Z]+)$")  # 1abc_A: t
 WHERE_THE_DATA_ARE = (
     "openfold: the public data are not downloaded here, because compute nodes have no internet: structures are at "
     "https://files.rcsb.org (mmCIF), alignments in OpenProteinSet (s3://openfold, A3M), both preprocessed at "
-    "https://portal.nersc.gov/cfs/m4291/openfold/. With a file of CAMEO's targets beside them: mlhpc data convert openfold "
-    "FOLDER. Chains of your own: FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and .a3m or .fasta beside it. "
+    "https://portal.nersc.gov/cfs/m4291/openfold/. With a file of CAMEO's targets beside them: "
+    "mlhpc data convert openfold FOLDER. "
+    "Chains of your own: FOLDER/train and FOLDER/validation with <entry>_<chain>.cif and .a3m or .fasta beside it. "
     "For thirteen real structures to try: pip download --no-deps --no-binary :all: biopython==1.88, then "
     "mlhpc data fetch openfold --from biopython-1.88.tar.gz -o FOLDER"
 )
@@ -51,10 +52,11 @@ def convert(
 ) -> None:
     """Convert the public data in one of their layouts (`public.layout`), or a folder of structures, to shards.
 
-    A folder of structures has ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name. Subfolders ``train``
-    and ``validation`` are the splits; without them every ninth group of similar chains goes to validation. ``clusters.txt`` has
-    the names of similar chains on one line; without it sequences are compared. ``1abc_A.cif`` means chain A; with any other
-    name the first chain is used. Without an alignment the chain is its only row.
+    A folder of structures has ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name; without
+    one the chain is its only row. ``1abc_A.cif`` means chain A; with any other name the first chain is used.
+
+    Subfolders ``train`` and ``validation`` are the splits; without them every ninth group of similar chains goes to
+    validation. ``clusters.txt`` has the names of similar chains on one line; without it sequences are compared.
     """
     make = _public_plan if is_public(source) else _folder_plan
     problem, plan = None, None
@@ -152,7 +154,8 @@ def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> N
         index = int(different[0])
         letters = residues.LETTERS
         raise InputError(
-            f"{path}: line 1: residue {index + 1} is {letters[sequence[index]]}, but {letters[aatype[index]]} in {structure.name}"
+            f"{path}: line 1: residue {index + 1} is {letters[sequence[index]]}, "
+            f"but {letters[aatype[index]]} in {structure.name}"
         )
 
 
@@ -161,20 +164,25 @@ def _survey(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.cif files")
     files = {split: sorted((source / split).glob("*.cif")) for split in SPLITS}
-    divided = any(files.values())
-    every = [path for paths in files.values() for path in paths] if divided else sorted(source.glob("*.cif"))
-    families = _families(source, every)
-    if not divided:
-        groups = list(dict.fromkeys(families.values()))
-        held_out = set(groups[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or groups[-1:])
-        files = {
-            "train": [path for path in every if families[path] not in held_out],
-            "validation": [path for path in every if families[path] in held_out],
-        }
-    empty = [split for split in SPLITS if not files[split]]
-    if empty:
-        raise InputError(f"{source}: no *.cif file for the {empty[0]} split")
+    if any(files.values()):
+        families = _families(source, [path for paths in files.values() for path in paths])
+    else:
+        families = _families(source, sorted(source.glob("*.cif")))
+        files = _divided(families)
+    for split in SPLITS:
+        if not files[split]:
+            raise InputError(f"{source}: no *.cif file for the {split} split")
     return files, families
+
+
+def _divided(families: Mapping[Path, int]) -> dict[str, list[Path]]:
+    """Divide files by family: every ninth family is held out for validation, or the last one of a few."""
+    groups = list(dict.fromkeys(families.values()))
+    held_out = set(groups[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or groups[-1:])
+    files: dict[str, list[Path]] = {"train": [], "validation": []}
+    for path, family in families.items():
+        files["validation" if family in held_out else "train"].append(path)
+    return files
 
 
 def _families(source: Path, files: Sequence[Path]) -> dict[Path, int]:

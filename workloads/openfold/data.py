@@ -23,15 +23,15 @@ from workloads.openfold.work import forward
 if TYPE_CHECKING:
     from suite.workload import Batch
 
-READ_AT_ONCE = 1 << 16
+READ_AT_ONCE = 1 << 16  # samples whose lengths are read by one call
 
 
 class OpenFoldData:
-    """One split. Training samples have ``crop_size`` residues; validation chains are whole, padded to the longest of the batch.
+    """One split: training samples of ``crop_size`` residues, or whole validation chains padded to the batch's longest.
 
     Names and shapes are those of `features.sample` with the sample as first dimension. A batch has as many slots as the
-    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only. Where the data
-    set says so, an index stands for a chain drawn with replacement (`cluster_sampling`).
+    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only. If the
+    data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement (`cluster_sampling`).
     """
 
     def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:
@@ -53,7 +53,7 @@ class OpenFoldData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer[Any]], *, seed: int, epoch: int) -> Batch:
-        """Load the samples of ``indices``; with ``balanced_batches`` this rank's share of the global batch that contains them.
+        """Load the samples of ``indices``. With ``balanced_batches`` load this rank's share of their global batch.
 
         Every random choice is a function of (seed, epoch, index); epoch 0 is evaluation.
         """
@@ -69,14 +69,12 @@ class OpenFoldData:
         length = max(map(len, proteins))
         if training:
             length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
-        samples = [
-            sample(each, self._config, generator(seed, epoch, index), length=length, training=training)
-            for each, index in zip(proteins, chosen.tolist(), strict=True)
-        ]
-        slots = 1 + max(int(each["recycles"]) for each in samples)
-        return {
-            name: torch.from_numpy(np.stack([_aligned(each, name, slots) for each in samples])) for name in samples[0]
-        }
+        return _collated(
+            [
+                sample(each, self._config, generator(seed, epoch, index), length=length, training=training)
+                for each, index in zip(proteins, chosen.tolist(), strict=True)
+            ]
+        )
 
     def _drawn(self, indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
         """The chains that stand for these indices in an epoch: themselves, unless chains are drawn with replacement."""
@@ -109,7 +107,7 @@ def _lengths_and_families(reader: ShardReader) -> tuple[NDArray[np.int64], NDArr
 
 
 def batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
-    """Compute the multiply-adds of a training batch: recycles without gradients, then forward, then backward (twice forward)."""
+    """Compute the multiply-adds of a training batch: recycles, then forward, then backward (twice forward)."""
     return samples * _multiply_adds(config, residues) * (recycles + 3)
 
 
@@ -118,8 +116,17 @@ def _multiply_adds(config: OpenFoldConfig, residues: int) -> float:
     return forward(config, residues=residues).multiply_adds
 
 
+def _collated(samples: Sequence[Arrays]) -> Batch:
+    """Stack the samples of a batch, each padded to the slots of the sample with most recycles."""
+    slots = 1 + max(int(each["recycles"]) for each in samples)
+    batch = {}
+    for name in samples[0]:
+        batch[name] = torch.from_numpy(np.stack([_aligned(each, name, slots) for each in samples]))
+    return batch
+
+
 def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
-    """Pad a sample's array to the slots of its batch, at the front: all samples of a batch end with the same iteration."""
+    """Pad a sample's array at the front to its batch's slots: all samples of a batch end with the same iteration."""
     array = arrays[name]
     if name not in SLOTTED or len(array) == slots:
         return array
@@ -137,5 +144,6 @@ def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) 
     longest = int(reader.manifest.attributes.get(f"{split}_longest", 0))
     if split == "validation" and longest > config.val_max_sequence_length:
         raise InputError(
-            f"{root}: a validation chain has {longest} residues, more than val_max_sequence_length {config.val_max_sequence_length}"
+            f"{root}: a validation chain has {longest} residues, "
+            f"more than val_max_sequence_length {config.val_max_sequence_length}"
         )

@@ -51,11 +51,12 @@ class MsaColumnAttention(nn.Module):
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """The update of m."""
         m = self.layer_norm_m(m_NSLM.transpose(1, 2))
-        return self.mha(m, m, mask_bias(mask_NSL.transpose(1, 2))[..., None]).transpose(1, 2)  # type: ignore[no-any-return]
+        out = self.mha(m, m, mask_bias(mask_NSL.transpose(1, 2))[..., None])
+        return out.transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class MsaColumnGlobalAttention(nn.Module):
-    """Attention along the rows of each residue with the mean as only query; heads share keys and values (algorithm 19)."""
+    """Attention along the rows of each residue, the mean as only query (algorithm 19). Heads share keys and values."""
 
     def __init__(self, msa: int, head: int, heads: int) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class TriangleAttention(nn.Module):
 
 
 class PairBlock(nn.Module):
-    """The triangle updates and the transition of a pair map, common to all stacks. The template stack has attention first."""
+    """The triangle updates and the transition of a pair map, in all stacks. Only templates have ``attention_first``."""
 
     def __init__(
         self,
@@ -277,7 +278,8 @@ class TemplateStack(nn.Module):
         key = self.layer_norm(t).unflatten(0, (N, T)).permute(0, 2, 3, 1, 4)
         bias_NT = mask_bias(template_mask_NT)[:, None, None, :, None]
         update = self.pointwise(z_NIJZ[..., None, :], key, bias_NT)[..., 0, :]
-        return update * (template_mask_NT.sum(-1) > 0).to(update.dtype)[:, None, None, None]  # type: ignore[no-any-return]
+        has_template_N = (template_mask_NT.sum(-1) > 0).to(update.dtype)
+        return update * has_template_N[:, None, None, None]  # type: ignore[no-any-return]
 
 
 TEMPLATE_PAIR_FEATURES = 88  # 39 distances, pair mask, two residue types of 22, three unused, backbone mask
@@ -290,9 +292,9 @@ def pair_mask(mask_NL: Tensor) -> Tensor:
 
 
 def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int, end: float) -> Tensor:
-    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1), the last ends at ``end``.
+    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1).
 
-    Distances below ``low`` or beyond ``end`` are in no bin.
+    The last bin ends at ``end``. Distances below ``low`` or beyond ``end`` are in no bin.
     """
     edges = torch.linspace(low, high, bins, device=position_NL3.device).square()
     squared = (position_NL3[:, :, None] - position_NL3[:, None]).square().sum(-1, keepdim=True)

@@ -19,20 +19,15 @@ from workloads.openfold.geometry import torsions_of
 
 Arrays = dict[str, NDArray[Any]]
 
+# arrays with one entry for each recycling iteration
 SLOTTED = (
-    "msa",
-    "deletions",
-    "cluster_profile",
-    "cluster_deletions",
-    "msa_mask",
-    "extra_msa",
-    "extra_deletions",
-    "extra_msa_mask",
+    *("msa", "deletions", "cluster_profile", "cluster_deletions", "msa_mask"),
+    *("extra_msa", "extra_deletions", "extra_msa_mask"),
 )
 ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
 HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE = 512  # one-hot rows of a deep alignment are hundreds of megabytes
 EXACT = 0.1  # resolution of a synthetic structure, angstrom: the best that counts as measured
 SHUFFLED_TEMPLATES = 20  # training draws from this many of the best
 
@@ -68,13 +63,14 @@ def sample(
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
     residues_kept = min(length, len(protein) - begin)
+    # each recycling iteration draws its own rows and hides its own residues, as in the reference
     slots = [alignment(protein.msa, protein.deletions, config, rng) for _ in range(recycles + 1)]
     arrays: Arrays = {
-        "aatype": _padded(protein.aatype[crop], length, 0).astype(np.int64),
-        "residue_index": _padded(protein.residue_index[crop], length, 0).astype(np.int64),
-        "mask": _padded(np.ones(residues_kept, np.float32), length, 0),
-        "atoms": _padded(protein.atoms[crop], length, 0),
-        "atom_mask": _padded(protein.atom_mask[crop], length, 0).astype(np.float32),
+        "aatype": _padded(protein.aatype[crop], length).astype(np.int64),
+        "residue_index": _padded(protein.residue_index[crop], length).astype(np.int64),
+        "mask": _padded(np.ones(residues_kept, np.float32), length),
+        "atoms": _padded(protein.atoms[crop], length),
+        "atom_mask": _padded(protein.atom_mask[crop], length).astype(np.float32),
         "recycles": np.array(recycles),
         "clamp_fape": np.array(clamp, np.float32),
         "resolution": np.array(protein.resolution, np.float32),
@@ -96,7 +92,7 @@ def drawn_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
 def alignment(
     msa: NDArray[np.int8], deletions: NDArray[np.uint8], config: OpenFoldConfig, rng: np.random.Generator
 ) -> Arrays:
-    """Compute one slot: draw rows as cluster centres, hide some of their residues, assign the other rows to the nearest."""
+    """Compute one slot: draw rows as cluster centres, hide some of their residues, assign the other rows to centres."""
     rows, columns = msa.shape
     order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
     chosen, others = order[: config.max_msa_clusters], order[config.max_msa_clusters :]
@@ -106,16 +102,16 @@ def alignment(
     extra = others[: config.max_extra_msa]
     clusters = config.max_msa_clusters
     return {
-        "msa": _rows(corrupted, clusters),
-        "true_msa": _rows(true, clusters),
-        "hidden_mask": _rows(hidden.astype(np.float32), clusters),
-        "deletions": _rows(deletions[chosen], clusters),
-        "cluster_profile": _rows(profile, clusters),
-        "cluster_deletions": _rows(mean, clusters),
-        "msa_mask": _rows(np.ones(true.shape, np.float32), clusters),
-        "extra_msa": _rows(msa[extra], config.max_extra_msa),
-        "extra_deletions": _rows(deletions[extra], config.max_extra_msa),
-        "extra_msa_mask": _rows(np.ones((len(extra), columns), np.float32), config.max_extra_msa),
+        "msa": _padded(corrupted, clusters),
+        "true_msa": _padded(true, clusters),
+        "hidden_mask": _padded(hidden.astype(np.float32), clusters),
+        "deletions": _padded(deletions[chosen], clusters),
+        "cluster_profile": _padded(profile, clusters),
+        "cluster_deletions": _padded(mean, clusters),
+        "msa_mask": _padded(np.ones(true.shape, np.float32), clusters),
+        "extra_msa": _padded(msa[extra], config.max_extra_msa),
+        "extra_deletions": _padded(deletions[extra], config.max_extra_msa),
+        "extra_msa_mask": _padded(np.ones((len(extra), columns), np.float32), config.max_extra_msa),
     }
 
 
@@ -126,9 +122,8 @@ def _hide(
     hidden = rng.random(true.shape) < fraction
     action = rng.random(true.shape)
     column = np.broadcast_to(np.arange(true.shape[1]), true.shape)
-    from_profile = msa[
-        rng.integers(len(msa), size=true.shape), column
-    ]  # a random row of the column is a draw from its profile
+    # the letter of a random row is a draw from the column's profile
+    from_profile = msa[rng.integers(len(msa), size=true.shape), column]
     uniform = rng.integers(residues.UNKNOWN, size=true.shape).astype(np.int8)
     visible = np.where(action < HIDE, np.int8(residues.MASKED), true)
     visible = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, visible)
@@ -143,13 +138,13 @@ def _clusters(
     others: NDArray[np.int8],
     other_deletions: NDArray[np.uint8],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compute profile (S, C, 23) and mean deletions (S, C) of each centre and the rows nearest to it (gaps do not count)."""
+    """Compute profile (S, C, 23) and mean deletions (S, C) of each centre and its nearest rows (gaps do not count)."""
     identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
     counts = identity[centres]
     sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)
     known = identity[:, : residues.GAP]
     centre_letters = known[centres].reshape(len(centres), -1).T
-    for begin in range(0, len(others), ROWS_AT_ONCE):  # one-hot rows of a deep alignment are hundreds of megabytes
+    for begin in range(0, len(others), ROWS_AT_ONCE):
         rows = others[begin : begin + ROWS_AT_ONCE]
         nearest = (known[rows].reshape(len(rows), -1) @ centre_letters).argmax(1)
         np.add.at(counts, nearest, identity[rows])
@@ -184,15 +179,11 @@ def _templates(
         "template_angles": torsions.angle.numpy(),
         "template_angle_mask": torsions.mask.numpy(),
     }
-    arrays = {name: _padded(_rows(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
-    return arrays | {"template_mask": _rows(np.ones(len(chosen), np.float32), config.max_templates)}
+    arrays = {name: _padded(_padded(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
+    return arrays | {"template_mask": _padded(np.ones(len(chosen), np.float32), config.max_templates)}
 
 
-def _rows(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    return _padded(array, rows, 0)
-
-
-def _padded(array: NDArray[Any], length: int, axis: int) -> NDArray[Any]:
+def _padded(array: NDArray[Any], length: int, axis: int = 0) -> NDArray[Any]:
     """Pad with zeros at the end of one axis."""
     there = array.shape[axis]
     if there >= length:

@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
 
 def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
-    """Compute frames with ``x_negative`` on the negative first axis and ``xy`` in the plane of the first two (Gram-Schmidt)."""
+    """Compute frames (Gram-Schmidt): ``x_negative`` on the negative first axis, ``xy`` in the first two's plane."""
     first = _unit(origin - x_negative)
     second = xy - origin
     second = _unit(second - (second * first).sum(-1, keepdim=True) * first)
@@ -51,10 +51,10 @@ def backbone_frames(atom14: Tensor) -> Frame:
 
 
 def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, by the place of d in the frame of the other three.
+    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, from d's position in the frame of a, b and c.
 
-    The order of the operations is the reference's: where atoms are unknown, and so at the origin, rounding is all there is,
-    and the network of a template sees it.
+    The order of the operations is the reference's. Unknown atoms are all at the origin, so their angle is nothing but
+    rounding errors, and the network of a template sees them.
     """
     first = _shortened(_minus(c, b))
     across = _minus(a, c)
@@ -96,7 +96,7 @@ class Torsions(NamedTuple):
 
 
 def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
-    """Compute the torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
+    """Compute torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
     before, before_mask = _shifted(atom14), _shifted(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
     # four neighbours each make omega, phi and psi
@@ -122,7 +122,7 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
 
 
 def renamed_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
-    """Compute torsions (..., L, 7, 2) with the other names of symmetric side chains' atoms: such a chi is turned by 180 degrees."""
+    """Compute torsions (..., L, 7, 2) with symmetric side chains' atoms renamed: it turns such a chi by 180 degrees."""
     flip = 1 - 2 * table("CHI_PERIODIC", angle.device)[aatype]
     return torch.cat([angle[..., :3, :], angle[..., 3:, :] * flip[..., None]], -2)
 
@@ -146,7 +146,7 @@ def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
 
 
 def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
-    """Compute atoms (..., L, 14, 3) in ideal geometry from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
+    """Compute ideal atoms (..., L, 14, 3) from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
     group = table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
     rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
     translation = groups.translation.gather(-2, group[..., None].expand(*group.shape, 3))
@@ -155,10 +155,10 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
 
 
 def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
-    """Compute frames (..., L, 6) of a known structure's groups that hold atoms, and the mask of those whose atoms are known.
+    """Compute frames (..., L, 6) of a known structure's groups with atoms, and the mask of groups with known atoms.
 
-    The groups are the backbone, psi's and the four chis'. In residues that are ``swapped`` (..., L) a symmetric side chain has
-    its other names: the last group is turned by 180 degrees.
+    The groups are the backbone, psi's and the four chis'. In ``swapped`` residues (..., L) a symmetric side chain has
+    its other atom names: its last group is turned by 180 degrees.
     """
     index = table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
     flat = index.flatten(-2)

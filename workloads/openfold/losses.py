@@ -59,7 +59,7 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
 
 
 def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
-    """Compute the vectors (..., F, 3, P), in angstrom, from true to predicted points (..., P, 3) seen from every frame (..., F).
+    """Compute vectors (..., F, 3, P) from true to predicted points (..., P, 3), angstrom, seen from frames (..., F).
 
     One matrix product gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
     """
@@ -168,7 +168,7 @@ def torsion_loss(
     mask14: Tensor,
     mask_NL: Tensor,
 ) -> Tensor:
-    """Compute the squared distance of chis on the unit circle to the nearer naming, plus the raw angles' distance from it."""
+    """Compute the squared distance of chis on the unit circle to the nearer naming, plus the raw angles' off it."""
     truth = torsions_of(aatype, atoms, mask14)
     chi, chi_mask = angles_TNL[..., 3:, :], truth.mask[..., 3:]
     error = torch.minimum(
@@ -230,7 +230,7 @@ def distance_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 
 
 def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (N, L, L) twice: 1 for pairs within the true cutoff; the fraction of thresholds that their error is within."""
+    """Compute (N, L, L) twice: 1 for pairs within the true cutoff; the fraction of thresholds above their error."""
     both = mask[:, :, None] * mask[:, None]
     itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
     scored = (true < LDDT_CUTOFF) * both * (1 - itself)

@@ -1,8 +1,9 @@
 """Reads the protein chains of an mmCIF file: the first model, heavy atoms of the twenty amino acids.
 
-It reads ``_entity_poly_seq`` or ``_pdbx_poly_seq_scheme`` for the sequence (so that residues without atoms keep their place)
-and ``_atom_site``. Alternative locations: the one with the highest occupancy. MSE counts as MET, another modified residue as
-the parent that ``_pdbx_struct_mod_residue`` names. gemmi parses the file; an error names the file and the row of a table.
+The sequence comes from ``_entity_poly_seq`` or ``_pdbx_poly_seq_scheme``, so that residues without atoms keep their
+position; atoms come from ``_atom_site``. Of alternative locations the one with the highest occupancy counts. MSE counts
+as MET, another modified residue as the parent in ``_pdbx_struct_mod_residue``. gemmi parses the file; an error names
+the file and the row of a table.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WANTED = (
 )
 _RESIDUE_OF = {name: number for number, name in enumerate(residues.NAMES)}
 
-UNSET = (".", "?")
+UNSET = (".", "?")  # not applicable, unknown
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ Tables = Mapping[str, list[Row]]
 
 @dataclass(frozen=True)
 class Chain:
-    """Sequence and heavy atoms; unknown atoms are masked and zero. ``name`` is the author's name of the chain, if present."""
+    """Sequence and heavy atoms of a chain; unknown atoms are masked and zero. ``name``: the author's, if present."""
 
     name: str
     label: str  # the file's own name of it
@@ -65,7 +66,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: identifier in lower case ("" if absent), first release, resolution, and its protein chains that have atoms."""
+    """One file: identifier in lower case ("" if absent), first release, resolution, protein chains with atoms."""
 
     name: str
     release_date: str | None  # YYYY-MM-DD
@@ -73,13 +74,13 @@ class Entry:
     chains: tuple[Chain, ...]
 
     def find(self, name: str | None = None) -> Chain | None:
-        """Find a chain by its author's name, else by the file's own; without a name the first. None if there is none."""
+        """Find a chain by its author's name, else by the file's own label; without a name the first. None if absent."""
         by_author = (each for each in self.chains if name in (None, each.name))
         return next(by_author, next((each for each in self.chains if each.label == name), None))
 
 
 def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
-    """Read a chain by its author's name, else by its label; by default the first. InputError names the file and the place."""
+    """Read a chain by its author's name, else by its label; by default the first. InputError names file and row."""
     entry = read_entry(path)
     chain = entry.find(name)
     if chain is None:
@@ -88,7 +89,7 @@ def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read all protein chains of a file, molecule by molecule as the file lists these. InputError names the file and the place."""
+    """Read all protein chains of a file, in the order of its molecules. InputError names file and row."""
     tables = _read_tables(path)
     sites = tables.get("_atom_site", [])
     if not sites:
@@ -101,23 +102,29 @@ def read_entry(path: Path) -> Entry:
         for row in tables.get("_pdbx_struct_mod_residue", [])
         if row.values.keys() >= {"label_comp_id", "parent_comp_id"}
     }
-    polymers: dict[str, list[Row]] = {}
-    names: dict[str, dict[str, None]] = {}
-    for row in sites:
-        values = row.values
-        label = values["label_asym_id"]
-        names.setdefault(values.get("auth_asym_id", label), {})[label] = None
-        if values["label_seq_id"] not in UNSET:
-            polymers.setdefault(label, []).append(row)
-    chains = [
-        _chain(path, tables, rows, parents, tuple(names[rows[0].values.get("auth_asym_id", label)]))
-        for label, rows in polymers.items()
-        if any(_residue(row.values["label_comp_id"], parents) != residues.UNKNOWN for row in rows)
-    ]
+    chains = _chains(path, tables, sites, parents)
+    # the order of the benchmark's table: entity by entity
     listed = list(dict.fromkeys(row.values.get("entity_id") for row in tables.get("_entity_poly_seq", [])))
     chains.sort(key=lambda chain: listed.index(chain.entity) if chain.entity in listed else len(listed))
     name = tables["_entry"][0].values.get("id", "") if "_entry" in tables else ""
     return Entry(name.lower(), _release_date(path, tables), _resolution(tables), tuple(chains))
+
+
+def _chains(path: Path, tables: Tables, sites: list[Row], parents: Mapping[str, str]) -> list[Chain]:
+    """Read the chains with at least one amino acid, in the order of their atoms."""
+    polymers: dict[str, list[Row]] = {}
+    labels: dict[str, dict[str, None]] = {}  # by author's name; a dict keeps the order of its keys
+    for row in sites:
+        label = row.values["label_asym_id"]
+        labels.setdefault(row.values.get("auth_asym_id", label), {})[label] = None
+        if row.values["label_seq_id"] not in UNSET:  # water and ligands have no place in a sequence
+            polymers.setdefault(label, []).append(row)
+    chains = []
+    for label, rows in polymers.items():
+        if any(_residue(row.values["label_comp_id"], parents) != residues.UNKNOWN for row in rows):
+            author = rows[0].values.get("auth_asym_id", label)
+            chains.append(_chain(path, tables, rows, parents, tuple(labels[author])))
+    return chains
 
 
 def _read_tables(path: Path) -> dict[str, list[Row]]:
@@ -253,6 +260,4 @@ def _whole(path: Path, row: Row, key: str) -> int:
     try:
         return int(row.values.get(key, ""))
     except ValueError:
-        raise InputError(
-            f"{path}: {row.place}: {key} is {row.values.get(key)!r}, expected a whole number"
-        ) from None
+        raise InputError(f"{path}: {row.place}: {key} is {row.values.get(key)!r}, expected a whole number") from None

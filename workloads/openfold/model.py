@@ -100,7 +100,8 @@ class PlddtHead(nn.Module):
 
     def forward(self, s: Tensor) -> Tensor:
         """(N, L, 50)."""
-        return self.linear_3(F.relu(self.linear_2(F.relu(self.linear_1(self.layer_norm(s))))))  # type: ignore[no-any-return]
+        x = F.relu(self.linear_1(self.layer_norm(s)))
+        return self.linear_3(F.relu(self.linear_2(x)))  # type: ignore[no-any-return]
 
 
 class Heads(nn.Module):
@@ -126,7 +127,7 @@ class Prediction:
 
 
 class OpenFoldNet(nn.Module):
-    """The network. A sample with fewer recycles starts at a later iteration, so that all samples of a batch end together."""
+    """The network. A sample with fewer recycles starts at a later iteration: all samples of a batch end together."""
 
     def __init__(self, config: OpenFoldConfig) -> None:
         super().__init__()
@@ -142,7 +143,7 @@ class OpenFoldNet(nn.Module):
         self.heads = Heads(config)
 
     def forward(self, batch: Batch) -> Prediction:
-        """Predict. The number of slots of the batch is the number of iterations, so the host does not wait for the device.
+        """Predict. The batch's number of slots is the number of iterations, so the host does not wait for the device.
 
         Only the last iteration has gradients. A sample with t recycles fewer than the most starts at iteration t.
         """
@@ -171,9 +172,10 @@ class OpenFoldNet(nn.Module):
         )
 
     def _structure(self, single: Tensor, z: Tensor, batch: Batch) -> Structure:
-        """Run the structure module in float32, whatever the rest computes in: positions of tens of angstrom need it."""
+        # positions of tens of angstrom need float32, whatever the rest computes in
         with torch.autocast(z.device.type, enabled=False):
-            return self.structure_module(single.float(), z.float(), batch["aatype"], batch["mask"])  # type: ignore[no-any-return]
+            structure: Structure = self.structure_module(single.float(), z.float(), batch["aatype"], batch["mask"])
+        return structure
 
     def _trunk(
         self, batch: Batch, slot: int, m_before: Tensor, z_before: Tensor, beta_before: Tensor

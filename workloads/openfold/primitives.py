@@ -66,14 +66,15 @@ class Attention(nn.Module):
         )
         out = _Attended.apply(q, k, v, bias, self.scale)  # type: ignore[no-untyped-call]
         out = gate[0].sigmoid() * out if gate else out
-        return self.linear_o(out.flatten(2).flatten(0, 1).t()).unflatten(0, query.shape[:-1])  # type: ignore[no-any-return]
+        out = self.linear_o(out.flatten(2).flatten(0, 1).t())
+        return out.unflatten(0, query.shape[:-1])  # type: ignore[no-any-return]
 
 
 class _Attended(torch.autograd.Function):
-    """v softmax(scale k q + bias) of heads (H, C, ..., L): channels lie before positions, so that nothing is turned in memory.
+    """v softmax(scale k q + bias) of heads (H, C, ..., L), channels before positions: nothing is transposed in memory.
 
-    Small products are fastest if their rows are long, and a softmax if it is not along the last dimension. Of what autograd
-    would keep and pass over, this leaves out the scores and their sums with parts of the bias.
+    Small products are fastest if their rows are long, and a softmax if it is not along the last dimension. Autograd
+    would also keep the scores and their sums with parts of the bias.
     """
 
     @staticmethod
@@ -109,7 +110,7 @@ def _by_matrix(x: Tensor) -> Tensor:
 
 
 def channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
-    """Apply several layers to x (..., c) by one product: their outputs, one below the other, by position (outputs, ...)."""
+    """Apply several layers to x (..., c) by one product: outputs below each other, by position (outputs, ...)."""
     weight, bias = _together(layers)
     return linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
 

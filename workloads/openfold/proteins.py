@@ -1,9 +1,9 @@
 """Synthetic protein families whose fold is written in pairs of alignment columns, as coevolution writes it.
 
 A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
-coupled: in every relative the second has a letter of the kind that fits the first's, donor to acceptor and large to small. No
-letter prefers an element or a place, so a column alone says nothing: the fold is found by which columns vary together. Not
-modelled: hydrophobic cores, contacts between elements, clashes.
+coupled: in every relative the second has a letter of the kind that fits the first's, donor to acceptor and large to
+small. No letter prefers an element or a position, so a column alone carries no information: only columns that vary
+together show the fold. Not modelled: hydrophobic cores, contacts between elements, clashes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ DECIMALS = 3  # of coordinates in angstrom, as mmCIF files have them
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
 
 _LETTERS = np.array([[residues.LETTERS.index(letter) for letter in kind] for kind in KINDS], np.int8)
-KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) for letter in residues.LETTERS])
 
 
 def _amino_acid_chis() -> Floats:
@@ -133,7 +132,7 @@ def _fold(length: int, hairpins_per_helix: int, rng: np.random.Generator) -> tup
 def _alignment(
     partner: NDArray[np.int64], rows: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    """Draw the relatives' residues and deletions (rows, L), the chain itself first; all columns have the same distribution."""
+    """Draw the alignment and its deletions (rows, L), the chain first. All columns have the same distribution."""
     length = len(partner)
     shape = (rows, length)
     kinds, members = _LETTERS.shape

@@ -1,9 +1,9 @@
 """The twenty amino acids: names, heavy atoms, torsions, ideal geometry as arrays. Numpy only.
 
-Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392) with
-every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2): backbone,
-pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has the backbone and
-a CB, as most do.
+Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392)
+with every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2):
+backbone, pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has the backbone
+and a CB, as most types do.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ C_N, CA_C_N, C_N_CA = 1.329, 116.6, 121.7  # the peptide bond
 C_O, CA_C_O = 1.231, 120.5
 CA_CB, C_CA_CB, N_C_CA_CB = 1.530, 110.1, 122.8
 
-# per atom: name, bonded atom, the two before it, length in angstrom, angle, dihedral in degrees; starred: a chi turns it
+# per atom: name, bonded atom, the two before it, length (angstrom), angle, dihedral (degrees); *: a chi turns it
 _SIDE_CHAINS: Final = {
-    "ARG": """CG* CB CA N 1.520 113.9 0; CD* CG CB CA 1.520 111.7 0; NE* CD CG CB 1.460 111.7 0; CZ* NE CD CG 1.330 124.7 0;
-              NH1 CZ NE CD 1.328 120.0 0; NH2 CZ NE CD 1.328 119.7 180""",
+    "ARG": """CG* CB CA N 1.520 113.9 0; CD* CG CB CA 1.520 111.7 0; NE* CD CG CB 1.460 111.7 0;
+              CZ* NE CD CG 1.330 124.7 0; NH1 CZ NE CD 1.328 120.0 0; NH2 CZ NE CD 1.328 119.7 180""",
     "ASN": "CG* CB CA N 1.516 112.7 0; OD1* CG CB CA 1.231 120.8 0; ND2 CG CB CA 1.328 116.5 180",
     "ASP": "CG* CB CA N 1.518 113.0 0; OD1* CG CB CA 1.250 119.2 0; OD2 CG CB CA 1.250 118.2 180",
     "CYS": "SG* CB CA N 1.806 113.8 0",
@@ -52,7 +52,8 @@ _SIDE_CHAINS: Final = {
               CE1 ND1 CG CB 1.321 109.0 180; NE2 CD2 CG CB 1.373 107.2 180""",
     "ILE": "CG1* CB CA N 1.533 110.4 0; CG2 CB CA N 1.531 110.6 -123.2; CD1* CG1 CB CA 1.521 114.0 0",
     "LEU": "CG* CB CA N 1.532 116.3 0; CD1* CG CB CA 1.525 110.3 0; CD2 CG CB CA 1.525 110.5 122.8",
-    "LYS": "CG* CB CA N 1.522 114.0 0; CD* CG CB CA 1.522 111.5 0; CE* CD CG CB 1.522 111.6 0; NZ* CE CD CG 1.493 111.8 0",
+    "LYS": """CG* CB CA N 1.522 114.0 0; CD* CG CB CA 1.522 111.5 0; CE* CD CG CB 1.522 111.6 0;
+              NZ* CE CD CG 1.493 111.8 0""",
     "MET": "CG* CB CA N 1.521 113.8 0; SD* CG CB CA 1.833 112.5 0; CE* SD CG CB 1.813 100.2 0",
     "PHE": """CG* CB CA N 1.505 113.8 0; CD1* CG CB CA 1.389 120.7 0; CD2 CG CB CA 1.389 120.6 180;
               CE1 CD1 CG CB 1.392 120.7 180; CE2 CD2 CG CB 1.392 120.7 180; CZ CE1 CD1 CG 1.383 120.0 0""",
@@ -68,22 +69,19 @@ _SIDE_CHAINS: Final = {
     "VAL": "CG1* CB CA N 1.527 110.7 0; CG2 CB CA N 1.527 110.4 122.8",
 }  # fmt: skip
 _CB_OF: Final = {"PRO": (1.531, 110.9, 115.3)}  # the ring changes its angles
-_PI_PERIODIC: Final = {
-    "ASP": 1,
-    "GLU": 2,
-    "PHE": 1,
-    "TYR": 1,
-}  # the 0-based chi that a half turn leaves unchanged
+# the 0-based chi that a half turn leaves unchanged
+_PI_PERIODIC: Final = {"ASP": 1, "GLU": 2, "PHE": 1, "TYR": 1}
+# pairs of chemically equivalent atoms, by the names that a file may exchange
 _SWAPS: Final = {
     "ASP": (("OD1", "OD2"),),
     "GLU": (("OE1", "OE2"),),
     "PHE": (("CD1", "CD2"), ("CE1", "CE2")),
     "TYR": (("CD1", "CD2"), ("CE1", "CE2")),
-}  # pairs of names that are chemically equivalent
+}
 
 
 def place(a: Floats, b: Floats, c: Floats, length: float, angle: Floats | float, dihedral: Floats | float) -> Floats:
-    """Compute the position of an atom bonded to ``c`` (..., 3) from distance, angle b-c-atom and dihedral a-b-c-atom (degrees)."""
+    """Compute the position of an atom bonded to ``c`` (..., 3): angle b-c-atom, dihedral a-b-c-atom in degrees."""
     theta, phi = np.radians(angle), np.radians(dihedral)
     axis = c - b
     axis = axis / np.linalg.norm(axis, axis=-1, keepdims=True)
@@ -149,7 +147,7 @@ class _Table:
 
 
 def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[str, str, str, str]]]:
-    """Compute the atoms in the backbone frame with every torsion at zero, the group of each, and the atoms of each chi."""
+    """Compute the atoms in the backbone frame with every torsion at zero, each atom's group, and each chi's atoms."""
     angle = np.radians(N_CA_C)
     atoms: dict[str, Floats] = {
         "N": N_CA * np.array([np.cos(angle), np.sin(angle), 0.0]),
@@ -191,7 +189,10 @@ SWAPPED = (int(_AMBIGUOUS[0]), int(_AMBIGUOUS[-1]) + 1)  # half-open range of th
 
 
 def encode(sequence: str) -> NDArray[np.int8]:
-    """Convert a chain's letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap. InputError names other letters."""
+    """Convert a chain's letters to residue types; B, J, O, U, X, Z are unknown, '-' is a gap.
+
+    InputError names another letter.
+    """
     return _encode(sequence.encode("utf-8"), _CODES)
 
 

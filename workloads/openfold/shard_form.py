@@ -38,33 +38,38 @@ NO_TEMPLATES = (
 def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measured: bool = False) -> Arrays:
     """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers.
 
-    ``measured`` structures have resolutions and may have templates; of others templates are written if there are any.
+    ``measured`` structures have resolutions and may have templates. Templates of others are written if there are any.
     """
+
+    def joined(field: str, row: tuple[int, ...] = ()) -> NDArray[Any]:
+        """Concatenate a field of all proteins as rows of shape ``row``."""
+        return np.concatenate([getattr(each, field).reshape(-1, *row) for each in proteins])
+
     arrays: Arrays = {
         "family": np.array(numbers, dtype=np.int64),
         "residue.offsets": _offsets([len(each) for each in proteins]),
-        "residue.aatype": np.concatenate([each.aatype for each in proteins]),
-        "residue.index": np.concatenate([each.residue_index for each in proteins]),
-        "residue.atoms": np.concatenate([each.atoms for each in proteins]),
-        "residue.atom_mask": np.concatenate([each.atom_mask for each in proteins]),
+        "residue.aatype": joined("aatype"),
+        "residue.index": joined("residue_index"),
+        "residue.atoms": joined("atoms", (residues.ATOMS, 3)),
+        "residue.atom_mask": joined("atom_mask", (residues.ATOMS,)),
         "alignment.offsets": _offsets([each.msa.size for each in proteins]),
-        "alignment.residue": np.concatenate([each.msa.ravel() for each in proteins]),
-        "alignment.deletions": np.concatenate([each.deletions.ravel() for each in proteins]),
+        "alignment.residue": joined("msa"),
+        "alignment.deletions": joined("deletions"),
     }
     if measured:
         arrays["resolution"] = np.array([each.resolution for each in proteins], np.float32)
     if measured or any(len(each.template_aatype) for each in proteins):
         arrays |= {
             "template.offsets": _offsets([each.template_aatype.size for each in proteins]),
-            "template.aatype": np.concatenate([each.template_aatype.ravel() for each in proteins]),
-            "template.atoms": np.concatenate([each.template_atoms.reshape(-1, residues.ATOMS, 3) for each in proteins]),
-            "template.mask": np.concatenate([each.template_mask.reshape(-1, residues.ATOMS) for each in proteins]),
+            "template.aatype": joined("template_aatype"),
+            "template.atoms": joined("template_atoms", (residues.ATOMS, 3)),
+            "template.mask": joined("template_mask", (residues.ATOMS,)),
         }
     return arrays
 
 
 def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
-    """Yield the proteins of a shard's arrays or of a ShardReader's result. InputError if rows and lengths do not fit."""
+    """Yield the proteins of a shard's arrays or a ShardReader's result. InputError if rows and lengths do not fit."""
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
     template, resolution = arrays.get("template.offsets"), arrays.get("resolution")
     for number in range(len(residue) - 1):

@@ -60,7 +60,9 @@ class InvariantPointAttention(nn.Module):
         k_points, v_points = kv_points.tensor_split([Q], dim=-2)
         scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels)) + bias_NHIJ
         weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * Q * 9 / 2))
-        squared_NHIJ = _SquaredDistances.apply(q_points.flatten(2, 3), k_points.flatten(2, 3))  # type: ignore[no-untyped-call]
+        squared_NHIJ = _SquaredDistances.apply(  # type: ignore[no-untyped-call]
+            q_points.flatten(2, 3), k_points.flatten(2, 3)
+        )
         attention_NHIJ = (scores - 0.5 * weight[:, None, None] * squared_NHIJ).softmax(-1)
         channels = (attention_NHIJ @ v_NHLC).transpose(1, 2).flatten(-2)
         moved = attention_NHIJ @ v_points.flatten(2, 3).transpose(-1, -2)  # (N, H, L, 3 P)
@@ -72,7 +74,10 @@ class InvariantPointAttention(nn.Module):
 
 
 class _SquaredDistances(torch.autograd.Function):
-    """Sums of squared differences (..., I, J) of (..., C, I) and (..., C, J). Positions lie last: rows of few points are slow."""
+    """Sums of squared differences (..., I, J) of (..., C, I) and (..., C, J).
+
+    Positions are the last dimension: rows of few points are slow.
+    """
 
     @staticmethod
     def forward(context: Any, left: Tensor, right: Tensor) -> Tensor:
@@ -167,9 +172,8 @@ class StructureModule(nn.Module):
             rotations.append(frame.rotation)
             translations.append(frame.translation * ANGSTROM_PER_UNIT)
             singles.append(s)
-            if (
-                iteration < self.iterations - 1
-            ):  # as in AlphaFold 2, rotations pass no gradient to the previous iteration
+            if iteration < self.iterations - 1:
+                # as in AlphaFold 2, rotations pass no gradient to the previous iteration
                 frame = Frame(frame.rotation.detach(), frame.translation)
         raw, angles = self.angle_resnet(torch.stack(singles), s_initial)
         backbone = Frame(torch.stack(rotations), torch.stack(translations))
@@ -189,7 +193,7 @@ def frame_update(update: Tensor) -> Frame:
 
 @cache
 def _turns(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What each product of two parts of a unit quaternion (a, b, c, d) adds to the nine elements of its rotation, (16, 9)."""
+    """Tabulate what each product of two parts of a unit quaternion adds to its rotation's elements, (16, 9)."""
     signs = torch.zeros(4, 4, 3, 3, dtype=dtype)
     for axis in range(3):
         signs[0, 0, axis, axis] = 1

@@ -1,4 +1,4 @@
-"""The manifest attributes of an OpenFold data set (lengths, alignment rows, templates), from a summary of each shard."""
+"""Computes a data set's manifest attributes (lengths, alignment rows, templates) from a summary of each shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.data.build import SPLITS, Arrays, check_disjoint
 
 @dataclass(frozen=True)
 class Summary:
-    """One shard: chain lengths, cells of all alignments (rows x columns), template residues, numbers of its families."""
+    """One shard: chain lengths, cells of all alignments (rows x columns), template residues, family numbers."""
 
     lengths: tuple[int, ...]
     cells: int

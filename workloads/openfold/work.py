@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.openfold.config import OpenFoldConfig
 
-OPTIMIZER_ELEMENTS = (
-    10  # of a weight: gradient, weight, two moments, average read; weight, moments, average and gradient written
-)
+# of a weight: gradient, weight, two moments and average are read; weight, moments, average and gradient are written
+OPTIMIZER_ELEMENTS = 10
 RIGID_GROUPS, GROUPS_WITH_ATOMS, ATOMS, SWAPPED_ATOMS = 8, 6, 14, 4  # of a residue
 TEMPLATE_PAIR_FEATURES, TEMPLATE_ANGLE_FEATURES = 88, 57
 TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 15
 PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
-
 
 FRAME = 3 * 3 * (3 + 1)  # multiply-adds of a rotation times a rotation and a vector
 TURN = 16 * 9  # of the rotation of a quaternion: products of its parts times a table
@@ -72,12 +70,9 @@ def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
     total.linear(L, M, S)
     total.add(_structure(config, L))
     total.norm(L, S)
-    for inputs, outputs in (
-        (S, config.plddt_channels),
-        (config.plddt_channels,) * 2,
-        (config.plddt_channels, PLDDT_BINS),
-    ):
-        total.linear(L, inputs, outputs)
+    total.linear(L, S, config.plddt_channels)
+    total.linear(L, config.plddt_channels, config.plddt_channels)
+    total.linear(L, config.plddt_channels, PLDDT_BINS)
     total.linear(L * L, Z, DISTOGRAM_BINS)
     total.linear(config.max_msa_clusters * L, M, MSA_CLASSES)
     total.linear(L, S, RESOLVED_ATOMS)
@@ -85,11 +80,12 @@ def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
 
 
 def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """Compute the work of training on one sample: half the recycles on average, without gradients, then forward and backward.
+    """Compute the work of training on one sample: recycles without gradients, then forward and backward.
 
-    Backward counts as twice forward. Executed in addition: frames, matrix products of the losses, with checkpointing the
-    blocks' forward again. Not executed: gradients of features, and what the iterations of the structure module share, which
-    only the first computes. The optimizer's traffic is divided by the batch size.
+    A sample has half the maximum of recycles on average. Backward counts as twice forward. Executed in addition:
+    frames, matrix products of the losses, with checkpointing the blocks' forward again. Not executed: gradients of
+    features, and what only the first iteration of the structure module computes. The optimizer's traffic is divided by
+    the batch size.
     """
     once = forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
@@ -120,7 +116,7 @@ def _blocks(config: OpenFoldConfig) -> float:
 
 
 def _beside(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds of a training sample beyond three passes of the network, minus those the passes overcount."""
+    """Compute a training sample's multiply-adds beyond three passes of the network, minus what the passes overcount."""
     L, T = config.crop_size, config.structure_iterations
     held, atoms = GROUPS_WITH_ATOMS * L, ATOMS * L
     backward = T * L * TURN + 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
@@ -138,9 +134,8 @@ def _beside(config: OpenFoldConfig) -> float:
     rows = config.extra_msa_blocks * config.max_extra_msa
     rows += config.evoformer_blocks * (config.max_msa_clusters + config.max_templates)
     masks = 2 * L * rows * L
-    points = (
-        T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
-    )  # rotations are detached
+    # rotations are detached: points pass them no gradient
+    points = T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
     passes = config.num_recycling_iters / 2 + 1  # forward; backward is twice a forward one
     return passes * _forward_beside(config) - 2 * _shared(config) + backward + losses - features - masks - points
 
@@ -152,12 +147,12 @@ def _forward_beside(config: OpenFoldConfig) -> float:
 
 
 def _chain(L: int) -> int:
-    """Compute the multiply-adds of the rigid groups' frames: chi 2 to 4 follow chi 1; default frames, torsions, backbone."""
+    """Compute the multiply-adds of the groups' frames: chi 2 to 4 follow chi 1; default frames, torsions, backbone."""
     return 3 * L * FRAME + RIGID_GROUPS * L * (2 * 27 + 9)
 
 
 def _shared(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds that `forward` counts in every iteration of the structure module and only the first executes.
+    """Compute the multiply-adds that `forward` counts in every structure iteration though only the first executes them.
 
     They are the bias of the pair map and the layer of the initial single representation.
     """

@@ -60,7 +60,7 @@ class OpenFold(Workload):
         choose_products(chooser, model, self.config, pairs, channels, 4 * channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Build Adam without weight decay, scheduled by steps. The harness clips the gradient norm and averages the weights."""
+        """Build Adam without weight decay, scheduled by steps. The harness clips gradients and averages weights."""
         settings = self._settings
         optimizer = torch.optim.Adam(
             model.parameters(),
@@ -79,8 +79,8 @@ class OpenFold(Workload):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean over samples of the weighted terms, each sample times the square root of its length.
 
-        With ``balanced_batches`` ranks have different numbers of samples; the result is scaled so that its mean over ranks is
-        the mean over the global batch.
+        With ``balanced_batches`` ranks have different numbers of samples; the result is scaled so that its mean over
+        ranks is the mean over the global batch.
         """
         prediction = model(batch)
         samples, slots, _, length = batch["msa"].shape

@@ -17,11 +17,11 @@ from suite.data.manifest import verify
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
-from tests.fixtures.structure_files import mmcif_text
+from tests.fixtures.structure_files import a3m_text, mmcif_text
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import convert as converter
 from workloads.openfold import residues
-from workloads.openfold.alignment_files import a3m_text, merge, read_a3m, read_fasta
+from workloads.openfold.alignment_files import merge, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.mmcif import read_chain, read_entry
@@ -139,7 +139,9 @@ def test_date_and_resolution_of_an_entry_are_read(tmp_path: Path) -> None:
     entry = read_entry(write(tmp_path / "a.cif", ARCHIVE))
     assert entry.release_date is None
     assert math.isnan(entry.resolution)
-    with pytest.raises(InputError, match=r"_pdbx_audit_revision_history row 1: revision_date is '13-JUL-11', expected YYYY-MM-DD"):
+    with pytest.raises(
+        InputError, match=r"_pdbx_audit_revision_history row 1: revision_date is '13-JUL-11', expected YYYY-MM-DD"
+    ):
         read_entry(write(tmp_path / "a.cif", text.replace("2011-07-13", "13-JUL-11")))
 
 
@@ -148,7 +150,10 @@ def test_a_modified_residue_counts_as_the_parent_that_the_file_names(tmp_path: P
     assert residues.decode(read_chain(write(tmp_path / "a.cif", text))[1].aatype) == "MGX"
     named = "_pdbx_struct_mod_residue.id 1\n_pdbx_struct_mod_residue.label_comp_id SEP\n"
     named += "_pdbx_struct_mod_residue.parent_comp_id SER\n"
-    assert residues.decode(read_chain(write(tmp_path / "a.cif", text.replace("_entry.id", named + "_entry.id")))[1].aatype) == "MGS"
+    assert (
+        residues.decode(read_chain(write(tmp_path / "a.cif", text.replace("_entry.id", named + "_entry.id")))[1].aatype)
+        == "MGS"
+    )
 
 
 def test_written_structures_are_read_back(tmp_path: Path) -> None:
@@ -164,7 +169,11 @@ def test_written_structures_are_read_back(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("1.5 2.5 3.5 1.00 H 1", "1.5 oops 3.5 1.00 H 1", "_atom_site row 2: Cartn_y is 'oops', expected a number"),
-        ("1.5 2.5 3.5 1.00 H 1", "1.5 nan 3.5 1.00 H 1", "_atom_site row 2: Cartn_y is 'nan', expected a finite number"),
+        (
+            "1.5 2.5 3.5 1.00 H 1",
+            "1.5 nan 3.5 1.00 H 1",
+            "_atom_site row 2: Cartn_y is 'nan', expected a finite number",
+        ),
         ("9.0 1.00 L 1", "9.0 1.00 L", "Wrong number of values in loop _atom_site.*"),
         ("lines\n;\n", "lines\n", "line 43: unterminated text field"),
         ("'A chain''s \"title\" # not a comment'", "'A chain", "line 4: unterminated 'string'"),

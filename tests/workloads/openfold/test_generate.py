@@ -23,7 +23,7 @@ from workloads.openfold.features import SLOTTED, alignment, drawn_recycles, samp
 from workloads.openfold.losses import sample_lddt_ca
 from workloads.openfold.proteins import (
     HELIX,
-    KIND_OF,
+    KINDS,
     STRAND,
     Drawn,
     Families,
@@ -35,6 +35,7 @@ from workloads.openfold.proteins import (
 from workloads.openfold.shard_form import proteins_of
 
 FOLDS = Families(20, 24, 16, hairpins_per_helix=3)
+KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) for letter in residues.LETTERS])
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:

@@ -1,1 +1,1 @@
-"""The public data as centres have them: the Protein Data Bank with OpenProteinSet's alignments, original or preprocessed."""
+"""The public data as centres have them: the PDB with OpenProteinSet's alignments, original or preprocessed."""

@@ -28,7 +28,10 @@ class Alignments(Protocol):
 
 
 class AlignmentFolders:
-    """``pdb/<id>_<chain>/a3m/*.a3m`` and ``hhr/*.hhr``. Chains of one sequence share a folder (``duplicate_pdb_chains.txt``)."""
+    """``pdb/<id>_<chain>/a3m/*.a3m`` and ``hhr/*.hhr``.
+
+    Chains of one sequence share a folder (``duplicate_pdb_chains.txt``).
+    """
 
     def __init__(self, folder: Path, duplicates: Path | None) -> None:
         own = {path.name: path for path in folder.iterdir() if path.is_dir()}

@@ -1,8 +1,9 @@
-"""Finds the public data below a folder, in either layout or a mixture, selects chains from them and makes proteins of these.
+"""Finds the public data below a folder, selects chains from them and makes proteins of these.
 
-Original: ``pdb_mmcif/original/{raw/<2>/<id>.cif.gz, clusters-by-entity-40.txt, obsolete.dat}`` and
-``open_protein_set/original/{pdb/<id>_<chain>/{a3m,hhr}/*, duplicate_pdb_chains.txt}``. Preprocessed by the benchmark:
-``pdb_mmcif/processed/{chains.csv, dicts/<2>, obsolete.dat}`` and ``open_protein_set/processed/pdb_alignments/{super.index, *.db}``.
+Parts may be in either layout. Original: ``pdb_mmcif/original/{raw/<2>/<id>.cif.gz, clusters-by-entity-40.txt,
+obsolete.dat}`` and ``open_protein_set/original/{pdb/<id>_<chain>/{a3m,hhr}/*, duplicate_pdb_chains.txt}``. Preprocessed
+by the benchmark: ``pdb_mmcif/processed/{chains.csv, dicts/<2>, obsolete.dat}`` and
+``open_protein_set/processed/pdb_alignments/{super.index, *.db}``.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from workloads.openfold.public.structures import Dictionaries, MmcifFiles, Struc
 from workloads.openfold.public.templates import Library, find_templates
 from workloads.openfold.shard_form import NO_TEMPLATES
 
-PLACES = (
+# folders that may hold a part; the preprocessed form wins because it is read faster
+FOLDERS = (
     *("", "pdb_mmcif/processed", "pdb_mmcif/original", "pdb_mmcif"),
     *("open_protein_set/processed", "open_protein_set/original", "open_protein_set"),
 )
 CLUSTERS = "clusters-by-entity-40.txt"
 TARGETS = ("cameo_targets.json", "cameo_targets.py")
-TEMPLATES_NEEDED = 4  # the benchmark uses so many
+TEMPLATES_NEEDED = 4  # of a chain, as in the benchmark
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """The selected chains and where to read them. ``facts`` are counts of what was left out; ``stated`` what runs may log."""
+    """The selected chains and where to read them. ``facts`` counts what was left out; runs may log ``stated``."""
 
     structures: Structures
     alignments: Alignments
@@ -55,7 +57,7 @@ class PublicData:
     stated: dict[str, Any]
 
     def families(self, split: str) -> list[int]:
-        """The cluster of each chain of a split; a chain in none is alone in one."""
+        """List the cluster of each chain of a split; a chain without a cluster gets one of its own."""
         return [
             record.cluster if record.cluster != NO_CLUSTER else VALIDATION_INDEX + number
             for number, record in enumerate(self.chains[split])
@@ -68,19 +70,15 @@ class PublicData:
             raise InputError(f"{record.name}: the structure has no such chain of {len(record.sequence)} residues")
         texts = self.alignments.read(record.name)
         msa, deletions = _alignment(record, texts)
-        templates = find_templates(
-            texts.get(TEMPLATE_HITS, ""),
-            f"{TEMPLATE_HITS} of {record.name}",
-            record,
-            self.library,
-            TEMPLATES_NEEDED,
-        )
+        hits, where = texts.get(TEMPLATE_HITS, ""), f"{TEMPLATE_HITS} of {record.name}"
+        templates = find_templates(hits, where, record, self.library, TEMPLATES_NEEDED)
         kinds, atoms, mask = (np.stack(each) for each in zip(*templates, strict=True)) if templates else NO_TEMPLATES
         known = chain.aatype, chain.residue_index, chain.atoms, chain.atom_mask
         return Protein(*known, msa, deletions, kinds, atoms, mask, record.resolution)
 
 
 def _alignment(record: ChainRecord, texts: dict[str, str]) -> Alignment:
+    """Merge a chain's alignments; without any the chain is its only row."""
     files = [(f"{name} of {record.name}", texts[name]) for name in DATABASES if texts.get(name)]
     msa, deletions = merge(files or [("", f">{record.name}\n{record.sequence}\n")])
     if msa.shape[1] != len(record.sequence):
@@ -92,7 +90,7 @@ def _alignment(record: ChainRecord, texts: dict[str, str]) -> Alignment:
 
 
 def is_public(source: Path) -> bool:
-    """Tell whether a folder has a part of the public data in one of its layouts."""
+    """Check whether a folder has a part of the public data in one of its layouts."""
     return any(_find(source, name) for name in ("chains.csv", "raw", "pdb_alignments", "super.index", "pdb"))
 
 
@@ -104,30 +102,37 @@ def open_public(source: Path, dates: Dates, world: World) -> PublicData:
     structures, records, facts = _structures(source, world)
     alignments = _alignments(source)
     library = Library.of(records, _find(source, "obsolete.dat"), structures)
+    chosen = {
+        "train": training_chains(records, dates),
+        "validation": validation_chains(records, read_targets(_targets(source)), dates),
+    }
+    facts["chains"] = len(records)
+    aligned = {}
+    for split, selected in chosen.items():
+        aligned[split] = [record for record in selected if record.name in alignments.chains]
+        facts[f"{split}_selected"] = len(selected)
+        facts[f"{split}_without_alignment"] = len(selected) - len(aligned[split])
+        if not aligned[split]:
+            raise InputError(
+                f"{source}: no chain for the {split} split: of {len(records)} chains {len(selected)} pass its filters"
+            )
+    both = {record.name for record in aligned["train"]} & {record.name for record in aligned["validation"]}
+    if both:
+        raise InputError(f"{source}: chain {min(both)} is in both splits, with {len(both) - 1} more: it would leak")
+    # the benchmark's splits share clusters; the number says how far validation is from unseen folds
+    trained = {record.cluster for record in aligned["train"]}
+    facts["validation_in_training_clusters"] = sum(record.cluster in trained for record in aligned["validation"])
+    return PublicData(structures, alignments, library, aligned, facts, dates.stated())
+
+
+def _targets(source: Path) -> Path:
     targets = next(filter(None, (_find(source, name) for name in TARGETS)), None)
     if targets is None:
         raise InputError(
             f"{source}: no {TARGETS[0]}: the targets of CAMEO by day of submission, or the reference's {TARGETS[1]}; "
             "they are the validation set"
         )
-    chosen = {
-        "train": training_chains(records, dates),
-        "validation": validation_chains(records, read_targets(targets), dates),
-    }
-    aligned = {split: [r for r in each if r.name in alignments.chains] for split, each in chosen.items()}
-    facts |= {"chains": len(records)}
-    for split, each in chosen.items():
-        facts |= {f"{split}_selected": len(each), f"{split}_without_alignment": len(each) - len(aligned[split])}
-        if not aligned[split]:
-            raise InputError(
-                f"{source}: no chain for the {split} split: of {len(records)} chains {len(each)} pass its filters"
-            )
-    both = {r.name for r in aligned["train"]} & {r.name for r in aligned["validation"]}
-    if both:
-        raise InputError(f"{source}: chain {min(both)} is in both splits, with {len(both) - 1} more: it would leak")
-    trained = {r.cluster for r in aligned["train"]}
-    facts["validation_in_training_clusters"] = sum(r.cluster in trained for r in aligned["validation"])
-    return PublicData(structures, alignments, library, aligned, facts, dates.stated())
+    return targets
 
 
 def _structures(source: Path, world: World) -> tuple[Structures, Sequence[ChainRecord], dict[str, Any]]:
@@ -156,4 +161,6 @@ def _alignments(source: Path) -> Alignments:
 
 
 def _find(source: Path, name: str) -> Path | None:
-    return next((path for place in PLACES if (path := source / place / name).exists()), None)
+    """Find a file or folder of the public data in any of its folders."""
+    paths = (source / folder / name for folder in FOLDERS)
+    return next((path for path in paths if path.exists()), None)

@@ -1,7 +1,7 @@
-"""Which chains are trained on and which are evaluated: the rules of the MLPerf HPC benchmark (AlphaFold 2's supplement 1.2.5).
+"""Selects training and validation chains by the rules of the MLPerf HPC benchmark (AlphaFold 2's supplement 1.2.5).
 
-Training: released by a day, better than 9 angstrom or of no resolution, no residue more frequent than 80 %, in a sequence
-cluster. Validation: CAMEO's targets of some months, up to 700 residues.
+Training: released by a day, with a resolution better than 9 angstrom or none, no residue more frequent than 80 %, in a
+sequence cluster. Validation: CAMEO's targets of some months, up to 700 residues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dates:
     val_max_cameo_submission_date: str = "2021-12-11"
 
     def stated(self) -> dict[str, Any]:
-        """What a run on such data may log: the days, and that training draws chains in the order of the PyTorch loader."""
+        """Return what a run on these data may log: the days, and the PyTorch loader's order of training chains."""
         return asdict(self) | {"initial_training_dataloader_type": "InitialTrainingDataloaderPT"}
 
 
@@ -50,8 +50,12 @@ def training_chains(records: Sequence[ChainRecord], dates: Dates) -> list[ChainR
 def validation_chains(
     records: Sequence[ChainRecord], targets: Mapping[str, Sequence[str]], dates: Dates
 ) -> list[ChainRecord]:
-    """Select the chains that are CAMEO's targets of the days, in their order. A target names a label, else an author's chain."""
+    """Select the chains that are CAMEO's targets of the days, in their order.
+
+    A target names a label of the file, else an author's chain.
+    """
     chain_of = {f"{record.entry}_{label}": record.name for record in records for label in record.labels}
+    # labels win: an author's name is used only where no label is spelt the same
     for record in records:
         chain_of.setdefault(record.name, record.name)
     wanted = {
@@ -64,9 +68,10 @@ def validation_chains(
 
 
 def read_targets(path: Path) -> dict[str, list[str]]:
-    """Read CAMEO's targets by day of submission: ``{"YYYY-MM-DD": ["7bgg [A]", ...], ...}``, the first braces of the file.
+    """Read CAMEO's targets by day of submission: ``{"YYYY-MM-DD": ["7bgg [A]", ...], ...}``.
 
-    So a JSON file and the reference's ``cameo_targets.py`` are both read, as data. Targets come back as ``7bgg_A``.
+    Only the text between the first and the last brace is read, as data: a JSON file and the reference's
+    ``cameo_targets.py`` both work. A target is returned as ``7bgg_A``.
     """
     text = read_text(path)
     begin, end = text.find("{"), text.rfind("}")

@@ -1,6 +1,6 @@
-"""Structures of the Protein Data Bank: mmCIF files, or the dictionaries that the benchmark makes of them, read as plain data.
+"""Reads structures of the Protein Data Bank: mmCIF files, or the dictionaries that the benchmark makes of them.
 
-A pickle can name any function and so run a program. The unpickler here refuses every name: the dictionaries need none.
+A pickle can name any function and so run a program. The unpickler here rejects every name: the dictionaries need none.
 """
 
 from __future__ import annotations
@@ -26,47 +26,9 @@ GROUPS_KEPT = 4  # a file of dictionaries has some 200 entries
 
 # the 37 names that a heavy atom of a chain can have, in AlphaFold's order
 ATOMS_37 = (
-    *(
-        "N",
-        "CA",
-        "C",
-        "CB",
-        "O",
-        "CG",
-        "CG1",
-        "CG2",
-        "OG",
-        "OG1",
-        "SG",
-        "CD",
-        "CD1",
-        "CD2",
-        "ND1",
-        "ND2",
-        "OD1",
-        "OD2",
-        "SD",
-    ),
-    *(
-        "CE",
-        "CE1",
-        "CE2",
-        "CE3",
-        "NE",
-        "NE1",
-        "NE2",
-        "OE1",
-        "OE2",
-        "CH2",
-        "NH1",
-        "NH2",
-        "OH",
-        "CZ",
-        "CZ2",
-        "CZ3",
-        "NZ",
-        "OXT",
-    ),
+    *("N", "CA", "C", "CB", "O", "CG", "CG1", "CG2", "OG", "OG1", "SG", "CD", "CD1", "CD2", "ND1", "ND2", "OD1", "OD2"),
+    *("SD", "CE", "CE1", "CE2", "CE3", "NE", "NE1", "NE2", "OE1", "OE2", "CH2", "NH1", "NH2", "OH", "CZ", "CZ2"),
+    *("CZ3", "NZ", "OXT"),
 )
 
 
@@ -163,9 +125,6 @@ def _array(stored: tuple[bytes, tuple[int, ...]], kind: type[np.generic]) -> NDA
     return np.frombuffer(zlib.decompress(content), kind).reshape(shape)
 
 
-def _slots() -> NDArray[np.int64]:
-    return np.array([[ATOMS_37.index(name) if name else 0 for name in names] for names in residues.ATOM_NAMES])
-
-
-SLOTS_37 = _slots()  # (21, 14) places among the 37
+# (21, 14): positions among the 37; 0 where there is no atom, which _HAS_SLOT masks
+SLOTS_37 = np.array([[ATOMS_37.index(name) if name else 0 for name in names] for names in residues.ATOM_NAMES])
 _HAS_SLOT = residues.ATOM_MASK > 0

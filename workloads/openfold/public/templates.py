@@ -1,7 +1,7 @@
-"""Templates of a chain: HHsearch's hits in the PDB, filtered, best first, laid on the chain's residues.
+"""Finds templates of a chain: HHsearch's hits in the PDB, filtered, best first, laid on the chain's residues.
 
-AlphaFold 2's supplement 1.2.3. A hit whose sequence differs from its entry's is aligned anew, here by `clusters.align`; the
-reference runs the program kalign for it.
+AlphaFold 2's supplement 1.2.3. A hit whose sequence differs from its entry's is realigned, here by `clusters.align`;
+the reference runs the program kalign.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Library:
-    """What may be a template: all chains of the PDB by name, with the days of their entries; new names of obsolete entries."""
+    """Possible templates: all chains of the PDB, release dates by entry, new names of obsolete entries."""
 
     chains: frozenset[str]
     release_dates: Mapping[str, str]
@@ -81,7 +81,7 @@ class Library:
 
 
 def read_obsolete(path: Path) -> dict[str, str]:
-    """Read ``obsolete.dat``: identifier to that of the entry which replaced it, lower case. Entries without one are left out."""
+    """Read ``obsolete.dat``: identifier to its replacement, in lower case. Entries without one are left out."""
     lines = (line.split() for line in read_text(path).splitlines() if line.startswith("OBSLTE"))
     return {words[2].lower(): words[3].lower() for words in lines if len(words) > 3}
 
@@ -125,7 +125,7 @@ def _hit(lines: list[str], where: str) -> Hit:
 
 
 def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
-    """Tell whether a hit may be a template: a chain of another, older entry that covers the chain and is not a copy of it."""
+    """Check whether a hit may be a template: in another, older entry, covering the chain and not a copy of it."""
     entry = library.entry_of(hit)
     latest = date.fromisoformat(record.release_date) - OLDER_BY
     copied = hit.residues in record.sequence and len(hit.residues) / len(record.sequence) > DUPLICATE
@@ -140,7 +140,7 @@ def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
 
 
 def find_templates(text: str, where: str, record: ChainRecord, library: Library, needed: int) -> list[Found]:
-    """Find templates in an hhr file: of the 20 best acceptable hits all that fit; of later ones until there are ``needed``."""
+    """Find templates in an hhr file: all that fit of the 20 best acceptable hits, of later ones until ``needed``."""
     hits = [hit for hit in read_hits(text, where) if is_acceptable(hit, record, library)]
     hits.sort(key=lambda hit: -hit.sum_probs)
     found: list[Found] = []
@@ -154,7 +154,7 @@ def find_templates(text: str, where: str, record: ChainRecord, library: Library,
 
 
 def lay(hit: Hit, sequence: str, entry: Entry) -> Found | None:
-    """Lay a hit's structure, centred at the origin, on a chain's residues. None if the entry has no such chain or atoms."""
+    """Lay a hit's structure, centred at the origin, on a chain's residues. None if the entry lacks chain or atoms."""
     places = _places(hit, sequence)
     located = _locate(hit, entry)
     letters = residues.encode_aligned(hit.residues.encode())

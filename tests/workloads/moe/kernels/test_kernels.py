@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.kernel_traffic import Sizes
 from suite.errors import InputError
 from tests.test_imports import imports
 from workloads.moe.config import MoEConfig
 from workloads.moe.kernels.blocks import FLOAT, HALF
-from workloads.moe.kernels.traffic import Sizes
 from workloads.moe.layer import MoELayer
 
 HERE = Path(__file__).parent
