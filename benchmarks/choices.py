@@ -37,10 +37,10 @@ from suite.machine.probes.processor import read_cpu
 from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload
 from suite.world import World
+from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, training_pass
-from workloads.moe.choice import ExpertShape, choose_backend
 from workloads.moe.config import MoEConfig
-from workloads.moe.experts import BACKENDS, Chosen, Weights, run_experts
+from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, run_experts
 
 ON_CPU = (  # what: T, d, h, E, k, activation, dispatch, data type
     ("reference, E 64", 4096, 256, 1024, 64, 2, "relu", "dropless", "float32"),
@@ -92,7 +92,7 @@ def least(calls: dict[str, Callable[[], object]], device: torch.device, rounds: 
     return {name: min(values) for name, values in found.items() if values}
 
 
-def layer_of(shape: Shape, backend: str | Chosen, device: torch.device) -> tuple[nn.Module, Tensor]:
+def layer_of(shape: Shape, backend: str | SelectedBackend, device: torch.device) -> tuple[nn.Module, Tensor]:
     """A layer with a back end, and its tokens; equal seeds give equal routing."""
     torch.manual_seed(0)
     layer, x = make_layer(shape, None, 0, device)
@@ -123,7 +123,9 @@ def one(row: tuple, device: torch.device, rounds: int) -> None:
     print("    when choosing: " + ", ".join(f"{name} {1e3 * each:.3f} ms" for name, each in choice.seconds.items()))
     for load in ("router", "uniform"):
         shape = Shape(tokens, width, config, load, dtype)
-        ways: dict[str, str | Chosen] = {name: name for name in BACKENDS if name in choice.seconds} | {"chosen": chosen}
+        ways: dict[str, str | SelectedBackend] = {name: name for name in BACKENDS if name in choice.seconds} | {
+            "chosen": chosen
+        }
         calls = {name: training_pass(*layer_of(shape, way, device)) for name, way in ways.items()}
         torch.manual_seed(0)
         dense = DenseFFN(shape).to(device, DTYPES[dtype])

@@ -221,7 +221,7 @@ def measure_roof(dtype: torch.dtype) -> float:
 
 def print_blocks() -> None:
     """Milliseconds of every block size that was measured."""
-    for key, seconds in fused.CHOSEN.seconds.items():
+    for key, seconds in fused.BLOCK_TIMINGS.seconds.items():
         print(" ", *key)
         for blocks, each in sorted(seconds.items(), key=lambda item: item[1]):
             print(f"      {1e3 * each:8.3f} ms  {blocks}")
@@ -237,7 +237,7 @@ def compile_blocks(index: int) -> None:
         except Exception as error:
             print(f"{kernel} {x.dtype} {listed[index % len(listed)]}: {type(error).__name__} {str(error)[:300]}")
 
-    fused.CHOSEN.run = run  # type: ignore[method-assign]
+    fused.BLOCK_TIMINGS.run = run  # type: ignore[method-assign]
     for dtype, activation in {(shape.dtype, shape.activation) for shape in SHAPES}:
         shape = Shape(64, 256, 256, 8, 2, activation, dtype)
         call, leaves = contestants(shape)["triton"]

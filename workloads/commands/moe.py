@@ -42,7 +42,8 @@ MIB = 1 << 20
 Examples:
   mlhpc moe --backend loop --load uniform
   mlhpc moe --ranks 4 --experts 2 --r 2 --degree 2 --algorithm 2dh --ranks-per-node 2
-  srun -n 8 mlhpc moe --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu --dtype bfloat16
+  srun -n 8 mlhpc moe --tokens 32768 --width 4096 --hidden 1024 --experts 128 --top-k 8 --activation swiglu \
+--dtype bfloat16
   srun -n 64 mlhpc moe --sweep-network -o sweep.json && mlhpc moe fit sweep.json
 """,
 )
@@ -206,7 +207,7 @@ def fit(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Replace this process with mpiexec running the same command. Return if one rank is asked for or a launcher started us."""
+    """Replace this process by mpiexec with the same command, unless one rank is asked for or a launcher started us."""
     from suite.world import detect
 
     if ranks == 1 or detect() is not None:
@@ -215,7 +216,8 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     environment = trial_environment(os.environ, ranks=ranks)
     command = [*mpiexec_command(ranks), *suite_command(*words)]
     sys.stdout.flush()
-    os.execve(command[0], command, environment)  # noqa: S606  # replaces this process, so signals and the exit code are mpiexec's
+    # signals and the exit code are then mpiexec's
+    os.execve(command[0], command, environment)  # noqa: S606
 
 
 def _connect(device: str, threads: int) -> tuple[World, torch.device]:
@@ -268,11 +270,14 @@ def _layer_table(result: dict[str, Any]) -> str:
     load, shape = result["load"], result["shape"]
     moe = shape["moe"]
     lines = [
-        f"{result['ranks']} ranks, {shape['tokens']} tokens each, d {shape['width']}, h {moe['hidden']}, E {moe['experts']}, "
-        f"k {moe['top_k']}, {moe['dispatch']}, {moe['backend']}, {shape['load']} load, {shape['dtype']}, {result['device']}",
-        f"layer {1e3 * result['layer_s']:.1f} ms, dense FFN of equal FLOPs {1e3 * result['dense_s']:.1f} ms (forward and backward)",
+        f"{result['ranks']} ranks, {shape['tokens']} tokens each, d {shape['width']}, h {moe['hidden']}, "
+        f"E {moe['experts']}, k {moe['top_k']}, {moe['dispatch']}, {moe['backend']}, {shape['load']} load, "
+        f"{shape['dtype']}, {result['device']}",
+        f"layer {1e3 * result['layer_s']:.1f} ms, "
+        f"dense FFN of equal FLOPs {1e3 * result['dense_s']:.1f} ms (forward and backward)",
         f"ratio {result['ratio']:.3f} (median of {len(result['pairs_s'])} pairs, {result['ratio_low']:.3f} to "
-        f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, executed {result['executed_tflops']:.3f}",
+        f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, "
+        f"executed {result['executed_tflops']:.3f}",
         f"imbalance {load['imbalance']:.2f}, dropped {100 * load['drop_rate']:.1f} %, "
         f"capacity needed {load['needed_capacity']:.2f}, padding {100 * load['padding_waste']:.1f} %",
     ]

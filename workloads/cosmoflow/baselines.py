@@ -1,4 +1,4 @@
-"""Baselines without a network: the mean of the targets, and ridge regressions on spectra, moments and products of snapshots."""
+"""Baselines without a network: the mean of the targets, and ridge regressions on spectra, moments and products."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ Floats = NDArray[np.floating[Any]]
 def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the mean absolute error on the validation split of the mean of the targets and of four ridge regressions.
 
-    ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross spectra of
-    both, ``spectrum_and_moments_ridge`` all of these. ``snapshot_products_ridge`` sees the mean products of every three snapshots
-    at one voxel, and nothing else: of data from `snapshots` it is told what their rule is made of, so there it is no baseline but
-    shows what is attainable. They are fitted to at most
-    `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these are fewer than `MIN_TRAIN_SAMPLES`.
+    ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
+    spectra of both, ``spectrum_and_moments_ridge`` all of these. ``snapshot_products_ridge`` sees only the mean
+    products of every three snapshots at one voxel: data from `snapshots` are made by that rule, so there it is an
+    oracle.
+
+    Each is fitted to at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these are
+    fewer than `MIN_TRAIN_SAMPLES`.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
@@ -64,8 +66,9 @@ def baselines(root: Path) -> dict[str, Baseline]:
 def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
     """Compute per sample: one-point moments, then spectra, each of the counts and of log(1 + counts), then products.
 
-    Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation coefficients
-    of every two channels, per shell of |k|. Products: the mean over voxels of every three channels' standardised logarithms.
+    Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation
+    coefficients of every two channels, per shell of |k|. Products: the mean over voxels of every three channels'
+    standardised logarithms.
     """
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)

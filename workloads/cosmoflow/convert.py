@@ -37,7 +37,8 @@ SIZE_OF_CUBE: dict[int, tuple[str, Compression]] = {
     128: ("full", "gzip"),
 }
 WHERE_THE_DATA_ARE = (
-    "cosmoflow: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
+    "cosmoflow: the public data are not downloaded here, because compute nodes have no internet: "
+    "on a login or transfer "
     "node get cosmoUniverse_2019_05_4parE_tf_v2.tar (1.7 TB, 524,288 + 65,536 samples) or "
     "cosmoUniverse_2019_05_4parE_tf_small.tgz (179 MB, 32 + 32 samples) from "
     "https://portal.nersc.gov/project/dasrepo/cosmoflow-benchmark/ or from the Globus collection "

@@ -1,8 +1,8 @@
 """Synthetic universes: power spectrum, growth, second-order displacements, particle-mesh steps, counts in voxels.
 
-Lengths are comoving Mpc/h, wave numbers h/Mpc; the scale factor a and the growth are 1 today. A universe is a function of
-(settings, seed, index), so it is the same on any rank and in any order. No files, no MPI.
-Vectors are arrays of shape (3, n, n, n), grids are float32.
+Lengths are comoving Mpc/h, wave numbers h/Mpc; the scale factor a and the growth are 1 today. A universe is a function
+of (settings, seed, index), so it is the same on any rank and in any order. No files, no MPI. Vectors are arrays of
+shape (3, n, n, n), grids are float32.
 """
 
 from __future__ import annotations
@@ -182,9 +182,10 @@ def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
 
 
 def count(positions: Sequence[Floats], particles: int, mesh: int) -> NDArray[np.int16]:
-    """Count particles per nearest grid point: (mesh, mesh, mesh, channels) from one array of positions (3, n, n, n) per channel.
+    """Count particles per nearest grid point: (mesh, mesh, mesh, channels), one array of positions per channel.
 
-    Positions are in units of particle cells. A voxel is the half-open interval of mesh coordinates that starts at its index.
+    Positions (3, n, n, n) are in units of particle cells. A voxel is the half-open interval of mesh coordinates that
+    starts at its index.
     """
     channels = len(positions)
     where = []
@@ -238,7 +239,7 @@ def _residual_force(position: Floats, first: Floats, second: Floats, a: float, o
 
 
 def mesh_force(position: Floats) -> Floats:
-    """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient, interpolation."""
+    """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient."""
     n = position.shape[1]
     grid = _grid(n)
     modes = fft.rfftn(_assign(position)) * grid.inverse_k2
@@ -259,9 +260,8 @@ def _assign(position: Floats) -> Floats:
     density = np.full((n, n**2), -1.0)
     for block in _blocks(n):
         first = int(np.floor(position[0, block].min()))
-        rows = (
-            int(np.floor(position[0, block].max())) + 2 - first
-        )  # only the rows that this block of the lattice reaches
+        # only the rows that this block of the lattice reaches
+        rows = int(np.floor(position[0, block].max())) + 2 - first
         window = np.zeros(rows * n**2)
         for row, column, weight in _cloud(position[:, block], n):
             index = (row - first) * n**2 + column
@@ -272,12 +272,12 @@ def _assign(position: Floats) -> Floats:
 
 
 def _blocks(n: int) -> list[slice]:
-    """Slabs of the particle lattice: thin enough for small temporaries, thick enough that few mesh rows are visited twice."""
+    """List slabs of the particle lattice: thin enough for small temporaries, thick enough to revisit few mesh rows."""
     return [slice(begin, begin + SLABS_PER_BLOCK) for begin in range(0, n, SLABS_PER_BLOCK)]
 
 
 def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
-    """Yield the eight mesh points around each particle, corner by corner: x index (not wrapped), flat yz index, weight."""
+    """Yield the eight mesh points around each particle by corner: x index (not wrapped), flat yz index, weight."""
     floor = np.floor(position)
     upper = position - floor
     weights = (1 - upper, upper)

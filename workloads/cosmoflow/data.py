@@ -20,9 +20,8 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 if TYPE_CHECKING:
     from suite.workload import Batch, Slab
 
-INPUT_TOLERANCE = (
-    0.05  # largest difference of the configured input means from those of the data, in standard deviations
-)
+# largest difference of the configured input means from those of the data, in standard deviations
+INPUT_TOLERANCE = 0.05
 
 _PERMUTATIONS = np.array(list(permutations(range(3))))
 _FLIPS = np.array([[(flip >> axis) & 1 for axis in range(3)] for flip in range(8)], dtype=bool)
@@ -51,7 +50,7 @@ class CosmoFlowData:
     def load_slab(
         self, indices: Sequence[int] | NDArray[np.integer], slabs: Mapping[str, Slab], *, seed: int, epoch: int
     ) -> Batch:
-        """Load what `load` does, of ``x`` only the slab: an augmented one comes from other places of the stored sample."""
+        """Load what `load` does, but of ``x`` only the slab; augmented, it comes from all over the stored sample."""
         chosen, slab = np.asarray(indices), slabs["x"][:3]
         size = self._size
         moves = moved_axes(draws(seed, epoch, chosen), size) if self._augment else None
@@ -68,7 +67,7 @@ class CosmoFlowData:
 
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
-    """Check shapes, targets, input means and, if the config augments, periodicity. InputError if the data do not fit the config."""
+    """Check shapes, targets, input means and, if the config augments, periodicity. InputError if they do not fit."""
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
     required = {
         "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
@@ -96,10 +95,10 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
 
 
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
-    """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, both chosen by its random number.
+    """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, chosen by its random number.
 
-    This is one gather of the whole batch: the place of a voxel's source is a sum of one table entry per axis, and the four int16
-    channels move as one 64-bit word.
+    This is one gather of the whole batch: the position of a voxel's source is a sum of one table entry per axis, and
+    the four int16 channels move as one 64-bit word.
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)
@@ -115,8 +114,10 @@ def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[
 
 @dataclass(frozen=True)
 class Moves:
-    """Where augmented samples come from: along output axis a, position i is position ``walks[a][sample, i]`` of source axis
-    ``order[sample, a]``."""
+    """Where augmented samples come from.
+
+    Along output axis a, position i is position ``walks[a][sample, i]`` of source axis ``order[sample, a]``.
+    """
 
     order: NDArray[np.int64]
     walks: list[NDArray[np.int64]]

@@ -1,6 +1,7 @@
-"""Generates CosmoFlow data sets: snapshots (snapshots.py) or simulated universes (cosmology.py). convert.py reads the public data.
+"""Generates CosmoFlow data sets: snapshots (snapshots.py) or simulated universes (cosmology.py).
 
-The workload's descriptor names this module, so it also offers ``convert`` and ``fetch``.
+convert.py reads the public data. The workload's descriptor names this module, so it also offers ``convert`` and
+``fetch``.
 """
 
 from __future__ import annotations

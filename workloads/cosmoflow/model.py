@@ -19,7 +19,8 @@ from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 KERNEL = 3
-LARGE = 20_480  # channels * depth * height of one sample above which torch takes oneDNN (aten/src/ATen/native/Convolution.cpp)
+# channels * depth * height of one sample above which torch takes oneDNN (aten/src/ATen/native/Convolution.cpp)
+LARGE = 20_480
 HIDDEN_UNITS = (128, 64)
 LEAKY_SLOPE = 0.3  # the default of Keras, not of torch
 OUTPUT_SCALE = 1.2  # tanh reaches the targets' interval [-1, 1] well before it saturates
@@ -29,9 +30,9 @@ CHANNELS = len(REDSHIFTS)
 class Convolution(nn.Conv3d):
     """A convolution of 3^3 voxels that keeps the extents.
 
-    On a processor torch computes a small convolution of a single sample by code of its own, several times slower than oneDNN,
-    which it uses as soon as there are two samples. So a single sample is cut into two halves along its depth. Each half also gets
-    the plane of voxels on the other side of the cut, and the results are put together again.
+    On a processor torch computes a small convolution of a single sample by code of its own, several times slower than
+    oneDNN, which it uses for two samples or more. So a single sample is cut into two halves along its depth. Each half
+    also gets the plane of voxels on the other side of the cut, and the results are joined again.
     """
 
     def __init__(self, c_in: int, c_out: int) -> None:
@@ -120,7 +121,7 @@ def flat_features(config: CosmoFlowConfig) -> int:
 
 
 def regularised(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the kernels with L2 regularisation, the two hidden dense ones; also if the model is wrapped (DDP, torch.compile)."""
+    """Yield the kernels with L2 regularisation, the two hidden dense ones, also of a wrapped model (DDP, compiled)."""
     return (layer.weight for name, layer in model.named_modules() if "hidden." in name and isinstance(layer, nn.Linear))
 
 

@@ -1,12 +1,14 @@
 """Synthetic snapshots: four epochs of a universe whose couplings by threes neither spectra nor one-point moments show.
 
-A voxel is thin or dense at each redshift, nothing between. One coupling c in [-1, 1] belongs to each snapshot and a pair of the
-others: with the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where the pair differs, else the other
-way round. In one half of space the pair is the late snapshots and the early ones follow, in the other half the late ones follow.
-To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum, and two densities have the same
-moments and spectra, up to a scale, as their logarithms: no such statistic tells the signs. This is a made-up rule, not physics.
+A voxel is thin or dense at each redshift. One coupling c in [-1, 1] belongs to each snapshot and a pair of the others.
+With the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where the pair differs; otherwise
+it is the other way round. In one half of space the pair is the late snapshots and the early ones follow; in the other
+half the late ones follow.
 
-The fields are integers, so that the bits are the same on every processor. A universe is a function of (settings, seed, index).
+To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum, and two densities have
+the same moments and spectra, up to a scale, as their logarithms: no such statistic tells the signs. The rule is made
+up, not physics. The fields are integers, so that the bits are the same on every processor. A universe is a function of
+(settings, seed, index).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Snapshots:
 
 
 def universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Make one universe. Returns counts (mesh, mesh, mesh, 4 redshifts) and its four couplings, in the order of `COUPLINGS`."""
+    """Generate counts (mesh, mesh, mesh, 4 redshifts) and the four couplings, in the order of `COUPLINGS`."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(WEAKEST, 1, 4)
     couplings = signs * sizes
@@ -56,7 +58,8 @@ def universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int
 def _smooth(noise: Integers, times: int) -> Integers:
     """Weight each voxel's neighbourhood (1, 2, 1) along the last three axes, ``times`` times, on the periodic box.
 
-    The weights are 1 and 1 of a voxel and its left neighbour, then of its right one. Numbers stay below NOISE * 64^times.
+    The weights are 1 and 1 of a voxel and its left neighbour, then of its right one. Values stay below NOISE *
+    64^times.
     """
     smoothed = noise.astype(np.int32)
     for _ in range(times):

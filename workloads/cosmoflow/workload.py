@@ -64,7 +64,7 @@ class CosmoFlow(Workload):
         return loss
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sum absolute and squared errors per target, and the squares of each sample's mean absolute error; count samples."""
+        """Sum absolute and squared errors per target, and each sample's squared mean absolute error; count samples."""
         error_NT = model(batch["x"]).double() - batch["y"].double()
         absolute_NT = error_NT.abs()
         count = error_NT.new_full((), len(error_NT))
@@ -74,10 +74,11 @@ class CosmoFlow(Workload):
         return stats
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Compute ``eval_error``, the mean absolute error over all targets and samples, and what says how sure it is.
+        """Compute ``eval_error``, the mean absolute error over all targets and samples, and its uncertainty.
 
-        ``eval_error_se`` is its standard error over samples. Each target has its own ``mae_``, the standard error ``mae_se_``
-        of that, and ``rmse_``, the root mean square error: the uncertainty of one prediction. ``mse`` is over all targets.
+        ``eval_error_se`` is its standard error over samples. Each target has its own ``mae_``, its standard error
+        ``mae_se_``, and ``rmse_``, the root mean square error: the uncertainty of one prediction. ``mse`` is over all
+        targets.
         """
         samples = totals["samples"]
         found = {}
@@ -92,9 +93,10 @@ class CosmoFlow(Workload):
         return {"eval_error": error, "eval_error_se": spread, **found, "mse": mse}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up, opt_weight_decay is l2.
+        """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up.
 
-        A torch weight decay of the same strength is 2 * l2. All decay factors are logged, not only the largest.
+        ``opt_weight_decay`` is l2; a torch weight decay of the same strength is 2 * l2. All decay factors are logged,
+        not only the largest.
         """
         settings = self._settings
         scale = settings.scale(self.config.global_batch_size)
@@ -119,7 +121,7 @@ class CosmoFlow(Workload):
         return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the mean absolute error of the training mean and of ridge regressions on moments and power spectra."""
+        """Measure the mean absolute error of the training mean and of ridge regressions."""
         from workloads.cosmoflow.baselines import baselines  # loads scipy, which no run needs
 
         return baselines(root)
@@ -129,6 +131,6 @@ class CosmoFlow(Workload):
 
 
 def _standard_error(mean: float, mean_square: float, samples: float) -> float:
-    """Compute the standard error of a mean over samples from the mean of squares. nan for one sample, which has no spread."""
+    """Compute the standard error of a mean over samples from the mean of squares. nan for one sample."""
     variance = max(mean_square - mean**2, 0.0)  # rounding may leave less than nothing
     return math.sqrt(variance / (samples - 1)) if samples > 1 else math.nan

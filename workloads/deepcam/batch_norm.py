@@ -19,7 +19,7 @@ def rank_groups(ranks: int, size: int) -> list[list[int]]:
 
 
 def join_groups(model: nn.Module, world: World, size: int) -> None:
-    """Give every GroupBatchNorm2d a group of ``size`` consecutive ranks. Every rank calls; torch.distributed must be set up."""
+    """Give every GroupBatchNorm2d a group of ``size`` consecutive ranks. All ranks of torch.distributed call."""
     members = rank_groups(world.size, size)
     if size == 1:
         return

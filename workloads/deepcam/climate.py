@@ -1,10 +1,11 @@
 """Synthetic weather: 16 channels of a CAM5 snapshot with tropical cyclones and atmospheric rivers, and their labels.
 
-Events are added to a zonal climate, Gaussian random fields and balanced winds. Labels come from the generating event, not
-from a detector. Decoys share one property with events, so that no threshold on one channel separates them: cold-core
-cyclones, weak tropical lows, moist air without wind, dry jets.
+Events are added to a zonal climate, Gaussian random fields and balanced winds. Labels come from the generating event,
+not from a detector. Decoys share one property with events, so that no threshold on one channel separates them:
+cold-core cyclones, weak tropical lows, moist air without wind, dry jets.
 
-Arrays are (H, W) float32 from south to north; distances in degrees of latitude, pressures in Pa, winds in m/s, TMQ in kg/m^2.
+Arrays are (H, W) float32 from south to north; distances in degrees of latitude, pressures in Pa, winds in m/s, TMQ in
+kg/m^2.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.u
 
 @dataclass(frozen=True)
 class _Grid:
-    """Coordinates of the pixels: ``latitude`` (H, 1) and ``longitude`` (1, W), in degrees; ``period`` is 0 for a window."""
+    """Coordinates of pixels in degrees: ``latitude`` (H, 1), ``longitude`` (1, W); ``period`` is 0 for a window."""
 
     latitude: Field
     longitude: Field
@@ -88,7 +89,7 @@ class _Grid:
     coriolis: Field
 
     def place(self, random: np.random.Generator, low: float, high: float) -> tuple[float, float]:
-        """Draw a latitude with absolute value in [low, high) on a hemisphere that the window covers, and a longitude."""
+        """Draw a latitude, |latitude| in [low, high) on a hemisphere that the window covers, and a longitude."""
         latitude = random.uniform(low, high)
         sides = [side for side in (1, -1) if self.latitude[0, 0] <= side * latitude <= self.latitude[-1, 0]] or [1]
         return latitude * sides[random.integers(len(sides))], random.uniform(0, self.degrees_east)
@@ -161,7 +162,7 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
 
 
 def _random_field(grid: _Grid, height: int, width: int, slope: float, random: np.random.Generator) -> Field:
-    """Draw a periodic Gaussian random field of unit variance with power ~ k^-slope for waves shorter than `LONGEST_WAVE`."""
+    """Draw a periodic Gaussian random field of unit variance, power ~ k^-slope for waves below `LONGEST_WAVE`."""
     modes = fft.rfft2(random.standard_normal((height, width), dtype=np.float32))
     modes *= _amplitude(height, width, grid.degrees_north, grid.degrees_east, slope)
     field: Field = fft.irfft2(modes, s=(height, width))
@@ -174,18 +175,18 @@ def _amplitude(height: int, width: int, degrees_north: float, degrees_east: floa
     north = np.fft.fftfreq(height) * height / degrees_north
     east = np.fft.rfftfreq(width) * width / degrees_east
     k = np.hypot(north[:, None], east[None, :])
-    amplitude = (k**2 + LONGEST_WAVE**-2) ** (
-        -(slope + 1) / 4
-    )  # power of modes on a plane, k^-(slope + 1) / k per ring
+    # power of modes on a plane: k^-(slope + 1) / k per ring
+    amplitude = (k**2 + LONGEST_WAVE**-2) ** (-(slope + 1) / 4)
     amplitude[0, 0] = 0
     result: Field = amplitude.astype(np.float32)
     return result
 
 
 def holland(distance: Field, drop: float, radius: float, shape: float, coriolis: float) -> tuple[Field, Field]:
-    """Compute pressure deficit and gradient wind, both positive, of a Holland (1980) vortex at a distance from its centre.
+    """Compute pressure deficit and gradient wind, both positive, of a Holland (1980) vortex by distance.
 
-    ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees. doi:10.1175/1520-0493(1980)108<1212:AAMOTW>2.0.CO;2
+    ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees.
+    doi:10.1175/1520-0493(1980)108<1212:AAMOTW>2.0.CO;2
     """
     distance = np.maximum(distance, np.float32(0.05))
     ratio = np.power(np.float32(radius) / distance, np.float32(shape))
@@ -196,7 +197,7 @@ def holland(distance: Field, drop: float, radius: float, shape: float, coriolis:
 
 
 def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
-    """Add a tropical cyclone, or a weak low: as warm and wet, without gale. Returns its wind within `CYCLONE_RADIUS`, 0 outside."""
+    """Add a tropical cyclone, or a weak low: as warm and wet, without gale. Return its wind in `CYCLONE_RADIUS`."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
     radius = random.uniform(1.0, 1.8) if weak else random.uniform(0.8, 1.3)

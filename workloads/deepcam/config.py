@@ -14,11 +14,8 @@ CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
     *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),
     *("T200", "T500", "PRECT", "TS", "TREFHT", "Z1000", "Z200", "ZBOT"),
 )
-CLASSES = (
-    "background",
-    "tropical_cyclone",
-    "atmospheric_river",
-)  # labels 0, 1, 2; the reference's README swaps the last two
+# labels 0, 1, 2; the reference's README swaps the last two
+CLASSES = ("background", "tropical_cyclone", "atmospheric_river")
 CLASS_FREQUENCIES = (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)  # of the public data: train.py
 LOSS_WEIGHTS = tuple(frequency**-0.125 for frequency in CLASS_FREQUENCIES)  # fixed by the benchmark
 OUTPUT_STRIDE = 16
@@ -34,7 +31,7 @@ class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, optimizer and schedule. The reference has ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18.
 
     The learning rate rises over ``warmup_steps``, from 0 to ``learning_rate`` if ``warmup_factor`` is 1, else from
-    ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count optimizer steps from the end of the warm-up.
+    ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count steps from the end of the warm-up.
     """
 
     height: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]

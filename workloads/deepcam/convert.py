@@ -27,9 +27,11 @@ VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file: 8 : 1, as i
 MAX_SHARD_BYTES = 512 << 20
 SIZE_OF_SHAPE = {(64, 96): "smoke", (96, 144): "mini", (384, 576): "small", (768, 1152): "full"}
 WHERE_THE_DATA_ARE = (
-    "deepcam: the public data (8.8 TB) are not downloaded here, because compute nodes have no internet: copy the folder "
-    "All-Hist (train, validation, stats.h5) with Globus from the collection 0b226e2c-4de0-11ea-971a-021304b0cca7 "
-    "(app.globus.org/file-manager?origin_id=0b226e2c-4de0-11ea-971a-021304b0cca7), then: mlhpc data convert deepcam FOLDER"
+    "deepcam: the public data (8.8 TB) are not downloaded here, because compute nodes have no internet: "
+    "copy the folder All-Hist (train, validation, stats.h5) with Globus from the collection "
+    "0b226e2c-4de0-11ea-971a-021304b0cca7 "
+    "(app.globus.org/file-manager?origin_id=0b226e2c-4de0-11ea-971a-021304b0cca7), "
+    "then: mlhpc data convert deepcam FOLDER"
 )
 
 

@@ -29,9 +29,8 @@ class DeepCamData:
         self._reader = ShardReader(root, split)
         self._check(root, config)
         statistics = input_statistics(self._reader, root)
-        low = np.tile(
-            np.array(statistics.minval), config.width
-        )  # repeated to a whole row: loops over 16 channels are too short to be fast
+        # repeated to a whole row: loops over 16 channels are too short to be fast
+        low = np.tile(np.array(statistics.minval), config.width)
         high = np.tile(np.array(statistics.maxval), config.width)
         self._low = torch.from_numpy(low.astype(np.float32))
         self._scale = torch.from_numpy((1 / (high - low)).astype(np.float32))
@@ -73,7 +72,7 @@ class DeepCamData:
 
 
 def input_statistics(reader: ShardReader, root: Path) -> Statistics:
-    """Read the statistics of the training split from the manifest. InputError if absent or if a channel has no range."""
+    """Read the training split's statistics from the manifest. InputError if absent or a channel has no range."""
     recorded = reader.manifest.attributes.get("statistics")
     if recorded is None:
         raise InputError(f"{root}: the manifest has no attribute 'statistics'; inputs cannot be normalised")

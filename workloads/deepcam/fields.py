@@ -24,7 +24,6 @@ STATISTICS_NAME = "stats.h5"
 Fields = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 
-
 PER_CHANNEL = ("mean", "sqmean", "minval", "maxval")
 
 
@@ -47,7 +46,7 @@ def read_shape(path: Path) -> tuple[int, int]:
 
 
 def read_snapshot(path: Path) -> tuple[Fields, Labels]:
-    """Read fields and labels of one file and check every value. InputError names file, dataset and index in one line."""
+    """Read fields and labels of one file and check every value. InputError names file, dataset and index."""
     with _Opened(path) as file:
         data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
         if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
@@ -85,7 +84,8 @@ def read_statistics(path: Path) -> Statistics:
     """Read ``stats.h5``. InputError if it is missing, incomplete, or a channel has no range."""
     if not path.exists():
         raise InputError(
-            f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; it belongs to the data set"
+            f"{path}: missing: inputs are normalised by its climate/minval and climate/maxval; "
+            "it belongs to the data set"
         )
     values: dict[str, Any] = {}
     with _Opened(path) as file:

@@ -55,7 +55,7 @@ def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
 
 
 def _attributes(summaries: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Input statistics of the training split in the form of the public ``stats.h5``; class frequencies of both splits."""
+    """Return input statistics of the training split, as in the public ``stats.h5``, and both splits' frequencies."""
     merged = {split: merge(parts) for split, parts in summaries.items()}
     frequencies = {f"{split}_class_frequencies": list(merged[split].class_frequencies) for split in SPLITS}
     return {"statistics": asdict(merged["train"].statistics), **frequencies}

@@ -28,16 +28,15 @@ def statistics(predicted_NHW: Tensor, true_NHW: Tensor) -> dict[str, Tensor]:
     counts = confusion(predicted_NHW, true_NHW).double()
     both = counts.diagonal(dim1=1, dim2=2)
     either = counts.sum(dim=1) + counts.sum(dim=2) - both
-    iou = torch.where(
-        either > 0, both / either.clamp(min=1), 1.0
-    )  # a class in neither counts as perfect, as in the reference
+    # a class in neither counts as perfect, as in the reference
+    iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
     stats = {"iou": iou.mean(dim=1).sum(), "samples": torch.full_like(iou[0, 0], len(true_NHW))}
     total = counts.sum(dim=0)
     return stats | {_pair(t, p): total[t, p] for t in range(N_CLASSES) for p in range(N_CLASSES)}
 
 
 def metrics(totals: Mapping[str, float]) -> dict[str, float]:
-    """Compute the benchmark's metric, and each class's IoU over all pixels and their mean. An absent class has IoU 1."""
+    """Compute the benchmark's metric, each class's IoU over all pixels and their mean. An absent class has IoU 1."""
     result = {"eval_accuracy": totals["iou"] / totals["samples"]}
     for number, name in enumerate(CLASSES):
         either = sum(totals[_pair(number, p)] + totals[_pair(p, number)] for p in range(N_CLASSES))

@@ -81,7 +81,8 @@ class Xception(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (N, 2048, H/16, W/16) and (N, 128, H/4, W/4), both after ReLU.
 
-        The reference applies an in-place ReLU to the low-level features after returning them, so its decoder sees them rectified.
+        The reference applies an in-place ReLU to the low-level features it returned, so its decoder sees them
+        rectified.
         """
         low_level = torch.relu(self.low_level(self.stem(x)))
         return self.exit(self.middle(self.entry(low_level))), low_level
@@ -159,7 +160,7 @@ class Affine(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Transposed convolutions to full resolution; low-level features join at 1/4. Keeps torch's default initialisation."""
+    """Transposed convolutions to full resolution; low-level features join at 1/4. Keeps torch's initialisation."""
 
     def __init__(self, width: int, low_level: int) -> None:
         super().__init__()
@@ -189,7 +190,7 @@ def _upsample(c_in: int, c_out: int) -> nn.ConvTranspose2d:
 
 
 def _kaiming_normal(module: nn.Module) -> None:
-    """Initialise convolutions Kaiming-normal: encoder and pyramid only, elsewhere the reference keeps torch's default."""
+    """Initialise convolutions of encoder and pyramid Kaiming-normal; elsewhere the reference keeps torch's default."""
     for each in module.modules():
         if isinstance(each, nn.Conv2d):
             nn.init.kaiming_normal_(each.weight)

@@ -15,11 +15,11 @@ BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Gradients are clipped by their global norm.
+    """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Clips the global gradient norm.
 
-    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step is not scaled
-    for a tensor without weight decay, or if |w| or |step| is zero. ``norms`` computes the norms of tensors that belong to
-    weights; the harness replaces it where ranks hold pieces of them.
+    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step is not
+    scaled for a tensor without weight decay, or if |w| or |step| is zero. ``norms`` computes the norms of tensors that
+    belong to weights; the harness replaces it where ranks hold pieces of them.
     """
 
     norms: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = staticmethod(
@@ -97,7 +97,7 @@ def build_optimizer(parameters: Iterable[Tensor], config: DeepCamConfig) -> torc
 
 
 def _lay_out_state(optimizer: torch.optim.Optimizer) -> None:
-    """Lay out moments that were loaded as their weights are: torch's fused kernels walk the memory of all in one order."""
+    """Lay out loaded moments as their weights are: torch's fused kernels walk the memory of all in one order."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             for name, value in optimizer.state[weight].items():

@@ -17,7 +17,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of snapshots and pixels; per channel the sums over pixels and the extremes; ``classes``: pixels per class."""
+    """Counts of snapshots and pixels; per channel sums over pixels and extremes; ``classes``: pixels per class."""
 
     snapshots: int
     pixels: int

@@ -72,7 +72,7 @@ class DeepCam(Workload):
         return Optimization(optimizer, lambda step, epoch: learning_rate(self._settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the cross entropy of each pixel times its class weight, summed and divided by pixels (not by weights)."""
+        """Compute the cross entropy of each pixel times its class weight, averaged over pixels (not over weights)."""
         logits = model(batch["x"])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         self._loss_weights = self._loss_weights.to(logits)
@@ -84,7 +84,7 @@ class DeepCam(Workload):
         return metric.statistics(model(batch["x"]).argmax(dim=1), batch["y"])
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Compute ``eval_accuracy``, the mean IoU per sample (absent classes count 1), and each class's IoU over all pixels."""
+        """Compute ``eval_accuracy``, mean IoU per sample (absent classes count 1), and each class's IoU over pixels."""
         return metric.metrics(totals)
 
     def hyperparameters(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Mixture of experts, shared by the MoE workloads: router, dispatch, experts, all-to-all, layer, autotuner. No model."""
+"""Mixture of experts for the MoE workloads: router, dispatch, experts, all-to-all, layer, autotuner. No model."""

@@ -1,6 +1,6 @@
 """Moves rows between ranks: variable-split all-to-all, linear and two-level, asynchronous forward and backward.
 
-A `Route` says which rows of one chunk go where and in what order they arrive; a `Journey` is one set of rows in transfer.
+A `Route` says which rows of one chunk go where and in what order they arrive; a `Journey` is one set of rows in flight.
 Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so transfers that
 overlap in the forward pass also overlap in the backward pass.
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from workloads.moe.dispatch import add_choices
 from workloads.moe.mesh import Group, Unsent, ranks_of
 
-# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
-# each call, because the harness counts calls by replacing the functions of torch.distributed
+# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. They are looked up
+# by name at each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
@@ -39,7 +39,7 @@ class Reorder:
     def of_blocks(counts: Tensor, order: Sequence[int], total: int) -> Reorder | None:
         """Compute the permutation of blocks of rows to the order in which the dimensions of ``counts`` are permuted.
 
-        ``counts`` (any dimensions) has the number of rows of each block, ``total`` in all. The indices lie where ``counts`` does.
+        ``counts`` (any dimensions) has the rows of each block, ``total`` in all. The indices are on its device.
         None if nothing moves.
         """
         if _same_order(counts.shape, order):
@@ -78,9 +78,9 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """The hops of one chunk to the experts. ``rows_L`` counts the rows that arrive per local expert; they are sorted by expert.
+    """The hops of one chunk to the experts.
 
-    ``host_L`` is the same on the host.
+    ``rows_L`` counts the rows that arrive for each local expert, sorted by expert; ``host_L`` is the same on the host.
     """
 
     hops: tuple[Hop, ...]
@@ -126,7 +126,9 @@ class Journey:
         self._rows = rows
 
     def _land(self) -> None:
-        rows = self._rows if self._transfer is None else _End.apply(self._rows, self._transfer)  # type: ignore[no-untyped-call]
+        rows = self._rows
+        if self._transfer is not None:
+            rows = _End.apply(rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = reorder(rows, self._after)
         self._transfer, self._after = None, None
 
@@ -145,7 +147,7 @@ def ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; buffer row n is sent as rows ``place_NR[n]``."""
+    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; row n is sent as ``place_NR[n]``."""
 
     source_M: Tensor
     place_NR: Tensor
@@ -214,7 +216,7 @@ class _Transfer:
 
 
 class _Begin(torch.autograd.Function):
-    """Begins a transfer. Returns an empty token, because the rows have not arrived and may differ in number from those sent."""
+    """Begins a transfer. Returns an empty token: the rows have not arrived, and their number may differ."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, transfer: _Transfer) -> Tensor:
@@ -304,7 +306,7 @@ class _Gather(torch.autograd.Function):
 
 
 class SumOfTwins(torch.autograd.Function):
-    """Weights as they are. Their gradients are summed over the ranks that hold the same weights, all in one exchange."""
+    """Passes weights on. Sums their gradients over the ranks that hold the same weights, all in one all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, twins: Group, *weights: Tensor) -> tuple[Tensor, ...]:

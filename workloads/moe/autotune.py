@@ -1,4 +1,4 @@
-"""Chooses r, the overlap degree and the all-to-all of an MoE layer: closed forms make a short list, measurements decide.
+"""Chooses r, the overlap degree and the all-to-all of an MoE layer: a cost model makes a short list, timing decides.
 
 Every rank calls and gets the same result, because measured times are the slowest rank's.
 """
@@ -75,7 +75,7 @@ class Autotuner:
         return self.decisions[bucket]
 
     def candidates(self, layer: MoELayer, capacity: int, tokens: int) -> list[tuple[Execution, float]]:
-        """List candidates with predictions: the fastest predicted ones, and the best of every r, since these differ most."""
+        """List candidates with predicted seconds: the fastest, and the best of every r, since these differ most."""
         assert layer.mesh is not None
         config = layer.config
         shape = LayerShape(
@@ -96,9 +96,10 @@ class Autotuner:
 
 
 def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callable[[Execution], float]:
-    """Return a function that times forward and backward of the layer on these tokens: median of ``repeats``, slowest rank.
+    """Return a function that times forward and backward of the layer on these tokens under an execution.
 
-    One warm-up comes first. Gradients, load counts and the layer's execution are left unchanged.
+    It returns the median of ``repeats`` on the slowest rank, after one warm-up. Gradients, load counts and the layer's
+    execution are left unchanged.
     """
     mesh = layer.mesh
     assert mesh is not None
@@ -124,7 +125,7 @@ def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callab
 
 
 def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> Network:
-    """Measure latency and bandwidth of both levels by all-to-alls of a small and a large message, and of memory by a copy."""
+    """Measure latency and bandwidth of both levels by small and large all-to-alls, and of memory by a copy."""
     levels: list[tuple[float, float] | None] = []
     for group, size in ((mesh.within_node, mesh.devices), (mesh.across_nodes, mesh.nodes)):
         if size == 1:
@@ -155,9 +156,10 @@ def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEAT
 
 
 def measure_flops(layer: MoELayer, rows: int, repeats: int = REPEATS) -> float:
-    """Measure FLOP/s of this rank's experts, forward, on ``rows`` rows each, with the layer's back end; the slowest rank's.
+    """Measure FLOP/s of this rank's experts, forward, on ``rows`` rows each; return the slowest rank's.
 
-    Rows and weights have the type that the layer computes in: autocast's where it is on.
+    The layer's back end multiplies. Rows and weights have the type that the layer computes in: autocast's where it is
+    on.
     """
     assert layer.mesh is not None
     dtype = layer.compute_dtype(layer.experts.up_EHD)
@@ -195,10 +197,9 @@ def _median_s(call: Callable[[], object], on: Tensor, repeats: int) -> float:
 
 
 def _slowest(seconds: float, mesh: ExpertMesh, device: torch.device) -> float:
+    """Return the largest value of all ranks, so that all copies of the mesh decide alike."""
     box = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(
-        box, dist.ReduceOp.MAX, group=process_group(mesh.all_ranks)
-    )  # so that all copies of the mesh decide alike
+    dist.all_reduce(box, dist.ReduceOp.MAX, group=process_group(mesh.all_ranks))
     return float(box)
 
 

@@ -1,4 +1,7 @@
-"""One product of all experts at once, whose gradient of the weights lies as they do. Letters as in `workloads.moe.experts`."""
+"""Multiplies all experts in one batched product; the weights' gradient has the layout of the weights.
+
+Letters as in `workloads.moe.experts`.
+"""
 
 from __future__ import annotations
 

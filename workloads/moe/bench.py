@@ -29,7 +29,7 @@ from workloads.moe import phases
 from workloads.moe.activations import activate
 from workloads.moe.all_to_all import Journey
 from workloads.moe.autotune import measure_flops, measure_memory
-from workloads.moe.choice import ExpertShape, choose_backend
+from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.config import Layout, MoEConfig, valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh, process_group
@@ -47,9 +47,8 @@ OUTSIDE = (
     phases.GATE, phases.PERMUTE, phases.COUNTS, phases.UNPERMUTE,
     *(f"{name}_backward" for name in (phases.GATE, phases.PERMUTE, phases.UNPERMUTE)),
 )  # fmt: skip
-HOT_SHARE = (
-    0.66  # share of tokens that choose expert 0 first in skewed routing: with 64 experts and k = 2, max / mean is 21
-)
+# share of tokens that choose expert 0 first in skewed routing: with 64 experts and k = 2, max / mean is 21
+HOT_SHARE = 0.66
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 Load = Literal["router", "uniform", "skewed"]
@@ -70,7 +69,7 @@ class Shape:
 class Result:
     """Median seconds of forward and backward. ``ratio`` is the median over pairs of dense time / layer time.
 
-    ``pairs_s`` are the seconds of layer and dense FFN, pair by pair; ``ratio_low`` and ``ratio_high`` the extreme ratios.
+    ``pairs_s``: seconds of layer and dense FFN, pair by pair; ``ratio_low`` and ``ratio_high``: the extreme ratios.
     ``useful_tflops`` counts rows that hold a token, ``executed_tflops`` all that were computed; per rank.
     """
 
@@ -181,7 +180,7 @@ def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.d
 
 
 def given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Choose distinct experts per token: all equally often, or expert 0 for two thirds of the tokens, the others by Zipf's law."""
+    """Choose distinct experts per token: all equally often, or expert 0 for two thirds and the others by Zipf's law."""
     tokens, experts, top_k = shape.tokens, shape.moe.experts, shape.moe.top_k
     if shape.load == "uniform":
         flat = torch.arange(tokens * top_k).view(tokens, top_k) % experts
@@ -216,7 +215,7 @@ def timed_pairs(
 
 
 def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
-    """Measure the slowest rank's seconds of each call. Ranks begin each call together and exchange times after the last.
+    """Measure the slowest rank's seconds of each call. Ranks begin each call together and exchange times at the end.
 
     The barrier is torch.distributed's: a rank that waits in MPI keeps its core busy, which other ranks may need.
     """
@@ -244,7 +243,7 @@ def sweep_network(
     repeats: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure the input of analysis/network: all-to-alls over message sizes and an MoE layer, on growing grids of ranks.
+    """Measure what analysis/network fits: all-to-alls by message size and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
     has those of the largest grid. Every rank calls. ``progress(done, total)`` counts the ranks of grids measured.
@@ -327,8 +326,8 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
 def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: int) -> dict[str, Any]:
     """Measure forward plus backward seconds of a layer by r, degree and algorithm.
 
-    ``outside_s``: time of one pass in neither experts nor network (gate, permutation, exchange of counts); ``flops_per_s``:
-    rate of one rank while all compute.
+    ``outside_s``: time of one pass in neither experts nor network (gate, permutation, exchange of counts);
+    ``flops_per_s``: rate of one rank while all compute.
     """
     torch.manual_seed(0)
     layer, x_TD = make_layer(shape, mesh, mesh.rank, device)

@@ -71,7 +71,10 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
 
 
 class Training(Hyperparameters, frozen=True, kw_only=True):
-    """Hyperparameters common to workloads with experts: the layer, AdamW, warm-up and cosine. ``dense: true``: the dense twin."""
+    """Hyperparameters common to workloads with experts: the layer, AdamW, warm-up and cosine.
+
+    ``dense: true`` trains the dense FFN of equal FLOPs instead.
+    """
 
     dense: bool = False
     moe: MoEConfig
@@ -107,8 +110,8 @@ def capacity_of(
 ) -> int:
     """Compute Tutel's capacity. ``needed``, the longest queue over all ranks, is used for factors of zero and below.
 
-    factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0: ``needed``,
-    but at most what -factor gives. None means the default factor, because 0 has a meaning.
+    factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0:
+    ``needed``, but at most what -factor gives. None means the default factor, because 0 has a meaning.
     """
     factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
     bound = top_k * int(abs(factor) * -(-tokens // experts))
@@ -120,9 +123,10 @@ def capacity_of(
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training batch is distributed: ``samples`` in one forward pass of a rank; ``spread``: ranks that share the experts
-    (1: every rank has all); ``hops``: all-to-alls from a token to its expert (two with 2dh on several nodes and devices);
-    ``copies``: meshes of so many ranks in the run.
+    """How a training batch is distributed: ``samples`` in one forward pass of a rank.
+
+    ``spread``: ranks that share the experts (1: every rank has all). ``hops``: all-to-alls from a token to its expert
+    (two with 2dh on several nodes and devices). ``copies``: meshes of ``spread`` ranks in the run.
     """
 
     samples: float
@@ -137,7 +141,7 @@ class Layout:
     def computed_rows(self, moe: MoEConfig, tokens: int) -> float:
         """Compute the rows that experts compute for one sample of ``tokens`` tokens, empty ones included.
 
-        With a capacity factor of zero or below these depend on the routing: then the rows that hold a token if none drops.
+        With a capacity factor of zero or below they depend on the routing: then the rows with a token if none drops.
         """
         factor = DEFAULT_CAPACITY_FACTOR if moe.capacity_factor is None else moe.capacity_factor
         if moe.dispatch == "dropless" or factor <= 0:

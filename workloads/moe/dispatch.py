@@ -1,11 +1,10 @@
 """Permutes tokens to rows sorted by expert, with or without capacity. Works on one rank; no communication.
 
-Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of a
-token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of tokens
-only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
-Neither direction adds into a place that another row adds into too: each token gathers its rows, and they are added in the
-order of choice, in float32 at least. So results do not depend on the order in which a GPU's threads end.
-
+Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of
+a token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of
+tokens only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
+No two rows are added into the same place at once: each token gathers its rows and adds them in the order of choice, in
+float32 at least. So results do not depend on the order in which a GPU's threads end.
 T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
 """
 
@@ -25,13 +24,13 @@ from workloads.moe.router import Routing, tally
 
 
 @dataclass(frozen=True)
-class Plan:
+class DispatchPlan:
     """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
 
-    ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was dropped).
-    ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it is known there
-    without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no dimensions) counts rows
-    that hold a token.
+    ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was
+    dropped). ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it
+    is known there without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no
+    dimensions) counts rows that hold a token.
     """
 
     tokens: int
@@ -54,15 +53,15 @@ class Plan:
 class Permutation(Protocol):
     """Converts tokens to rows and back; differentiable."""
 
-    def plan(self, routing: Routing, experts: int) -> Plan:
+    def plan(self, routing: Routing, experts: int) -> DispatchPlan:
         """Decide which rows exist and where they come from."""
         ...
 
-    def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
+    def encode(self, x_TD: Tensor, plan: DispatchPlan) -> Tensor:
         """Build the buffer (N, D): the token of each row, zeros in empty rows."""
         ...
 
-    def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
+    def decode(self, rows_ND: Tensor, plan: DispatchPlan, weights_TK: Tensor) -> Tensor:
         """Sum the weighted rows of each token to (T, D). A token whose assignments all dropped is zero."""
         ...
 
@@ -71,12 +70,12 @@ class Permutation(Protocol):
 class Dropless:
     """One row per assignment and no empty rows (MegaBlocks)."""
 
-    def plan(self, routing: Routing, experts: int) -> Plan:
+    def plan(self, routing: Routing, experts: int) -> DispatchPlan:
         """Sort by expert."""
         queue = _queue(routing, experts)
         (tokens, top_k), assigned_E = routing.experts_TK.shape, queue.assigned_E
         rows_R = torch.arange(tokens * top_k, device=assigned_E.device)
-        return Plan(
+        return DispatchPlan(
             tokens=tokens,
             tokens_N=queue.tokens_R,
             choices_N=queue.choices_R,
@@ -89,11 +88,11 @@ class Dropless:
             capacity=None,
         )
 
-    def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
+    def encode(self, x_TD: Tensor, plan: DispatchPlan) -> Tensor:
         """Gather."""
         return _Encode.apply(x_TD, plan)  # type: ignore[no-any-return, no-untyped-call]
 
-    def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
+    def decode(self, rows_ND: Tensor, plan: DispatchPlan, weights_TK: Tensor) -> Tensor:
         """Gather, scale and add."""
         return _Decode.apply(rows_ND, weights_TK, plan)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -110,7 +109,7 @@ class Capacity(Dropless):
     alignment: int = 1
     over_ranks: Callable[[Tensor], Tensor] = torch.clone
 
-    def plan(self, routing: Routing, experts: int) -> Plan:
+    def plan(self, routing: Routing, experts: int) -> DispatchPlan:
         """Cut the queues at the capacity."""
         tokens, top_k = routing.experts_TK.shape
         queue = _queue(routing, experts)
@@ -126,7 +125,7 @@ class Capacity(Dropless):
         # all that drop write to one entry behind the last row, in any order; it is cut off
         choices_N = torch.full((rows + 1,), choices, device=device).scatter_(0, row_R, queue.choices_R)[:rows]
         place_TK = _placed(row_R, queue, top_k)
-        return Plan(
+        return DispatchPlan(
             tokens=tokens,
             tokens_N=choices_N.div(top_k, rounding_mode="floor"),
             choices_N=choices_N,
@@ -142,13 +141,13 @@ class Capacity(Dropless):
 
 @dataclass(frozen=True)
 class Einsum(Capacity):
-    """GShard's form: the same rows as `Capacity` through (T, E*C) masks, O(T E C D) work. A baseline to compare with."""
+    """GShard's form: the rows of `Capacity` through (T, E*C) masks, O(T E C D) work. A baseline to compare with."""
 
-    def encode(self, x_TD: Tensor, plan: Plan) -> Tensor:
+    def encode(self, x_TD: Tensor, plan: DispatchPlan) -> Tensor:
         """Multiply by the dispatch mask."""
         return _mask(plan, x_TD.new_ones(plan.rows)).t() @ x_TD
 
-    def decode(self, rows_ND: Tensor, plan: Plan, weights_TK: Tensor) -> Tensor:
+    def decode(self, rows_ND: Tensor, plan: DispatchPlan, weights_TK: Tensor) -> Tensor:
         """Multiply by the weighted mask."""
         return _mask(plan, _weights(plan, weights_TK).to(rows_ND.dtype)) @ rows_ND
 
@@ -208,16 +207,16 @@ def _placed(row_R: Tensor, queue: _Queue, top_k: int) -> Tensor:
 
 
 class _Encode(torch.autograd.Function):
-    """Tokens to rows. The gradient of a token is the sum of those of its rows; index_select would add them in any order."""
+    """Tokens to rows. A token's gradient sums those of its rows in order; index_select would add them in any order."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x_TD: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
         return _of_tokens(x_TD, plan)
 
     @staticmethod
     def backward(ctx: Any, d_rows_ND: Tensor) -> tuple[Tensor, None]:
-        plan: Plan = ctx.plan
+        plan: DispatchPlan = ctx.plan
         return add_choices(d_rows_ND, plan.place_TK, plan.kept_TK), None
 
 
@@ -225,7 +224,7 @@ class _Decode(torch.autograd.Function):
     """Weighted rows to tokens. The same in autograd operations keeps two more buffers of all rows."""
 
     @staticmethod
-    def forward(ctx: Any, rows_ND: Tensor, weights_TK: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, rows_ND: Tensor, weights_TK: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.save_for_backward(rows_ND, weights_TK)
         ctx.plan = plan
         scale_TK = weights_TK if plan.kept_TK is None else weights_TK * plan.kept_TK
@@ -243,27 +242,26 @@ class _Decode(torch.autograd.Function):
         d_weights_TK = d_weights_N.index_select(0, plan.place_TK.view(-1)).view_as(plan.place_TK)
         if plan.kept_TK is not None:
             d_weights_TK = d_weights_TK * plan.kept_TK
-        d_rows_ND.mul_(
-            _weights(plan, weights_TK).to(rows_ND.dtype)[:, None]
-        )  # of two types it takes a GPU three times as long
+        # multiplied in one type: of two types it takes a GPU three times as long
+        d_rows_ND.mul_(_weights(plan, weights_TK).to(rows_ND.dtype)[:, None])
         return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
 
 
 def counts_on_host(rows_E: Tensor, rows: int) -> list[int]:
-    """The rows of each expert. Where tensors have no values (before a run) all experts have as many, the first ones the rest."""
+    """List the rows of each expert. Tensors without values (before a run) give all experts equally many rows."""
     if has_values(rows_E):
         return rows_E.tolist()
     each, rest = divmod(rows, len(rows_E))
     return [each + (expert < rest) for expert in range(len(rows_E))]
 
 
-def _of_tokens(x_TD: Tensor, plan: Plan) -> Tensor:
+def _of_tokens(x_TD: Tensor, plan: DispatchPlan) -> Tensor:
     """Gather the token of each row; an empty row reads a row of zeros appended to the tokens."""
     x_TD = x_TD if plan.kept_TK is None else _with_last(x_TD, 0)
     return x_TD.index_select(0, plan.tokens_N)
 
 
-def _weights(plan: Plan, weights_TK: Tensor) -> Tensor:
+def _weights(plan: DispatchPlan, weights_TK: Tensor) -> Tensor:
     """Look up the weight of each row; zero for empty rows."""
     weights_R = weights_TK.reshape(-1)
     return (weights_R if plan.kept_TK is None else _with_last(weights_R, 0)).index_select(0, plan.choices_N)
@@ -274,6 +272,6 @@ def _with_last(values: Tensor, last: int) -> Tensor:
     return torch.cat((values, values.new_full((1, *values.shape[1:]), last)))
 
 
-def _mask(plan: Plan, values_N: Tensor) -> Tensor:
+def _mask(plan: DispatchPlan, values_N: Tensor) -> Tensor:
     mask_TN = values_N.new_zeros(plan.tokens + 1, plan.rows)
     return mask_TN.scatter(0, plan.tokens_N[None], values_N[None])[: plan.tokens]

@@ -1,7 +1,7 @@
 """The experts: weights in one layout for every execution, and the back ends that multiply. No communication.
 
-N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D), so
-that a slice of the hidden width is a slice of dimension 1 of each of them.
+N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D),
+so that a slice of the hidden width is a slice of dimension 1 of each of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from workloads.moe.kernels.fused import Source, find_problem, run_fused
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
 GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PADDED_UP_TO = (
-    1.5  # padded rows over rows up to which a GPU multiplies all at once: 2.2 times as fast as 16 experts in turn
-)
+# padded rows over rows up to which a GPU multiplies all experts at once: 2.2 times as fast as 16 experts in turn
+PADDED_UP_TO = 1.5
 READ_ON_HOST = ("loop", "onednn", "bmm")
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -65,8 +64,8 @@ class ExpertBackend:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What was measured to be fastest: a back end, and one that pads, to be taken while its rows are at most so many times N.
+class SelectedBackend:
+    """The back end measured to be fastest: ``padded`` while padded rows are at most ``up_to`` times N, else ``name``.
 
     As text, which logs have: ``loop``, or ``loop, bmm to 1.5``.
     """
@@ -86,12 +85,12 @@ class Chosen:
         return self.name if self.padded is None else f"{self.name}, {self.padded} to {self.up_to:g}"
 
     @staticmethod
-    def parse(text: str) -> Chosen | None:
+    def parse(text: str) -> SelectedBackend | None:
         """Read the text. None if it is another, or names a back end that is not there."""
         found = re.fullmatch(r"(\w+)(?:, (\w+) to (\d{1,6}(?:\.\d{1,6})?))?", text)
         if found is None or not {found[1], found[2] or found[1]} <= BACKENDS.keys():
             return None
-        return Chosen(found[1], found[2], float(found[3] or 0))
+        return SelectedBackend(found[1], found[2], float(found[3] or 0))
 
 
 class Experts(nn.Module):
@@ -113,7 +112,7 @@ class Experts(nn.Module):
 
     @torch.no_grad()
     def keep(self, experts: slice, part: int, parts: int) -> None:
-        """Keep only some experts, and of each one of ``parts`` slices of dimension 1. InputError if it cannot be divided."""
+        """Keep some experts, and of each one of ``parts`` slices of dimension 1. InputError if it cannot be divided."""
         for name, parameter in list(self.named_parameters()):
             length = parameter.shape[1]
             if length % parts:
@@ -131,18 +130,18 @@ def run_experts(
     rows_E: Tensor,
     weights: Weights,
     activation: Activation,
-    backend: Backend | Chosen,
+    backend: Backend | SelectedBackend,
     host_E: Tensor | None = None,
 ) -> Tensor:
-    """Compute each expert's FFN on its rows with a back end, or with that which was measured for such rows.
+    """Compute each expert's FFN on its rows with a back end.
 
-    ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there (`READ_ON_HOST`).
-    ``auto`` follows a rule and measures nothing, as does a choice that cannot multiply these rows. InputError if a back end
-    that was named cannot.
+    ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there
+    (`READ_ON_HOST`). ``auto`` follows a rule and measures nothing. The rule also replaces a measured back end that
+    cannot multiply these rows. InputError if a back end that the user named cannot.
     """
     if backend == "auto":
         backend = rule(rows_ND, weights)
-    if isinstance(backend, Chosen):
+    if isinstance(backend, SelectedBackend):
         if backend.padded is not None and host_E is None and rows_E.is_cuda:
             host_E = rows_E.cpu()  # once, for the choice and for what is chosen
         name = backend.for_load(rows_E if host_E is None else host_E, len(rows_ND))
@@ -155,19 +154,20 @@ def run_experts(
     return BACKENDS[name].run(rows_ND, rows_E, weights, activation)
 
 
-def rule(rows_ND: Tensor, weights: Weights) -> Chosen:
-    """What is taken without measuring: on a GPU grouped_mm in bfloat16, else bmm if it pads little; onednn on a CPU; the loop.
+def rule(rows_ND: Tensor, weights: Weights) -> SelectedBackend:
+    """Return the back end to use without measuring.
 
-    On a GPU torch has kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
+    On a GPU: grouped_mm in bfloat16, else bmm if it pads little; on a CPU: onednn; otherwise the loop. torch has GPU
+    kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
     """
     if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or grouped_problem(rows_ND, weights) is not None):
-        return Chosen("loop", "bmm", PADDED_UP_TO)
+        return SelectedBackend("loop", "bmm", PADDED_UP_TO)
     name = "grouped_mm" if rows_ND.is_cuda else "onednn"
-    return Chosen(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
+    return SelectedBackend(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
 
 
 def register(name: str, backend: ExpertBackend) -> None:
-    """Add a back end, for example of fused kernels: it is measured beside the others wherever it can multiply the rows."""
+    """Add a back end, for example of fused kernels. It is measured too wherever it can multiply the rows."""
     assert re.fullmatch(r"\w+", name)
     BACKENDS[name] = backend
 
@@ -217,17 +217,24 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Multiply expert by expert on its slice of the rows, writing each product into the result."""
-    counts = counts_on_host(rows_E, len(rows_ND))
-    return _Loop.apply(rows_ND, counts, activation, _aten_product, 1, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
+    return _looped(rows_ND, rows_E, weights, activation, _aten_product, 1)
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """The loop with oneDNN's products. torch uses oneDNN for float32 convolutions but not for float32 matrix products."""
+    """The loop with oneDNN's products, which torch has for float32 convolutions but not for matrix products."""
     problem = onednn_problem(rows_ND)
     if problem is not None:
         raise InputError(f"backend onednn: {problem}; choose loop or bmm")
+    return _looped(rows_ND, rows_E, weights, activation, _onednn_product, ONEDNN_ROWS)
+
+
+def _looped(
+    rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, product: Product, step: int
+) -> Tensor:
     counts = counts_on_host(rows_E, len(rows_ND))
-    return _Loop.apply(rows_ND, counts, activation, _onednn_product, ONEDNN_ROWS, *vars(weights).values())  # type: ignore[no-any-return, no-untyped-call]
+    tensors = vars(weights).values()
+    out_ND: Tensor = _Loop.apply(rows_ND, counts, activation, product, step, *tensors)  # type: ignore[no-untyped-call]
+    return out_ND
 
 
 def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -241,13 +248,13 @@ def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 class _Loop(torch.autograd.Function):
     """The loop with a hand-written backward pass.
 
-    Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2), and `unbind` would still stack the
-    gradients in a second copy. Saved are the rows and the inputs of the activation; the backward pass recomputes the hidden
-    layer one expert at a time (MegaBlocks' memory-optimised MLP), so that it stays in the cache.
+    Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2), and `unbind` would still stack
+    the gradients in a second copy. Saved are the rows and the inputs of the activation; the backward pass recomputes
+    the hidden layer one expert at a time (MegaBlocks' memory-optimised MLP), so that it stays in the cache.
 
-    ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. The number of rows it gets is a multiple of
-    ``step``: a window of the buffer that may include a neighbour's rows, whose results are discarded. Buffer sizes do not
-    depend on the routing, because a heap with new sizes in every step grows by megabytes per step.
+    ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets a multiple of ``step`` rows:
+    a window of the buffer that may include a neighbour's rows, whose results are discarded. Buffer sizes do not depend
+    on the routing, because a heap with new sizes in every step grows by megabytes per step.
     """
 
     @staticmethod
@@ -289,23 +296,20 @@ class _Loop(torch.autograd.Function):
         weights, activation, product = Weights(*tensors), ctx.activation, ctx.product
         d_out_ND = d_out_ND.contiguous()
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
-        hidden_NH, d_up_NH, d_gate_NH = (
-            torch.empty_like(up_NH) for _ in range(3)
-        )  # only the rows of the largest window are ever written
+        # only the rows of the largest window are ever written
+        hidden_NH, d_up_NH, d_gate_NH = (torch.empty_like(up_NH) for _ in range(3))
         for gradient_E in vars(d_weights).values():
             for e, count in enumerate(ctx.counts):
                 if gradient_E is not None and not count:
                     gradient_E[e].zero_()
         for e, here, window, mine in _windows(ctx.counts, ctx.step, len(rows)):
             x, up, gate = rows[window], up_NH[window], None if gate_NH is None else gate_NH[window]
-            d_out = _alone(
-                d_out_ND[window], mine
-            )  # zero in a neighbour's rows, so that all gradients from them are zero
+            # zero in a neighbour's rows, so that all gradients from them are zero
+            d_out = _alone(d_out_ND[window], mine)
             hidden = up if activation == "relu" else _activated(up, gate, activation, hidden_NH)
             _put(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
-            d_up = product(
-                d_out, weights.down_EHD[e], d_up_NH[: len(x)]
-            )  # holds d_hidden until the activation's gradient is applied below
+            # holds d_hidden until the activation's gradient is applied below
+            d_up = product(d_out, weights.down_EHD[e], d_up_NH[: len(x)])
             d_gate = None
             if gate is None:
                 ACTIVATION_GRADIENTS[activation](d_up, up, grad_input=d_up)
@@ -329,8 +333,8 @@ class _Loop(torch.autograd.Function):
 def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield experts that have rows: their rows, the window around these, and the rows' position in the window.
 
-    The length of a window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself, so that few lengths
-    occur and few kernels are compiled.
+    The length of a window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself: few lengths
+    occur, so few kernels are compiled.
     """
     end = 0
     for e, count in enumerate(counts):
@@ -345,14 +349,15 @@ def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, sli
 
 
 def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_NH: Tensor) -> Tensor:
-    """Compute the hidden layer: relu in place, since its backward needs only its output; others in the scratch buffer."""
+    """Compute the hidden layer: relu in place, since its backward needs only its output; others in the scratch."""
     if activation == "relu":
         return up.relu_()
     out = scratch_NH[: len(up)]
     if activation == "swiglu":
         assert gate is not None
         return torch.ops.aten.silu(gate, out=out).mul_(up)  # type: ignore[no-any-return]
-    return {"gelu": torch.ops.aten.gelu, "silu": torch.ops.aten.silu}[activation](up, out=out)  # type: ignore[no-any-return]
+    function = {"gelu": torch.ops.aten.gelu, "silu": torch.ops.aten.silu}[activation]
+    return function(up, out=out)  # type: ignore[no-any-return]
 
 
 def _alone(window: Tensor, mine: slice) -> Tensor:
@@ -384,7 +389,9 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
         padded_ND = rows_ND.new_zeros(len(counts) * longest, width).index_copy(0, places_N, rows_ND)
     rows_ECD = padded_ND.view(len(counts), longest, width)
     up = Batched.apply(rows_ECD, weights.up_EHD, weights.up_bias_EH)  # type: ignore[no-untyped-call]
-    gate = None if weights.gate_EHD is None else Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
+    gate = None
+    if weights.gate_EHD is not None:
+        gate = Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
     out_ECD = batched(activate(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
     out_ND = out_ECD.reshape(-1, width)
     return out_ND if places_N is None else out_ND.index_select(0, places_N)
@@ -393,7 +400,7 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
 def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """F.grouped_mm with its traps guarded: strides, gradients that are not contiguous, rows beyond the last offset.
 
-    Rows beyond offs[-1] would be uninitialised in the output and in the gradient: there are none, N is the sum of rows_E.
+    Rows beyond offs[-1] would be uninitialised in output and gradient. There are none: N is the sum of rows_E.
     """
     problem = grouped_problem(rows_ND, weights)
     if problem is not None:
@@ -416,7 +423,8 @@ def _triton(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
-    return _ContiguousGradient.apply(F.grouped_mm(rows, weight, offs=ends_E))  # type: ignore[no-any-return, no-untyped-call]
+    product = F.grouped_mm(rows, weight, offs=ends_E)
+    return _ContiguousGradient.apply(product)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _per_row(bias_EX: Tensor, rows_E: Tensor, rows: int) -> Tensor:

@@ -1,8 +1,8 @@
 """The MoE layer (router, dispatch, experts, combine) and its dispatcher, on one rank or over an `ExpertMesh`.
 
-The parameter layout is the same for every execution: a rank holds 1 / (ranks per expert) of the hidden width of its experts.
-Weights are gathered as r requires, so changing r, the overlap degree or the all-to-all moves no parameter and no optimizer
-state.
+The parameter layout is the same for every execution: a rank holds 1 / (ranks per expert) of the hidden width of its
+experts. Weights are gathered as r requires, so changing r, the overlap degree or the all-to-all moves no parameter and
+no optimizer state.
 
 T tokens, D width, E experts, W ranks, L experts per rank, s ranks per expert, J chunks, N rows of this rank's buffer.
 """
@@ -22,8 +22,8 @@ from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
-from workloads.moe.dispatch import Permutation, Plan, counts_on_host, permutation
-from workloads.moe.experts import Chosen, Experts, Weights, run_experts, run_fused_experts
+from workloads.moe.dispatch import DispatchPlan, Permutation, counts_on_host, permutation
+from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_fused_experts
 from workloads.moe.kernels.fused import Source
 from workloads.moe.mesh import ExpertMesh, Group
 from workloads.moe.phases import Load, Marker, NoMarker
@@ -52,8 +52,8 @@ class Output:
 class Dispatched:
     """What a dispatcher returns: ``y_TD``, the weighted sum of each token's experts, and the counts that are logged.
 
-    ``assigned_E`` (integers) counts the router's choices per expert, dropped ones included; ``kept`` (no dimensions) the
-    choices that were not dropped; ``rows`` all rows computed, empty ones included.
+    ``assigned_E`` (integers) counts the router's choices per expert, dropped ones included; ``kept`` (no dimensions)
+    the choices that were not dropped; ``rows`` all rows computed, empty ones included.
     """
 
     y_TD: Tensor
@@ -66,8 +66,8 @@ class Dispatcher(Protocol):
     """Sends tokens to their experts and combines the results; differentiable. `dispatch` is the built-in one.
 
     It is called in evaluation too (``layer.training`` is False), where ranks may have different numbers of batches: a
-    dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``; the time
-    of one that does not is logged as unpermute and permute_backward.
+    dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``;
+    the time of one that does not is logged as unpermute and permute_backward.
     """
 
     def __call__(self, layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -78,9 +78,10 @@ class Dispatcher(Protocol):
 class MoELayer(nn.Module):
     """A mixture of experts in place of an FFN: (T, D) to (T, D).
 
-    With a mesh the experts are spread over its ranks, and all ranks call `forward` and `backward` together. Gradients of
-    expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again; the router's gradients are
-    of this rank's tokens. Entering evaluation gathers all weights on each rank, so ranks may evaluate different batches.
+    With a mesh the experts are spread over its ranks, and all ranks call `forward` and `backward` together. Gradients
+    of expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again; the router's
+    gradients are of this rank's tokens. Entering evaluation gathers all weights on each rank, so ranks may evaluate
+    different batches.
 
     ``dispatcher`` replaces the built-in way from tokens to experts and back, for example by a communication library.
     """
@@ -94,7 +95,7 @@ class MoELayer(nn.Module):
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
         self.marker: Marker = NoMarker()
         self.execution = Execution(config.parallel_r, config.overlap_degree, config.all_to_all)
-        self.backend: Backend | Chosen = config.backend
+        self.backend: Backend | SelectedBackend = config.backend
         self.router = Router(width, config)
         self.experts = Experts(config.experts, width, config.hidden, config.activation, bias=config.bias)
         self.sharers = 1
@@ -106,9 +107,8 @@ class MoELayer(nn.Module):
             self.use(self.execution)
         self.share_values = {name: share.numel() for name, share in self.experts.named_parameters()}
         self.load = Load(config.experts)
-        self.step_load_E: Tensor | None = (
-            None  # assignments of the last training step; they move the aux-loss-free bias
-        )
+        # assignments of the last training step; they move the selection bias, which balances without a loss
+        self.step_load_E: Tensor | None = None
         self._all_weights: Weights | None = None
         self._computed: torch.dtype | None = None  # the type of the last pass: an evaluation gathers the weights in it
         self._last_schedule: tuple[object, Schedule] | None = None  # of a capacity layer: the same until a size changes
@@ -146,9 +146,10 @@ class MoELayer(nn.Module):
         return self
 
     def update_bias(self, everyone: Group | None) -> None:
-        """Move the selection bias by the last step's load of all ranks; called after an optimizer step with balance ``bias``.
+        """Move the selection bias by the last step's load of all ranks, after an optimizer step with balance ``bias``.
 
-        Without expert parallelism the load of ``everyone`` counts, by default that of all ranks of torch.distributed, if any.
+        Without expert parallelism the load of ``everyone`` counts, by default of all ranks of torch.distributed, if
+        any.
         """
         assert self.step_load_E is not None
         group = everyone or (dist.group.WORLD if dist.is_initialized() else None)
@@ -166,16 +167,16 @@ class MoELayer(nn.Module):
         return permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
 
     def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights, host_E: Tensor | None = None) -> Tensor:
-        """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E`` counts the rows of each expert.
+        """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E``: rows of each expert.
 
         ``host_E`` is the same on the host, if it is known there: back ends that multiply expert by expert read it.
         """
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
-    def fuses(self, plan: Plan) -> bool:
+    def fuses(self, plan: DispatchPlan) -> bool:
         """Whether kernels gather the tokens and add up the rows too: no row is empty, and all experts are here."""
-        backend = self.backend.name if isinstance(self.backend, Chosen) else self.backend
+        backend = self.backend.name if isinstance(self.backend, SelectedBackend) else self.backend
         return backend == "triton" and plan.capacity is None
 
     def weights(self) -> Weights:
@@ -189,11 +190,12 @@ class MoELayer(nn.Module):
         if self.mesh is None or self.mesh.twins is None:
             return local
         names = [name for name, weight in vars(local).items() if weight is not None]
-        summed = SumOfTwins.apply(self.mesh.twins, *(getattr(local, name) for name in names))  # type: ignore[no-untyped-call]
+        shares = (getattr(local, name) for name in names)
+        summed = SumOfTwins.apply(self.mesh.twins, *shares)  # type: ignore[no-untyped-call]
         return replace(local, **dict(zip(names, summed, strict=True)))
 
     def gathered_weights(self, mesh: ExpertMesh, dtype: torch.dtype | None = None) -> Weights:
-        """Gather the weights this rank computes with under the current r, sent and returned as ``dtype``; every rank calls."""
+        """Gather the weights this rank computes with under the current r, as ``dtype``. Every rank calls."""
         local, r = self.weights(), self.execution.r
         if r == 0:
             return local.map(lambda weight: self._gather_all(weight, dtype))
@@ -214,8 +216,8 @@ class MoELayer(nn.Module):
         device = x.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
-    def schedule(self, mesh: ExpertMesh, plan: Plan) -> Schedule:
-        """Plan what is sent where. With a capacity the host knows it all, and the schedule of the step before is used again."""
+    def schedule(self, mesh: ExpertMesh, plan: DispatchPlan) -> Schedule:
+        """Plan what is sent where. With a capacity the host knows it all and reuses the last step's schedule."""
         execution, device = self.execution, plan.rows_E.device
         if mesh.is_rehearsed:
             return self._rehearsed_schedule(mesh, plan)
@@ -235,8 +237,8 @@ class MoELayer(nn.Module):
             self._last_schedule = key, schedule
         return self._last_schedule[1]
 
-    def _rehearsed_schedule(self, mesh: ExpertMesh, plan: Plan) -> Schedule:
-        """The schedule of a rehearsal: where counts depend on the routing, all experts have as many rows, on every rank."""
+    def _rehearsed_schedule(self, mesh: ExpertMesh, plan: DispatchPlan) -> Schedule:
+        """Plan a rehearsal: where counts depend on the routing, all experts have equally many rows, on every rank."""
         execution, counts = self.execution, counts_on_host(plan.rows_E, plan.rows) if plan.host_E is None else None
         with unset_fake_temporarily():
             if counts is None:
@@ -254,7 +256,7 @@ class MoELayer(nn.Module):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a rank sends in one pass of a layer: one route per chunk. ``copies``: the rows sent; None if these are the buffer."""
+    """What a rank sends in one pass: one route per chunk. ``copies``: the rows sent; None: they are the buffer."""
 
     routes: list[Route]
     sizes: list[int]
@@ -264,7 +266,7 @@ class Schedule:
     def create(
         mesh: ExpertMesh, traffic: Traffic, begins_JWL: Tensor, rows: int, sharers: int, execution: Execution
     ) -> Schedule:
-        """Plan the routes, and which of the buffer's ``rows`` are sent, from where each block of rows begins in the buffer."""
+        """Plan the routes, and which of the buffer's ``rows`` are sent; ``begins_JWL``: where each block begins."""
         sizes = traffic.sent.host.sum((0, 2)).tolist()
         copies = None
         if (execution.r, execution.degree) != (1, 1):
@@ -316,7 +318,9 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
     return _combined(permute, rows_ND, plan, routing)
 
 
-def _dispatch_fused(layer: MoELayer, x_TD: Tensor, plan: Plan, routing: Routing, weights: Weights) -> Dispatched:
+def _dispatch_fused(
+    layer: MoELayer, x_TD: Tensor, plan: DispatchPlan, routing: Routing, weights: Weights
+) -> Dispatched:
     """Gather, compute, weigh and add in kernels; all of it counts as the experts' time."""
     weights = weights.map(lambda weight: weight.to(x_TD.dtype))
     source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
@@ -325,12 +329,14 @@ def _dispatch_fused(layer: MoELayer, x_TD: Tensor, plan: Plan, routing: Routing,
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
-def _combined(permute: Permutation, rows_ND: Tensor, plan: Plan, routing: Routing) -> Dispatched:
+def _combined(permute: Permutation, rows_ND: Tensor, plan: DispatchPlan, routing: Routing) -> Dispatched:
     y_TD = permute.decode(rows_ND, plan, routing.weights_TK)
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
-def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: Plan, weights: Weights) -> Tensor:
+def _send_and_compute(
+    layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: DispatchPlan, weights: Weights
+) -> Tensor:
     """Send rows to their experts in chunks and return the results in the order of ``rows_ND``.
 
     While one chunk is computed, the transfers of others are under way.
@@ -347,9 +353,8 @@ def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: 
         rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
         rows = layer.run_experts(rows, route.rows_L, weights, route.host_L)
         coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
-        if (
-            len(coming) > 1
-        ):  # begin the second hop (2dh) of the previous chunk's return, to overlap the next chunk's experts
+        if len(coming) > 1:
+            # begin the second hop (2dh) of the previous chunk's return, to overlap the next chunk's experts
             coming[-2].advance()
     coming[-1].advance()
     returned_MD = torch.cat([journey.end() for journey in coming])
@@ -357,7 +362,7 @@ def _send_and_compute(layer: MoELayer, mesh: ExpertMesh, rows_ND: Tensor, plan: 
 
 
 def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: int) -> Copies:
-    """Find which buffer rows are sent, in the order of sending, and where the r copies of each buffer row are in that order.
+    """Find which buffer rows are sent, in sending order, and where the r copies of each buffer row are in that order.
 
     The blocks of a class of ranks are the whole buffer, in the order of expert, part of the class and chunk.
     """

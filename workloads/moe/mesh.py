@@ -1,4 +1,4 @@
-"""The ranks that share the experts: their grid of nodes and devices, process groups, copies of the mesh. Moves no rows."""
+"""The ranks that share the experts: grid of nodes and devices, process groups, copies of the mesh. Moves no rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from suite.errors import InputError
 from suite.training.parallel.exchange import Note
 
-# torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. Looked up by name at
-# each call, because the harness counts calls by replacing the functions of torch.distributed
+# torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. It is looked up by
+# name at each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-# NCCL (2.26 and later) then runs the kernels of several communicators of a process in the order in which it launched them
+# NCCL (2.26 and later) then runs the kernels of a process's communicators in the order of their launches
 _LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
@@ -42,13 +42,13 @@ Group = dist.ProcessGroup | Unsent
 class ExpertMesh:
     """The ranks that share the experts as a grid of nodes and devices, and the process groups of its parts.
 
-    The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a size to
-    this rank's group of that many consecutive ranks: those that gather slices of an expert. ``even``: all ranks have equally
-    many tokens in every training step, so that none asks the others for theirs.
+    The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a
+    size to this rank's group of that many consecutive ranks, which gather slices of an expert. ``even``: all ranks have
+    equally many tokens in every training step, so that they need not ask each other.
 
-    A run may have several such meshes with the same experts: ``copies`` of them, of which this is number ``copy``. ``twins`` are
-    the ranks with this one's experts in each of them; None: one copy. Each may be several beside each other, one for each of the
-    ranks that share samples, whose parts of the experts differ. ``everyone``: the ranks of all; None: one mesh.
+    A run may have ``copies`` such meshes with the same experts; this is number ``copy``. ``twins`` are the ranks with
+    the same experts in each copy; None: one copy. Where ranks share samples, each copy is several parallel meshes whose
+    parts of the experts differ. ``everyone``: the ranks of all meshes; None: one mesh.
     """
 
     rank: int
@@ -95,13 +95,14 @@ class ExpertMesh:
         copies: int = 1,
         sharing: int = 1,
     ) -> ExpertMesh:
-        """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. Every rank of torch.distributed calls.
+        """Create the mesh of the first ``ranks`` ranks of torch.distributed, by default all. All of its ranks call.
 
-        With ``copies`` all ranks are that many meshes, each of consecutive ranks. With ``sharing`` each of these is so many
-        beside each other, whose ranks take turns. ``ranks_per_node``: of one mesh.
+        With ``copies`` all ranks are that many meshes, each of consecutive ranks. With ``sharing`` each copy is that
+        many parallel meshes, whose ranks take turns. ``ranks_per_node``: of one mesh.
 
-        The kernels of its communicators run in the order in which the program launches them, which is the same on all ranks;
-        without that order two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
+        The kernels of its communicators run in the order in which the program launches them, which is the same on all
+        ranks; otherwise two of them could wait for each other on two GPUs. InputError if the nodes are not equally
+        large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size // (copies * sharing) % ranks_per_node:
@@ -123,7 +124,7 @@ class ExpertMesh:
         return ExpertMesh(rank, *shape, world, mesh.get_group("device"), mesh.get_group("node"), blocks, even)
 
     def every(self, value: int) -> Tensor:
-        """Return the ``value`` of every rank, on the host (W,). No device is waited for if the ranks are even, or have gloo."""
+        """Return the ``value`` of every rank, on the host (W,). Even ranks and ranks with gloo wait for no device."""
         if self.even or isinstance(self.world, Unsent):
             return torch.full((self.size,), value)
         device = "cpu" if "cpu:" in dist.get_backend_config(self.world) else "cuda"
@@ -151,7 +152,7 @@ def _one_of_many(
     *,
     even: bool,
 ) -> ExpertMesh:
-    """The mesh of ``size`` ranks that this rank is in, one of ``copies``, each of them ``sharing`` meshes beside each other."""
+    """Create this rank's mesh of ``size`` ranks, one of ``copies``, each of them ``sharing`` parallel meshes."""
     nodes, (place, beside) = size // ranks_per_node, divmod(dist.get_rank(), sharing)
     grid = torch.arange(copies * size * sharing).view(copies, nodes, ranks_per_node, sharing)
     mesh = DeviceMesh(device_type, grid, mesh_dim_names=("copy", "node", "device", "beside"))

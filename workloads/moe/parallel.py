@@ -21,9 +21,9 @@ from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load, LoadT
 def expert_mesh(
     config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool, sharing: int = 1
 ) -> ExpertMesh:
-    """Create the mesh of ``ranks`` ranks, by default all, with the groups that every r needs. ``sharing``: see `Spread`.
+    """Create the mesh of ``ranks`` ranks, by default all, with the groups for every r. ``sharing``: see `Spread`.
 
-    InputError if nodes are not equally large, or if neither of the ranks of a mesh and those of a node divides the other.
+    InputError if nodes are not equally large, or if neither of a mesh's ranks and a node's ranks divides the other.
     The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
     """
     ranks = ranks or world.size
@@ -62,7 +62,7 @@ def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
 def expert_places(model: nn.Module) -> dict[str, int]:
     """Compute where the parameters of spread experts lie among those of all experts: name to the first of their values.
 
-    Ranks are ordered by expert; those that share one hold consecutive slices of dimension 1. A plan may divide them further.
+    Ranks are ordered by expert; ranks that share one hold consecutive slices of dimension 1. A plan may divide further.
     """
     found = {}
     for path, layer in model.named_modules():
@@ -129,7 +129,7 @@ class MoEMonitor:
             layer.marker = self._timer
 
     def flush(self, world: World) -> dict[str, Any]:
-        """Return the statistics over all ranks since the last flush, and reset them. Every rank calls. Empty without MoE layers.
+        """Return the statistics over all ranks since the last flush, and reset them. Every rank calls.
 
         ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency``: seconds the layers waited for
         communication; the experts' TFLOP/s per rank while they ran, of rows that hold a token and of all rows.

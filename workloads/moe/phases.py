@@ -38,7 +38,7 @@ class Marker(Protocol):
         ...
 
     def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
-        """Return ``x``. Phase ``before`` ends here in the forward pass, the backward of phase ``after`` in the backward pass.
+        """Return ``x``. Phase ``before`` ends here in the forward pass, the backward of ``after`` in the backward pass.
 
         None begins a measurement.
         """
@@ -79,7 +79,8 @@ class LayerTimer:
             x = x.view_as(x)  # x is used elsewhere too; a view has only the gradient of this use
         self._marks.append((before, self._stamp()))
         if x.requires_grad:
-            x.register_hook(self._ends[after])  # type: ignore[no-untyped-call]  # half the cost of an autograd function, forward and backward
+            # a hook costs half of an autograd function
+            x.register_hook(self._ends[after])  # type: ignore[no-untyped-call]
         return x
 
     def flush(self) -> dict[str, float]:
@@ -98,8 +99,8 @@ class LayerTimer:
 class Load:
     """What the steps of a window routed: ``assigned_E`` counts the router's choices.
 
-    A step keeps its counts as they are and launches no kernel. They are added up when somebody reads, or when there are many;
-    only reading waits for the device.
+    A step keeps its counts as they are and launches no kernel. They are added up when they are read or numerous; only
+    reading waits for the device.
     """
 
     def __init__(self, experts: int) -> None:
@@ -145,7 +146,7 @@ class LoadTotals:
     needed_factor: float
 
     def report(self) -> dict[str, Any]:
-        """Compute tokens_per_expert; imbalance (max / mean); drop_rate; needed_capacity (the largest of a step); padding_waste."""
+        """Compute the logged load: ``imbalance`` is max / mean, ``needed_capacity`` the largest of a step."""
         assigned = math.fsum(self.assigned_E)
         mean = assigned / len(self.assigned_E)
         return {

@@ -24,7 +24,7 @@ COSINE_MAX_SCALE = 100.0
 
 @dataclass(frozen=True)
 class Routing:
-    """The router's decision. ``experts_TK`` in order of choice; ``priority_T`` is set where queues are served by score."""
+    """The router's decision: ``experts_TK`` in order of choice; ``priority_T`` if queues are served by score."""
 
     experts_TK: Tensor
     weights_TK: Tensor
@@ -130,8 +130,8 @@ def gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
 def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: float) -> Tensor:
     """Compute the mean of the squared coefficients of variation of importance and load. arXiv:2106.05974, appendix A.
 
-    The load is the probability that an expert is chosen if only its noise were drawn again. Tutel compares *scores* with the
-    threshold on *logits* here; in the paper and below both are logits.
+    The load is the probability that an expert is chosen if only its noise were drawn again. Tutel compares *scores*
+    with the threshold on *logits* here; in the paper and below both are logits.
     """
     threshold_T1 = noisy_TE.topk(top_k, dim=1).values[:, -1:]
     load_E = torch.special.ndtr((clean_TE - threshold_T1) / noise).sum(dim=0)

@@ -1,7 +1,7 @@
 """Plans which rows go to which rank: cuts the buffer into messages, finds their sizes, and the hops of each chunk.
 
-The host needs the sizes of messages. Where they follow from the capacities of the ranks it computes them; otherwise one read
-of the exchanged counts is the only place where it waits for the device.
+The host needs the sizes of messages. It computes them where they follow from the capacities of the ranks; otherwise it
+reads the exchanged counts once, the only place where it waits for the device.
 
 E experts, W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
 """
@@ -44,8 +44,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Rows in all messages of a layer: ``sent`` (W, J, L) by receiver, ``received`` (W, J, L) by sender; for 2dh also ``passed``
-    (D, N, J, L), what each device of this node gives to this rank in the first hop, by destination node."""
+    """Rows in all messages of a layer: ``sent`` (W, J, L) by receiver, ``received`` (W, J, L) by sender.
+
+    For 2dh also ``passed`` (D, N, J, L): what each device of this node gives this rank in the first hop, by
+    destination.
+    """
 
     sent: Counts
     received: Counts
@@ -53,10 +56,10 @@ class Traffic:
 
 
 def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Cut the buffer into ranges of rows: one per chunk, receiving rank and local expert. Returns begins and counts (J, W, L).
+    """Cut the buffer into ranges of rows by chunk, receiving rank and local expert. Return begins and counts (J, W, L).
 
-    The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every row
-    once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
+    The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every
+    row once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
     """
     device, parts = rows_E.device, sharers // r
     ends_E = rows_E.cumsum(0)
@@ -72,7 +75,7 @@ def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tup
 
 
 def exchange_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) -> Traffic:
-    """Exchange the counts of rows that each rank sends. Every rank calls; the only place where the host waits for the device."""
+    """Exchange the counts of rows that each rank sends. Every rank calls; the host waits for the device only here."""
     sent_WJL = counts_JWL.transpose(0, 1).contiguous()
     tables = [sent_WJL]
     if algorithm == "linear":
@@ -124,7 +127,7 @@ def known_traffic(
 
 
 def even_traffic(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, *, exchanged: bool) -> Traffic:
-    """The rows of all messages of a rehearsal, where every rank sends ``counts_JWL``. ``exchanged``: a run exchanges them."""
+    """Compute the rows of all messages of a rehearsal. ``exchanged``: a run would exchange the counts."""
     sent_WJL = counts_JWL.transpose(0, 1).contiguous()
     received_WJL = sent_WJL[mesh.rank].expand_as(sent_WJL).contiguous()
     two_levels = algorithm == "2dh"

@@ -16,7 +16,7 @@ from suite.training.timing import CudaClock, HostClock
 from suite.workload import Chooses, Optimization, Workload
 from suite.world import World
 from workloads.moe.autotune import Autotuner
-from workloads.moe.choice import ExpertShape, choose_backend
+from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh, Unsent, rehearsed_mesh
@@ -99,7 +99,7 @@ class MoEWorkload(Workload):
             self._monitor = MoEMonitor(model.moe_layers(), clock, self.spread.sharing)
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
-        """Tune the layers before the first training step, if the config has ``autotune`` and the experts are spread over ranks."""
+        """Tune the layers before the first training step if ``autotune`` is set and experts are spread over ranks."""
         spread = self.layout.spread > 1 and self.spread.note is None
         if self._training.moe.autotune and self._tuner is None and spread and model.training:
             self._tuner = tune(model, tokens=tokens)
@@ -150,7 +150,7 @@ class MoEWorkload(Workload):
         return expert_copy(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls at the end of every window."""
+        """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls every window."""
         if self._monitor is None:
             return {}
         stats = self._monitor.flush(world)

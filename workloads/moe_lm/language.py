@@ -1,4 +1,4 @@
-"""A generated language whose words follow each other as the topic of a passage says, which is named at its beginning only."""
+"""A generated language: the topic of a passage, named only at its beginning, decides how words follow each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ODDS = (64, 16, 7, 4, 3, 2, 1, 1)  # of the eight words that may follow, near 1 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """How large a language is: ``topics``, ``words`` common to all of them, and ``endings`` of which each word gets any."""
+    """How large a language is: ``topics``, ``words`` common to all topics, and ``endings`` that any word may get."""
 
     topics: int
     words: int
@@ -27,8 +27,9 @@ class Lexicon:
 class Language:
     """A Markov chain of words for each topic, all of the same words.
 
-    What compressors and counts see before a byte is the last words; each has one of ``endings`` endings at random, so the
-    same words seldom come back in the same bytes. What tells the next word is the last word and the topic, far behind.
+    Compressors and counts see the last words before a byte; each has one of ``endings`` endings at random, so the same
+    words seldom come back in the same bytes. The next word follows from the last word and the topic, which is far
+    behind.
     """
 
     def __init__(self, seed: int, lexicon: Lexicon) -> None:
@@ -65,14 +66,15 @@ class Language:
     def entropy_rate(self) -> float:
         """Compute the bits per byte of a long passage of known topic: no model is better.
 
-        Every word has the same length and the same odds, so it is a sum over these alone. 9 digits: others depend on the processor.
+        Every word has the same length and the same odds, so it is a sum over these alone. 9 digits are the same on all
+        processors.
         """
         chances = np.array(ODDS) / sum(ODDS)
         bits = -(chances * np.log2(chances)).sum() + np.log2(self.lexicon.endings)
         return float(f"{bits / 3:.9g}")
 
     def bits(self, rows_NL: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Compute the bits of all bytes but the first of each passage, (N,), for who knows the language: on average least.
+        """Compute the bits of all bytes but the first of each passage, (N,), for the oracle: the least on average.
 
         What it never says has infinitely many.
         """

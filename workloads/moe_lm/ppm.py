@@ -18,10 +18,10 @@ Bytes = NDArray[np.uint8]
 def ppm_bits(
     training: Callable[[], Iterable[Bytes]], rows: Bytes, orders: Sequence[int]
 ) -> dict[str, NDArray[np.float64]]:
-    """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model: ``ppm_<order>``, ``ppm_mixed``.
+    """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model.
 
-    The model of an order counts what followed each context of that many bytes, within a row, in the training rows and in the
-    rows and bytes before; it falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed`` mixes all of them,
+    ``ppm_<order>`` counts what followed each context of that many bytes, within a row, in the training rows and in the
+    rows and bytes before; it falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed`` mixes all,
     weighted by how well each did on the row so far. ``training()`` yields blocks of rows, once for each order.
     """
     chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
@@ -34,7 +34,7 @@ def ppm_bits(
 
 
 def _refined(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Bytes, order: int) -> NDArray[np.float64]:
-    """Refine the chances of next bytes by counts after ``order`` bytes. Positions with fewer before them are unchanged."""
+    """Refine the chances of next bytes by counts after ``order`` bytes. The first bytes of a row stay unchanged."""
     begin = max(order, 1)
     keys = _keys(rows, order)[:, begin - order :]
     known, context = np.unique(keys, return_inverse=True)
@@ -91,7 +91,7 @@ def _before(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None = None)
 
 
 def _mixed(bits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mix models (M, N, L): a row's weights are the chances that each gave to its earlier bytes, the older ones forgotten."""
+    """Mix models (M, N, L): a row's weights are the chances that each gave to earlier bytes, with a fading memory."""
     past = np.zeros(bits.shape[:2])
     mixed = np.empty(bits.shape[1:])
     for position in range(bits.shape[2]):

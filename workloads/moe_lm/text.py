@@ -63,7 +63,7 @@ def corpus() -> tuple[Package, ...]:
 
 
 def in_validation(project: str) -> bool:
-    """True if a project belongs to validation. Decided by its name alone, so the same in every version and on every machine."""
+    """Check whether a project belongs to validation. Its name alone decides, on every machine alike."""
     return hashlib.sha256(project.lower().encode()).digest()[0] < VALIDATION_OF_256
 
 
@@ -87,7 +87,7 @@ def check_package(folder: Path, package: Package) -> Path:
 def read_text(source: Path) -> Split:
     """Read the packages of the corpus in a folder, or without them its text files, whose projects are its top entries.
 
-    Near copies of earlier documents are left out; training comes before validation, so what is in both stays in training.
+    Near copies of earlier documents are left out. Training comes first, so a document in both stays in training.
     InputError if a package is not the pinned one, or if there are too few projects.
     """
     if not source.is_dir():

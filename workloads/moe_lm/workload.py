@@ -1,4 +1,4 @@
-"""The harness's interface to the language model: data, model, optimizer, loss, bits per byte, logged hyperparameters."""
+"""The harness's interface to the language model: data, model, optimizer, loss, bits per byte, hyperparameters."""
 
 from __future__ import annotations
 

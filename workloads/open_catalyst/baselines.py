@@ -27,8 +27,8 @@ Floats = NDArray[np.floating[Any]]
 def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
     """Measure the mean absolute error of force components on free atoms of the validation split.
 
-    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `SHAPES` radial functions per pair of elements, on
-    at most `MAX_SAMPLES` evenly spaced samples.
+    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `SHAPES` radial functions per pair of
+    elements, on at most `MAX_SAMPLES` evenly spaced samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     mean = _free_forces(train)[0].mean(axis=0)
@@ -43,7 +43,7 @@ def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
 
 
 def _mean_error(error_A: Floats, structure_A: NDArray[np.int64]) -> Baseline:
-    """Compute the mean error of a component from that of each atom, three components together. Structures are the samples."""
+    """Compute the mean error of a component from each atom's, three components together. Structures are the samples."""
     _, sample = np.unique(structure_A, return_inverse=True)
     sums, components = np.bincount(sample, error_A), 3 * np.bincount(sample)
     pairs = zip(sums.tolist(), components.tolist(), strict=True)
@@ -72,7 +72,7 @@ def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: 
 def _design(
     reader: ShardReader, chosen: NDArray[np.int64], neighbourhood: Neighbourhood, elements: NDArray[np.uint8]
 ) -> tuple[Any, Floats, NDArray[np.int64]]:
-    """Compute the design matrix of the force components of free atoms, their true values, and the structure of each atom."""
+    """Compute the design matrix of free atoms' force components, their true values, and each atom's structure."""
     arrays = reader.read(chosen)
     offsets, position = arrays["atom.offsets"], arrays["atom.position"].astype(np.float64)
     parts = [

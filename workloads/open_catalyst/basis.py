@@ -53,8 +53,8 @@ class RadialBasis(nn.Module):
 class SphericalRadialBasis(nn.Module):
     """Normalised spherical Bessel functions j_l(z_lk x) times the envelope; z_lk is the k-th zero of j_l.
 
-    j_l has the parity of l, so it is represented by a few cosines (l even) or sines (l odd) of a longer period, fitted once
-    in float64. The error is 1e-11, without the cancellation that the closed forms suffer at small x in float32.
+    j_l has the parity of l, so it is represented by a few cosines (l even) or sines (l odd) of a longer period, fitted
+    once in float64. The error is 1e-11; the closed forms suffer from cancellation at small x in float32.
     """
 
     def __init__(self, angular: int, radial: int, envelope: Envelope) -> None:
@@ -90,7 +90,7 @@ def wave_count(angular: int, radial: int) -> int:
 
 
 def angular_basis(cosine_T: Tensor, count: int) -> Tensor:
-    """Compute the real spherical harmonics Y_l0 (T, L) from the cosine of the angle, by the recurrence of Legendre polynomials.
+    """Compute the real spherical harmonics Y_l0 (T, L) from the cosine of the angle, by Legendre's recurrence.
 
     The angle itself is never computed: its derivative is singular where three atoms lie on a line.
     """

@@ -19,10 +19,11 @@ REFERENCE = Neighbourhood(6.0, 50)
 STRUCTURES_PER_SHARD = 10_000
 FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
 WHERE_THE_DATA_ARE = (
-    "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: on a login or transfer "
-    "node get s2ef_train_2M.tar (3.4 GB, 17 GB unpacked) and s2ef_val_id.tar from "
-    "https://dl.fbaipublicfiles.com/opencatalystproject/data/ (listed in the OCP repository's DATASET.md), unpack them as "
-    "FOLDER/train and FOLDER/val_id, then `mlhpc data convert open_catalyst FOLDER`; LMDB files made from them work as well"
+    "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: "
+    "on a login or transfer node get s2ef_train_2M.tar (3.4 GB, 17 GB unpacked) and s2ef_val_id.tar from "
+    "https://dl.fbaipublicfiles.com/opencatalystproject/data/ (listed in the OCP repository's DATASET.md), "
+    "unpack them as FOLDER/train and FOLDER/val_id, then `mlhpc data convert open_catalyst FOLDER`; "
+    "LMDB files made from them work as well"
 )
 
 

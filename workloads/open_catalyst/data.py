@@ -32,11 +32,11 @@ TRAINED_ON = ("atom.offsets", "atom.position", "atom.force", "atom.number", "ato
 class OpenCatalystData:
     """One split. A batch is one graph with a part per sample; ``structure`` is the sample of each atom.
 
-    Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0); per sample ``energy``; per
-    edge ``source``, ``target``, ``shift`` (E, 3); per triplet ``into``, ``out`` (edge numbers, sorted by ``out``) and
-    ``by_into`` (the order by ``into``), with the first triplet of every edge in both orders (``out_begin``, ``into_begin``);
-    ``counts``: free atoms and triplets of the batch, and free atoms of all parts that this rank's share of the global batch is
-    accumulated over, counted here so that no step waits for the device.
+    Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0). Per sample: ``energy``.
+    Per edge: ``source``, ``target``, ``shift`` (E, 3). Per triplet: ``into``, ``out`` (edge numbers, sorted by ``out``)
+    and ``by_into`` (the order by ``into``); ``out_begin`` and ``into_begin`` hold the first triplet of every edge in
+    both orders. ``counts``: free atoms and triplets of the batch, and free atoms of all parts of this rank's share of
+    the global batch, counted here so that no step waits for the device.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:
@@ -61,7 +61,7 @@ class OpenCatalystData:
         return len(self._reader)
 
     def load(self, indices: Sequence[int] | NDArray[np.integer], *, seed: int, epoch: int) -> Batch:
-        """Load the samples of ``indices``; with ``balanced_batches`` this rank's share of the global batch that contains them."""
+        """Load the samples of ``indices``. With ``balanced_batches`` load this rank's share of their global batch."""
         chosen = np.asarray(indices, dtype=np.int64)
         all_parts = None
         if self._shares is not None:
@@ -147,7 +147,7 @@ def check_data(reader: ShardReader, root: Path) -> None:
 
 
 def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compute the stable order of the triplets by first edge and where each edge begins in it, by transposing, not sorting."""
+    """Compute the stable order of triplets by first edge and each edge's begin in it, by transposing, not sorting."""
     edges = len(out_begin) - 1
     by_out = csr_array((np.arange(len(into)), into, out_begin), shape=(edges, edges))
     by_into = by_out.tocsc()

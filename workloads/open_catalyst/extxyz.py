@@ -1,11 +1,12 @@
 """Reads the public OC20 download: extended XYZ, compressed with xz, and beside it a text file with one line per frame.
 
     80
-    Lattice="..." Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 energy=-1.0 free_energy=-1.0 pbc="T T T"
+    Lattice="..." Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 energy=-1.0 pbc="T T T"
     Cu 0.0 0.0 0.0 0 0 0.1 0.2 0.3
     ...
 
-A line of the text file is ``random123,frame7,-301.5``: system, frame, reference energy to subtract.
+The header may have ``free_energy`` in place of ``energy``. A line of the text file is ``random123,frame7,-301.5``:
+system, frame, reference energy to subtract.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OPEN: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, 
 
 
 def read_extxyz(path: Path, *, trajectory: int) -> Iterator[Structure]:
-    """Read the frames of one file. ``trajectory`` is their trajectory number if no text file tells the system of each frame.
+    """Read the frames of one file. ``trajectory`` is their trajectory number if there is no text file.
 
     InputError names file and frame.
     """
@@ -120,7 +121,10 @@ def _columns(properties: str, lines: list[str]) -> dict[str, NDArray[Any]]:
 
 
 def _labels(path: Path) -> list[tuple[int, int, float]] | None:
-    """Read (system, frame, reference energy) per frame from the text file beside ``path``. None if there is no such file."""
+    """Read (system, frame, reference energy) per frame from the text file next to ``path``.
+
+    None without such a file.
+    """
     stem = path.name.partition(".extxyz")[0]
     for suffix in (".txt", ".txt.xz", ".txt.gz"):
         beside = path.with_name(stem + suffix)

@@ -1,7 +1,7 @@
 """Computes edges and triplets of atoms in a periodic cell, with numpy and without a loop over atoms.
 
-An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself; a triplet is
-two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
+An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself; a triplet
+is two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ class Edges:
 
 
 def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
-    """Find the ``most`` nearest atoms within ``cutoff`` of every atom, with periodic boundaries in all three directions.
+    """Find the ``most`` nearest atoms within ``cutoff`` of every atom, with all three directions periodic.
 
     InputError if the cell has no volume or two atoms coincide.
     """
     shifts, owner, images = _images(position, cell, cutoff)
     bound = np.nextafter(cutoff, np.inf)  # the tree's bound is exclusive
-    tree = cKDTree(
-        images, balanced_tree=False, compact_nodes=False
-    )  # queried once, so a cheap build matters more than fast queries
+    # queried once, so a cheap build matters more than fast queries
+    tree = cKDTree(images, balanced_tree=False, compact_nodes=False)
     distance, nearest = tree.query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())

@@ -1,8 +1,8 @@
 """Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric.
 
-Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs a
-program; reading one here runs none: the unpickler builds tensors, arrays and containers, an inert record for each class of
-torch_geometric whatever its name, and refuses every other name.
+Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs
+a program. Reading one here runs none: the unpickler builds tensors, arrays and containers, an inert record for each
+class of torch_geometric whatever its name, and rejects every other name.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class LmdbFile:
         fields = record_fields(data)
         missing = [name for name in FIELDS if fields.get(name) is None]
         if missing:
-            raise InputError(
-                f"{self.path}: structure {index}: no field {missing[0]!r}; fields: {', '.join(sorted(fields)) or 'none'}"
-            )
+            listed = ", ".join(sorted(fields)) or "none"
+            raise InputError(f"{self.path}: structure {index}: no field {missing[0]!r}; fields: {listed}")
         try:
             values = {name: np.asarray(fields[name]) for name in FIELDS}
             return Structure(
@@ -101,7 +100,7 @@ def _environment(path: Path) -> Iterator[Any]:
 
 
 class Record:
-    """Stands for an object of any class: it has the pickled attributes and no behaviour. The class is never imported."""
+    """Stands for an object of any class. It has the pickled attributes and no behaviour; no class is imported."""
 
     def __init__(self, *arguments: object) -> None:
         """Take what the class would be called with, such as the value of an enumeration, and forget it."""
@@ -135,12 +134,11 @@ def _bytes_of_protocol_2(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_RECONSTRUCT = np.empty(0).__reduce__()[
-    0
-]  # numpy's own function for rebuilding an array, wherever this version keeps it
+# numpy's own function for rebuilding an array, wherever this version keeps it
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
 _SCALAR = np.float64(0).__reduce__()[0]
 
-# The names that pickles of the public data use. None of them opens a file, imports or executes by a name from the pickle.
+# Names in pickles of the public data. None of them opens a file, imports or executes by a name from the pickle.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "defaultdict"): defaultdict,
@@ -171,7 +169,10 @@ def _system(value: Any, index: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Convert to an array, number or text. None for all else: numpy would follow the pointer in ``__array_interface__``."""
+    """Convert to an array, number or text.
+
+    None for all else: numpy would follow a pointer in ``__array_interface__``.
+    """
     if isinstance(value, torch.Tensor):
         array: NDArray[Any] = value.detach().numpy()
         return array

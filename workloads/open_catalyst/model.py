@@ -23,13 +23,12 @@ from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 
 FORCES = 2  # passes of a prediction: the energy and its derivative
-DIFFERENTIATIONS = (
-    6  # passes of training: energy, its backward (forces), the loss's backward through both by inputs and by weights
-)
+# passes of training: energy, its backward (forces), and the loss's backward through both, by inputs and by weights
+DIFFERENTIATIONS = 6
 
 
 class DimeNetPlusPlus(nn.Module):
-    """Predicts energies and forces, in units of the target's standard deviation, from structures with edges and triplets."""
+    """Predicts energies and forces of structures with edges and triplets, in units of the targets' deviation."""
 
     def __init__(self, config: OpenCatalystConfig) -> None:
         super().__init__()
@@ -131,7 +130,10 @@ class ConstantAngles:
 
 
 class _SparseProduct(torch.autograd.Function):
-    """Multiplies a constant sparse matrix (columns, row offsets, values) by rows. Differentiable any number of times."""
+    """Multiplies a constant sparse matrix (columns, row offsets, values) by rows.
+
+    Differentiable any number of times.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: SparseMatrix, transposed: SparseMatrix) -> Tensor:
@@ -143,7 +145,9 @@ class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """The product with the transposed matrix."""
-        product = _SparseProduct.apply(gradient.contiguous(), ctx.transposed, ctx.matrix)  # type: ignore[no-untyped-call]
+        product = _SparseProduct.apply(  # type: ignore[no-untyped-call]
+            gradient.contiguous(), ctx.transposed, ctx.matrix
+        )
         return product, None, None
 
 
@@ -199,7 +203,10 @@ class EmbeddingBlock(nn.Module):
         self.lin = Dense(3 * hidden, hidden)
 
     def forward(self, number_A: Tensor, rbf_EK: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
-        """Compute messages (E, H). The dense layer of [target, source, radial] is split: two parts run per atom, not per edge."""
+        """Compute messages (E, H).
+
+        Of the dense layer of [target, source, radial] two parts run per atom, not per edge.
+        """
         to_target, to_source, to_rbf = self.lin.weight.chunk(3, dim=1)
         x_AH = self.emb(number_A)
         per_edge = linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias, onednn=self.lin.onednn)
@@ -228,8 +235,8 @@ class InteractionBlock(nn.Module):
     def forward(self, x_EH: Tensor, rbf_EK: Tensor, bessel_ELK: Tensor, angles: Angles) -> Tensor:
         """Compute messages (E, H).
 
-        The published form multiplies message and projected basis per triplet. Only the angle depends on the triplet; lengths,
-        both projections and the product with the message depend on the first edge, so they are computed per edge.
+        The published form multiplies message and projected basis per triplet. Only the angle depends on the triplet;
+        lengths, both projections and the product with the message depend on the first edge, so they run per edge.
         """
         x_ji_EH = silu(self.lin_ji(x_EH))
         x_kj_EH = silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
@@ -295,11 +302,12 @@ def _dense(inputs: int, outputs: int, *, bias: bool = True) -> Dense:
 
 
 def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: int) -> Work:
-    """Compute FLOPs and compulsory bytes of training on a sample of mean size (docs/open_catalyst.md lists what is counted).
+    """Compute FLOPs and compulsory bytes of training on a sample of mean size (docs/open_catalyst.md lists what
+    counts).
 
-    Model FLOPs are of the published formulation; executed FLOPs and bytes are of ours. Bytes: every
-    dense layer reads its inputs and writes its outputs once in each pass; the sum over triplets reads the angular
-    functions once and writes its result, its gathered rows being counted once per edge, as a cache can hold them.
+    Model FLOPs are of the published formulation; executed FLOPs and bytes are of ours. Bytes: every dense layer reads
+    its inputs and writes its outputs once in each pass; the sum over triplets reads the angular functions once and
+    writes its result, its gathered rows being counted once per edge, as a cache can hold them.
     """
     c = config
     layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
@@ -324,10 +332,10 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
 
 
 def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
-    """Compute the FLOPs of our formulation for energy and forces of a sample of mean size. A test compares them with counted ones.
+    """Compute the FLOPs of our formulation for energy and forces of a sample of mean size; a test counts them.
 
-    The terms are those of `executed_flops`: a product runs once for the energy and once for the force, or once if it does not
-    depend on positions.
+    The terms are those of `executed_flops`: a product runs once for the energy and once for the force, or once if it
+    does not depend on positions.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
@@ -341,10 +349,10 @@ def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: f
 
 
 def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
-    """Compute the FLOPs of our formulation for training on a sample of mean size. A test compares them with counted ones.
+    """Compute the FLOPs of our formulation for training on a sample of mean size; a test counts them.
 
-    Not every product runs six times: constants (waves, angles) have no gradient, what does not depend on positions has no
-    force, and an energy without loss is only differentiated for its force.
+    Not every product runs six times: constants (waves, angles) have no gradient, what does not depend on positions has
+    no force, and an energy without loss is only differentiated for its force.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial

@@ -44,13 +44,13 @@ class OpenCatalyst(Workload):
         return DimeNetPlusPlus(self._settings)
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:
-        """Choose the library of the dense layers' products by timing one with a row for each edge of a training pass."""
+        """Choose the library of the dense layers' products by timing one with a row for each edge of a pass."""
         settings = self._settings
         edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges
         choose_products(chooser, model, self.config, edges, settings.hidden_channels, settings.hidden_channels)
 
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
-        """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the benchmark's rules do."""
+        """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the rules do."""
         settings = self._settings
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
@@ -58,11 +58,12 @@ class OpenCatalyst(Workload):
         return Optimization(optimizer, lambda step, epoch: learning_rate(settings, step))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the absolute error of scaled forces, summed over components and averaged over the free atoms of the global batch.
+        """Compute the absolute error of scaled forces, summed over components, averaged over the global batch's free
+        atoms.
 
-        Ranks, and parts that gradients are accumulated over, have different numbers of free atoms, and the harness averages
-        over both. So the mean over the global batch is the local sum, times ranks and parts, divided by the global count. One
-        small collective exchanges the counts.
+        Ranks, and parts that gradients are accumulated over, have different numbers of free atoms, and the harness
+        averages over both. So the mean over the global batch is the local sum, times ranks and parts, divided by the
+        global count. One small collective exchanges the counts.
         """
         settings = self._settings
         energy_N, force_A3 = model(batch)
@@ -146,7 +147,7 @@ class OpenCatalyst(Workload):
         return baselines(root, self._settings)
 
     def window_stats(self, world: World) -> dict[str, Any]:
-        """On several ranks: largest / mean triplets of a rank, averaged over the window's steps. 1 is perfect balance."""
+        """Return the largest / mean triplets of a rank, averaged over the window's steps. 1 is perfect balance."""
         if self._imbalance is None:
             return {}
         mean = float(self._imbalance) / self._steps

@@ -1,4 +1,4 @@
-"""SwinV2-MoE: a SwinV2 with mixture-of-experts layers classifies images by the process that generated them. No torch."""
+"""SwinV2-MoE: a SwinV2 with MoE layers classifies images by the process that generated them. No torch."""
 
 from pathlib import Path
 

@@ -15,12 +15,8 @@ from suite.workload import Baseline
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets
-RIDGES = (
-    1e-2,
-    1e-1,
-    1.0,
-    10.0,
-)  # penalties on standardised features, per sample; the best on the validation split counts
+# penalties on standardised features, per sample; the best on the validation split counts
+RIDGES = (1e-2, 1e-1, 1.0, 10.0)
 
 Floats = NDArray[np.floating[Any]]
 
@@ -29,8 +25,9 @@ def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
     ``pixels_linear``: the image; ``spectrum_linear``: the logarithm of its two-dimensional power spectrum;
-    ``spectrum_quadratic``: that averaged over directions, with its variation over them, and all products of two of these.
-    Each sees at most `MAX_TRAIN_PIXELS` of the training split and has its penalty chosen on the validation split itself.
+    ``spectrum_quadratic``: that averaged over directions, with its variation over them, and all products of two of
+    these. Each sees at most `MAX_TRAIN_PIXELS` of the training split and has its penalty chosen on the validation
+    split.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     pixels = int(np.prod(train.read([0])["image"].shape[1:]))

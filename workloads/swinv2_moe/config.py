@@ -30,7 +30,7 @@ COSINE_WIDTH = 256  # of the cosine router, workloads/moe/router.py (which needs
 
 @dataclass(frozen=True)
 class Block:
-    """Shape of one transformer block. ``resolution`` and ``window`` are tokens along a side; no ``experts``: a dense FFN."""
+    """Shape of one transformer block. ``resolution`` and ``window``: tokens along a side; no ``experts``: dense FFN."""
 
     stage: int
     index: int
@@ -51,8 +51,8 @@ class Block:
 class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     """SwinV2 (arXiv:2111.09883) with experts in the FFN of every second block of ``moe_stages``, as Tutel's SwinV2-MoE.
 
-    ``moe.hidden`` is the hidden width in the first of ``moe_stages``; it doubles with the width in later ones. ``dense: true``
-    is the dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
+    ``moe.hidden`` is the hidden width in the first of ``moe_stages``; it doubles with the width in later ones. ``dense:
+    true`` is the dense model. A window never exceeds its stage's resolution; where it is equal, windows do not shift.
     """
 
     pixels: Annotated[int, Meta(ge=8)]
@@ -215,7 +215,7 @@ def _matrix_flops(block: Block) -> float:
 
 
 def _traffic(block: Block) -> float:
-    """Count elements moved per token: every operator reads inputs and writes outputs once; attention scores stay on the chip."""
+    """Count elements moved per token: operators read inputs and write outputs once; scores stay on the chip."""
     moe, width = block.experts, block.width
     attention = 15 * width
     if moe is None:

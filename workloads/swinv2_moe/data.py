@@ -48,7 +48,7 @@ class ImageData:
 
 
 def augment(image_NPP: NDArray[np.uint8], draws_N: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Transform each periodic image by one of the 8 symmetries of the square and a shift, chosen by its random number."""
+    """Transform each periodic image by one of the 8 symmetries of the square and a shift, by its random number."""
     n_images, n = image_NPP.shape[:2]
     rest, symmetry = np.divmod(draws_N, np.uint64(8))
     walk = np.arange(n)

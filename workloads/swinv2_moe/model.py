@@ -1,6 +1,7 @@
 """SwinV2 with dense or MoE FFNs (arXiv:2111.09883, arXiv:2206.03382). Parallelism exists only inside MoE layers.
 
-N samples, R tokens along a side, W windows per sample, L tokens per window, C width, A heads, X width of a head, T = N * R * R.
+N samples, R tokens along a side, W windows per sample, L tokens per window, C width, A heads, X width of a head, T = N
+* R * R.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LOG_RANGE = 8.0  # offsets are scaled to 8 at the window's edge before the logar
 
 
 class SwinV2MoE(nn.Module):
-    """Maps images of bytes, (N, P, P) or (N, channels, P, P), to logits (N, classes) and the routers' auxiliary loss."""
+    """Maps images of bytes, (N, P, P) or (N, channels, P, P), to logits (N, classes) and the auxiliary loss."""
 
     def __init__(self, config: SwinV2MoEConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()
@@ -135,7 +136,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 class WindowAttention(nn.Module):
     """Self-attention inside windows of a (shifted) grid: (N, R, R, C) to (N, R, R, C).
 
-    Scores are cosines times a learned scale per head, plus a position bias. Tokens on both sides of the shift's seam are masked.
+    Scores are cosines times a learned scale per head, plus a position bias. Tokens on both sides of the shift's seam
+    are masked.
     """
 
     mask_WLL: Tensor | None
@@ -179,7 +181,8 @@ class WindowAttention(nn.Module):
 class PositionBias(nn.Module):
     """The log-spaced continuous position bias: a small network of the offset between two tokens of a window, (A, L, L).
 
-    ``trained_window`` scales the offsets to the window the weights were trained with, so that they apply to another window.
+    ``trained_window`` scales the offsets to the window the weights were trained with, so that they apply to another
+    window.
     """
 
     offsets_O2: Tensor
@@ -230,7 +233,7 @@ class DenseFFN(nn.Module):
 
 
 def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale bytes to mean 0 and variance 1 and add a channel dimension. The histogram is uniform, so constants suffice."""
+    """Scale bytes to mean 0 and variance 1 and add a channel dimension: the histogram of all images is uniform."""
     if images.ndim == 3:
         images = images[:, None]
     return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)
@@ -253,7 +256,7 @@ def from_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
 
 
 def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
-    """Compute the mask (W, L, L) of the shifted grid: -inf for two tokens of a window that the shift brought together, else 0.
+    """Compute the mask (W, L, L) of the shifted grid: -inf for tokens of a window that the shift joined, else 0.
 
     Along each axis the last window has two regions: its own tokens, and those wrapped around from the other edge.
     """

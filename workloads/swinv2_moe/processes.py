@@ -1,7 +1,7 @@
 """Simulates processes on a torus and a camera that observes them. A snapshot is a function of (seed, index).
 
-Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process, so
-neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
+Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process,
+so neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def snapshot(seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSE
 
 
 def observe(field: Field, random: Random) -> NDArray[np.uint8]:
-    """Observe a field: blur, noise of random strength, random polarity, then ranks, so every image has the same histogram."""
+    """Observe a field: blur, noise of random strength, random polarity, then ranks: all images share a histogram."""
     n = len(field)
     blurred = _filtered(field, np.exp(-0.5 * _wave_number(n) ** 2 * random.uniform(*BLUR) ** 2))
     blurred = (blurred - blurred.mean()) / max(float(blurred.std()), 1e-12)

@@ -23,11 +23,8 @@ from workloads.swinv2_moe.model import SwinV2MoE
 if TYPE_CHECKING:
     from suite.workload import Batch
 
-NOT_DECAYED = (
-    "position_bias",
-    "log_scale",
-    "_bias_E",
-)  # and all parameters of one dimension, as in the SwinV2 reference
+# and all parameters of one dimension, as in the SwinV2 reference
+NOT_DECAYED = ("position_bias", "log_scale", "_bias_E")
 
 
 class SwinV2MoEWorkload(MoEWorkload):
@@ -99,7 +96,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return stats
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Compute ``eval_accuracy``, the share of images classified correctly, that share per class, and the cross entropy."""
+        """Compute ``eval_accuracy``, the share of correct images, that share per class, and the cross entropy."""
         result = {
             "eval_accuracy": totals["right"] / totals["images"],
             "cross_entropy": totals["nats"] / totals["images"],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.workloads.moe.oracle import kept_choices, queue_lengths, tutel_capacity
 from workloads.moe.config import capacity_of
-from workloads.moe.dispatch import Capacity, Dropless, Einsum, Plan
+from workloads.moe.dispatch import Capacity, DispatchPlan, Dropless, Einsum
 from workloads.moe.router import Routing
 
 
@@ -19,7 +19,7 @@ def routing(experts_TK: list[list[int]], priority: list[float] | None = None) ->
     return Routing(ids, weights, torch.zeros(()), None if priority is None else torch.tensor(priority))
 
 
-def kept(plan: Plan, top_k: int) -> set[tuple[int, int]]:
+def kept(plan: DispatchPlan, top_k: int) -> set[tuple[int, int]]:
     """Assignments that have a row, each one row; empty rows point behind the last token and the last choice."""
     pairs = [divmod(choice, top_k) for choice in plan.choices_N.tolist() if choice < plan.tokens * top_k]
     assert [token for token, _ in pairs] == [token for token in plan.tokens_N.tolist() if token < plan.tokens]

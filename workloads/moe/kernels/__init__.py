@@ -1,1 +1,1 @@
-"""Kernels in Triton for layers without drops: `fused` runs them. Nothing here is loaded before the back end ``triton`` is used."""
+"""Kernels in Triton for layers without drops; `fused` runs them. They load at the first use of back end ``triton``."""

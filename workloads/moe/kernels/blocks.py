@@ -1,4 +1,4 @@
-"""Sizes of the blocks that a kernel works in: a short list for each kernel, of which a GPU measures the fastest. No Triton.
+"""Lists block sizes for each kernel; a GPU measures which are fastest. No Triton.
 
 A list begins with what is taken without measuring (in the interpreter, and for compiling ahead of time).
 """
@@ -18,7 +18,7 @@ WARM_UPS, REPEATS = 2, 5
 
 @dataclass(frozen=True)
 class Blocks:
-    """``m`` rows (of H in `weight_gradient`) by ``n`` columns, ``k`` of the summed dimension at a time, ``group`` tiles together.
+    """``m`` rows (of H in `weight_gradient`) by ``n`` columns; ``k``: step of the sum; ``group``: tiles run together.
 
     ``described``: what lies in whole blocks is loaded by the GPU's copy engine, from descriptors.
     """
@@ -75,11 +75,11 @@ FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all thr
 
 
 def candidates(kernel: str, dtype: torch.dtype) -> tuple[Blocks, ...]:
-    """List the blocks of a kernel; ``_two`` names the forms that keep two sums. None for a kernel that leaves no choice."""
+    """List the blocks of a kernel; ``_two`` names the forms that keep two sums. Empty: the kernel has no blocks."""
     return (FLOAT if dtype == torch.float32 else HALF).get(kernel, ())
 
 
-class Chosen:
+class BlockTimings:
     """Seconds that were measured in this process, by kernel and class of shapes, and of each the fastest blocks."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The experts of a layer without drops, by the kernels of `products` and `gradients`: tokens in, weighted sums of experts out.
+"""Computes the experts of a layer without drops by the kernels of `products` and `gradients`: tokens in, tokens out.
 
 No row is copied on the way: products gather what they multiply. The host reads nothing back from the device.
 N rows sorted by expert, T tokens, K choices, R = T * K assignments, E experts, D model width, H hidden width.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.moe.kernels.blocks import Blocks, Chosen
+from workloads.moe.kernels.blocks import Blocks, BlockTimings
 
 if TYPE_CHECKING:  # the kernels need torch and Triton only
     from workloads.moe.config import Activation
@@ -29,14 +29,14 @@ EXPERTS_AT_ONCE = 1024  # a tile finds its expert by looking at the counts of al
 TILES_AT_ONCE = 32
 ADD_TOKENS, ADD_COLUMNS = 4, 512
 BIAS_ROWS, BIAS_COLUMNS = 64, 64
-CHOSEN = Chosen()
+BLOCK_TIMINGS = BlockTimings()
 
 
 @dataclass(frozen=True)
 class Source:
     """Where rows come from. Without ``tokens_N`` they are rows of their own: nothing is gathered, weighted or added up.
 
-    ``tokens_N`` is the token of each row, ``choices_N`` its index in the flat (T, K) weights, ``rows_E`` the rows of each expert.
+    ``tokens_N``: token of each row; ``choices_N``: its index in the flat (T, K) weights; ``rows_E``: rows per expert.
     """
 
     rows_E: Tensor
@@ -49,7 +49,7 @@ class Source:
         object.__setattr__(self, "ends_E", self.rows_E.cumsum(0, dtype=torch.int32))
 
     def tiles_of(self, rows: int, size: int) -> tuple[Tensor, int]:
-        """List the tiles of ``size`` rows, on the device, and the largest number that there may be. Kept for the next kernel."""
+        """List the tiles of ``size`` rows, on the device, and their largest possible number. Cached by ``size``."""
         if size not in self.tiles:
             from workloads.moe.kernels.products import locate_tiles
 
@@ -81,7 +81,7 @@ def find_problem(x: Tensor, experts: int) -> str | None:
 def run_fused(
     x: Tensor, weights_TK: Tensor | None, source: Source, activation: Activation, tensors: tuple[Tensor | None, ...]
 ) -> Tensor:
-    """Compute the experts. With tokens in ``source``: (T, D) to the weighted sums (T, D); else rows (N, D) to rows (N, D).
+    """Compute the experts: tokens (T, D) to weighted sums (T, D); without tokens in ``source`` rows (N, D) to rows.
 
     ``tensors``: up, down, gate, up_bias and down_bias in the data type of ``x``; the last three may be None.
     """
@@ -174,8 +174,8 @@ class _Launches:
         self.case = (self.E, self.D, self.H, self.N.bit_length(), activation, self.gather, precise)
 
     def hidden_rows(
-        self, x: Tensor, up_w: Tensor, gate_w: Tensor | None, up_b: Tensor | None, up: Tensor, gate: Tensor, hidden: Tensor,
-        *, keep: bool,
+        self, x: Tensor, up_w: Tensor, gate_w: Tensor | None, up_b: Tensor | None, up: Tensor, gate: Tensor,
+        hidden: Tensor, *, keep: bool,
     ) -> None:  # fmt: skip
         """Write the hidden rows, and to keep them the inputs of the activation."""
         from workloads.moe.kernels.products import hidden_rows
@@ -212,7 +212,7 @@ class _Launches:
         self, d_out: Tensor, weights_R: Tensor | None, down_w: Tensor, down_b: Tensor | None, up: Tensor, gate: Tensor,
         hidden: Tensor, d_up: Tensor, d_gate: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Write the gradients of up and gate and the weighted hidden rows; return the routing weights' gradient (R, parts)."""
+        """Write the gradients of up and gate and the weighted hidden rows; return the weights' gradient (R, parts)."""
         from workloads.moe.kernels.gradients import bias_share, hidden_gradient
 
         down_w, parts = self._turn(down_w), allocate(d_out, 0, 1, dtype=torch.float32)
@@ -257,7 +257,7 @@ class _Launches:
 
         name = "weight_gradient" if two is None else "weight_gradient_two"
         describable = self.N > 0 and all(_can_describe(each) for each in hidden)
-        CHOSEN.run(name, self.case, self.like, call, describable=describable)
+        BLOCK_TIMINGS.run(name, self.case, self.like, call, describable=describable)
         return d_one, d_two
 
     def bias_gradient(self, rows: Tensor, weights_R: Tensor | None, bias: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class _Launches:
     ) -> None:  # fmt: skip
         """Run a kernel whose programs are tiles of rows by blocks of columns.
 
-        ``summed`` is the length of the dimension summed; ``in_blocks`` are the tensors of which there may be descriptors.
+        ``summed`` is the length of the dimension summed; ``in_blocks`` are the tensors that may have descriptors.
         """
         if not self.N:
             return
@@ -304,7 +304,7 @@ class _Launches:
             kernel[grid](*pointers(blocks), tiles_P3, most, self.D, self.H, **constants, **settings)
 
         describable = all(_can_describe(tensor) for tensor in in_blocks)
-        CHOSEN.run(name, (*self.case, *constants.values()), self.like, call, describable=describable)
+        BLOCK_TIMINGS.run(name, (*self.case, *constants.values()), self.like, call, describable=describable)
 
     def _turn(self, weight: Tensor) -> Tensor:
         """Copy a weight as (E, D, H) where that pays: without tensor cores a product with a turned block is slow."""

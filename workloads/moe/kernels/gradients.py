@@ -1,6 +1,6 @@
 """Kernels of the backward pass: gradients of hidden rows, routing weights, experts' weights and biases. Imports Triton.
 
-The gradient of a routing weight is the product of a hidden row with its gradient, so the rows that the down product gave
+The gradient of a routing weight is the product of a hidden row with its gradient, so the rows from the down product
 need not be kept (SonicMoE, arXiv:2512.14080). Legend and tiles: `products`.
 """
 
@@ -33,7 +33,8 @@ def activation_gradients(d_hidden: tl.tensor, up: tl.tensor, gate: tl.tensor, AC
 
 @triton.jit
 def finish(
-    d_hidden: tl.tensor, part: tl.tensor, weight: tl.tensor, m: tl.tensor, at: tl.tensor, inside: tl.tensor, H: tl.tensor,
+    d_hidden: tl.tensor, part: tl.tensor, weight: tl.tensor, m: tl.tensor, at: tl.tensor, inside: tl.tensor,
+    H: tl.tensor,
     up_MH: tl.tensor, gate_MH: tl.tensor, hidden_MH: tl.tensor, d_up_MH: tl.tensor, d_gate_MH: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -85,9 +86,9 @@ def hidden_gradient(
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
-    Writes the gradients of up and gate; the hidden rows times their routing weight, which the gradient of down needs; and for
-    each column of tiles its part of the gradient of the routing weight (C parts; `bias_share` may write the last). GATHER False:
-    rows of their own, without weights.
+    Writes the gradients of up and gate; the hidden rows times their routing weight, which the gradient of down needs;
+    and for each column of tiles its part of the routing weight's gradient (C parts; `bias_share` may write the last).
+    GATHER False: the rows are no tokens and have no weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
@@ -131,8 +132,9 @@ def hidden_block(
     rows_NH: tl.tensor, first: tl.tensor, h: tl.tensor, live: tl.tensor, H: tl.tensor,
     EVEN: tl.constexpr, DESCRIBED: tl.constexpr, WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load BLOCK_K rows of (N, H) from ``first`` on, BLOCK_M columns from ``h`` on, turned: zeros beyond H and, unless WHOLE,
-    in rows that are not ``live``. DESCRIBED as in `weight_block`.
+    """Load BLOCK_K rows of (N, H) from ``first`` on, BLOCK_M columns from ``h`` on, turned.
+
+    Zeros stand beyond H and, unless WHOLE, in rows that are not ``live``. DESCRIBED as in `weight_block`.
     """
     if DESCRIBED:
         block = rows_NH.load([first, h])
@@ -155,7 +157,7 @@ def wide_block(
     wide_TD: tl.tensor, tokens_N: tl.tensor, first: tl.tensor, d: tl.tensor, live: tl.tensor, D: tl.tensor,
     GATHER: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load the tokens of BLOCK_K rows from ``first`` on, BLOCK_N columns from ``d`` on, with zeros as in `hidden_block`."""
+    """Load the tokens of BLOCK_K rows from ``first`` on, BLOCK_N columns from ``d`` on; zeros as in `hidden_block`."""
     n, ds = first + tl.arange(0, BLOCK_K), d + tl.arange(0, BLOCK_N)
     source = n.to(tl.int64)
     if GATHER and WHOLE:
@@ -179,7 +181,7 @@ def weight_gradient(
     TWO: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sum over each expert's rows: (hidden row) x (its token's wide row), BLOCK_M of H by BLOCK_N of D; zeros without rows.
+    """Sum over each expert's rows: (hidden row) x (its token's wide row), BLOCK_M of H by BLOCK_N of D.
 
     TWO does it for a second set of hidden rows with the same wide rows. ``ends_E``: the last row + 1 of each expert.
     """

@@ -1,8 +1,8 @@
 """Kernels of the forward pass: gathered tokens to hidden rows, hidden rows to rows, rows to tokens. Imports Triton.
 
-Rows are sorted by expert. A tile is up to BLOCK_M rows of one expert; `locate_tiles` lists all tiles on the device, so that the
-host needs no counts, and the grid is the largest number of tiles that the rows could need. Sums are in float32 and in one order:
-nothing is added by atomics, and a second run gives the same bits.
+Rows are sorted by expert. A tile is up to BLOCK_M rows of one expert; `locate_tiles` lists all tiles on the device, so
+that the host needs no counts, and the grid is the largest number of tiles that the rows could need. Sums are in float32
+and in one order: nothing is added by atomics, and a second run gives the same bits.
 N rows, T tokens, K rows of a token, E experts, D model width, H hidden width; weights are (E, H, D).
 """
 
@@ -17,7 +17,7 @@ def locate_tiles(
     rows_E: tl.tensor, tiles_P3: tl.tensor, E: tl.tensor, P: tl.tensor,
     M: tl.constexpr, E2: tl.constexpr, P2: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write expert, first row and last row + 1 of each of P tiles of M rows; expert -1 for a tile that does not exist."""
+    """Write expert, first row and last row + 1 of each of P tiles of M rows; expert -1: there is no such tile."""
     experts = tl.arange(0, E2)
     counts = tl.load(rows_E + experts, mask=experts < E, other=0).to(tl.int32)
     ends = tl.cumsum(counts, 0)
@@ -39,7 +39,7 @@ def locate_tiles(
 
 @triton.jit
 def place_of(program: tl.tensor, tiles: tl.tensor, columns: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
-    """Tile and column of a program: GROUP tiles go through all columns together, so that the cache holds what they share."""
+    """Tile and column of a program: GROUP tiles go through all columns together, to share them in the cache."""
     in_group = GROUP * columns
     first = program // in_group * GROUP
     size = tl.minimum(tiles - first, GROUP)
@@ -103,9 +103,9 @@ def weight_block(
     weight_EHD: tl.tensor, expert: tl.tensor, h: tl.tensor, d: tl.tensor, H: tl.tensor, D: tl.tensor,
     DESCRIBED: tl.constexpr, TURNED: tl.constexpr, EVEN: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load the block of an expert's (H, D) that begins at (h, d), with zeros beyond its ends. TURNED: it lies as (D, H).
+    """Load the block of an expert's (H, D) that begins at (h, d), with zeros beyond its ends. TURNED: (D, H) in memory.
 
-    DESCRIBED: the weight is a descriptor of (1, BLOCK_H, BLOCK_D) blocks, which a GPU's copy engine loads (Hopper and later).
+    DESCRIBED: the weight is a descriptor of (1, BLOCK_H, BLOCK_D) blocks, loaded by a GPU's copy engine (Hopper on).
     EVEN: blocks end where the weight ends.
     """
     if DESCRIBED and TURNED:
@@ -132,12 +132,13 @@ def weight_block(
 @triton.jit(do_not_specialize=["P"])
 def hidden_rows(
     x_TD: tl.tensor, tokens_N: tl.tensor, up_EHD: tl.tensor, gate_EHD: tl.tensor, bias_EH: tl.tensor,
-    up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, tiles_P3: tl.tensor, P: tl.tensor, D: tl.tensor, H: tl.tensor,
+    up_NH: tl.tensor, gate_NH: tl.tensor, hidden_NH: tl.tensor, tiles_P3: tl.tensor,
+    P: tl.tensor, D: tl.tensor, H: tl.tensor,
     ACTIVATION: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr, TURNED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Gather the rows' tokens, multiply by up (and gate), add the bias, activate. KEEP writes the activation's inputs."""
+    """Gather the rows' tokens, multiply by up (and gate), add the bias, activate. KEEP writes the activation inputs."""
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
     if expert < 0:
@@ -198,7 +199,7 @@ def wide_rows(
     TWO: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply hidden rows by (E, H, D) weights; TWO adds the product of a second pair. Down forward, up and gate backward."""
+    """Multiply hidden rows by (E, H, D) weights: down forward, up and gate backward. TWO adds a second product."""
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(D, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
     if expert < 0:

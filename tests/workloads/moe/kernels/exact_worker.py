@@ -258,7 +258,7 @@ def vary_blocks(case: Case, shift: int = 0) -> None:
                     raise
         raise AssertionError(f"no blocks of {kernel} fit")
 
-    fused.CHOSEN.run = run
+    fused.BLOCK_TIMINGS.run = run
 
 
 def compare_layers(seed: int) -> None:

@@ -13,9 +13,9 @@ from suite.machine.choice.chooser import Chooser
 from suite.machine.choice.store import Store
 from suite.world import World
 from workloads.moe import experts
-from workloads.moe.choice import ExpertShape, _inputs, choose_backend, decide, even_rows, uneven_rows
+from workloads.moe.backend_selection import ExpertShape, _inputs, choose_backend, decide, even_rows, uneven_rows
 from workloads.moe.config import MoEConfig
-from workloads.moe.experts import BACKENDS, Chosen, ExpertBackend, register, run_experts
+from workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
 
 CPU = torch.device("cpu")
 SHAPE = ExpertShape(96, 4, 16, 32, "gelu", bias=True, even=False, dtype=torch.float32)
@@ -35,13 +35,13 @@ def test_every_back_end_that_can_is_measured_and_random_states_stay() -> None:
     wanted = {name for name, backend in BACKENDS.items() if backend.problem(*_inputs(SHAPE, CPU)) is None}
     assert choice.seconds.keys() == wanted | {"bmm, even"}
     assert chosen.name in wanted
-    assert Chosen.parse(str(chosen)) == chosen
+    assert SelectedBackend.parse(str(chosen)) == chosen
     assert "bfloat16_product_speedup" in choice.beside
 
 
 def test_a_back_end_that_is_registered_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "BACKENDS", dict(BACKENDS))
-    for room in ("workloads.moe.choice",):
+    for room in ("workloads.moe.backend_selection",):
         monkeypatch.setattr(f"{room}.BACKENDS", experts.BACKENDS)
     register("fused", ExpertBackend(BACKENDS["loop"].run, lambda rows, weights: None))
     register("elsewhere", ExpertBackend(BACKENDS["loop"].run, lambda rows, weights: "it is for a GPU"))
@@ -83,7 +83,7 @@ def test_a_load_is_not_read_from_a_device_for_even_ones_alone() -> None:
 
 
 def test_a_back_end_that_pads_is_taken_only_for_loads_where_it_wins() -> None:
-    chosen = Chosen("loop", "bmm", 1.5)
+    chosen = SelectedBackend("loop", "bmm", 1.5)
     assert chosen.for_load(torch.tensor([8, 8, 8, 8]), 32) == "bmm"
     assert chosen.for_load(torch.tensor([12, 4, 8, 8]), 32) == "bmm"
     assert chosen.for_load(torch.tensor([13, 3, 8, 8]), 32) == "loop"
@@ -94,14 +94,14 @@ def test_a_back_end_that_pads_is_taken_only_for_loads_where_it_wins() -> None:
     "text", ["", "gone", "loop, bmm", "loop, gone to 2", "loop, bmm to x", "loop; bmm", "loop, bmm to -1", "../loop"]
 )
 def test_no_other_text_is_a_choice(text: str) -> None:
-    assert Chosen.parse(text) is None
+    assert SelectedBackend.parse(text) is None
 
 
 @pytest.mark.parametrize("text", ["loop", "onednn", "grouped_mm, bmm to 1.25"])
 def test_a_choice_computes_what_the_loop_does(text: str) -> None:
     rows, weights = _inputs(SHAPE, CPU)
     for rows_E in (even_rows(96, 4), uneven_rows(96, 4), torch.tensor([96, 0, 0, 0])):
-        chosen = Chosen.parse(text)
+        chosen = SelectedBackend.parse(text)
         assert chosen is not None
         found, wanted = (run_experts(rows, rows_E, weights, "gelu", each) for each in (chosen, "loop"))
         torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
@@ -110,7 +110,7 @@ def test_a_choice_computes_what_the_loop_does(text: str) -> None:
 def test_a_choice_that_cannot_multiply_the_rows_gives_way_to_the_rule() -> None:
     rows, weights = _inputs(replace(SHAPE, dtype=torch.float64), CPU)
     rows_E = even_rows(96, 4)
-    found = run_experts(rows, rows_E, weights, "gelu", Chosen("grouped_mm"))
+    found = run_experts(rows, rows_E, weights, "gelu", SelectedBackend("grouped_mm"))
     assert torch.equal(found, run_experts(rows, rows_E, weights, "gelu", "loop"))
 
 

@@ -1,7 +1,8 @@
-"""Chooses the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
+"""Selects the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
-Back ends are those of `workloads.moe.experts.BACKENDS`; one that is registered there takes part. Rows are measured with a load
-that is uneven, as a router's is; a back end that pads is chosen only for loads of which the measured seconds say that it wins.
+All back ends of `workloads.moe.experts.BACKENDS` take part, registered ones too. Rows are measured with an uneven load,
+as a router's is. A back end that pads is selected only up to the load imbalance at which it wins by the measured
+seconds.
 
 N rows on this rank, E experts and H hidden width that it computes with, D model width.
 """
@@ -21,13 +22,11 @@ from suite.machine.choice.chooser import Question, class_of, fastest
 from suite.machine.choice.timing import time_candidates
 from suite.workload import Chooses
 from workloads.moe.config import Activation, MoEConfig, ranks_per_expert
-from workloads.moe.experts import BACKENDS, Chosen, Weights, rule, run_experts
+from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, rule, run_experts
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
-FEWEST_EXPERTS, FEWEST_ROWS = (
-    16,
-    256,
-)  # to which it is cut; measured, the order of the back ends is then that of the whole
+# a problem is not cut below these: so far the order of the back ends was measured to be that of the whole problem
+FEWEST_EXPERTS, FEWEST_ROWS = 16, 256
 MARGIN = 1.03  # a back end that pads must win by this, since loads differ from step to step
 MOST_PADDING = 2.0  # times the rows; memory grows as they do, and no run should end for a choice
 EVEN = ", even"  # after the name of a back end that pads: measured with an even load
@@ -49,7 +48,7 @@ class ExpertShape:
 
     @staticmethod
     def of(config: MoEConfig, width: int, rows: float, dtype: torch.dtype, ranks: int = 1) -> ExpertShape:
-        """The shape of a layer: ``rows`` are sent per rank, empty ones included; ``ranks`` share the experts (1: all have all)."""
+        """Return the shape of a layer: ``rows`` are sent per rank, empty ones included; ``ranks`` share the experts."""
         experts, hidden = config.experts, config.hidden
         if ranks > 1 and config.parallel_r:
             hidden //= config.parallel_r if ranks_per_expert(experts, ranks) > 1 else 1
@@ -89,7 +88,7 @@ class ExpertShape:
         return ExpertShape(**{**vars(self), "rows": max(rows, 1), "experts": experts})
 
 
-def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
+def choose_backend(chooser: Chooses, shape: ExpertShape) -> SelectedBackend:
     """Choose the back end for a shape. Every rank calls, with equal shapes."""
     device = chooser.device
     rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
@@ -102,24 +101,25 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> Chosen:
         rule=str(rule(rows_ND, weights)),
         ways=lambda: _ways(measured, device, able),
         possible=lambda text: (
-            (found := Chosen.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
+            (found := SelectedBackend.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
         ),
         decide=partial(
             decide, even=shape.even, reads=reads, padding=padding_of(uneven_rows(measured.rows, measured.experts))
         ),
         beside=lambda: _beside(measured, device),
     )
-    chosen = Chosen.parse(chooser.choose(question))
+    chosen = SelectedBackend.parse(chooser.choose(question))
     assert chosen is not None
     return chosen
 
 
 def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
-    """Choose from seconds of a pass. ``even``: any back end, because all experts have equally many rows.
+    """Select the back end from the seconds of a pass. ``even``: any, because all experts have equally many rows.
 
-    Else the fastest that does not pad, and up to which load one that pads is faster. Its seconds are of a load with ``padding``
-    times the rows, and grow with them; ``NAME, even`` are those of an even load, which it need not pad. Without ``reads`` the
-    host has to wait for the device to read a load, which is not done for exactly even ones alone.
+    Otherwise select the fastest back end without padding, and the load imbalance up to which a padding one is faster.
+    The padding one's seconds are of a load with ``padding`` times the rows, and grow with them; ``NAME, even`` are
+    those of an even load, which needs no padding. Without ``reads`` the host would wait for the device to read a load;
+    that is not done for exactly even loads alone.
     """
     if even:
         return fastest(seconds)
@@ -134,10 +134,10 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
     won = plain[best] / MARGIN
     if padded[other] <= won:
         up_to = math.floor(100 * padding * won / padded[other]) / 100
-        return str(Chosen(best, other, min(MOST_PADDING, up_to)))
+        return str(SelectedBackend(best, other, min(MOST_PADDING, up_to)))
     if not reads:
         return best
-    return str(Chosen(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
+    return str(SelectedBackend(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
 
 
 def padding_of(rows_E: Tensor) -> float:
@@ -179,7 +179,7 @@ def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None 
 
 
 def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
-    """A training pass of each back end: weights cast to the rows' data type, forward, backward, gradients laid as weights are."""
+    """Build a training pass for each back end: cast weights to the rows' type, forward, backward."""
     rows_ND, weights = _inputs(shape, device)
     d_out_ND = torch.ones_like(rows_ND)
     wanted = [weight for weight in vars(weights).values() if weight is not None]
@@ -202,7 +202,7 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
 
 
 def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
-    """How many times faster one expert's product would be in bfloat16. It is told and never chosen: it changes the numbers."""
+    """Measure how much faster one expert's product is in bfloat16. It is only reported: it would change the numbers."""
     if shape.dtype != torch.float32:
         return {}
     rows = min(FEWEST_ROWS, max(1, shape.rows // shape.experts))
