@@ -21,9 +21,9 @@ from suite.data.shards import Compression
 from suite.errors import InputError
 from suite.files import written_whole
 from suite.world import World
+from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.summary import attributes, summarise
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord
-from workloads.cosmoflow.universes import read_universe
 
 CONVERTER_VERSION = 1
 PUBLIC_CUBE = 128
@@ -200,10 +200,40 @@ def _shard(files: Sequence[_File], form: str, cube: int) -> Arrays:
 
 
 def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
-    counts, targets = read_universe(path)
+    counts, targets = _read_universe(path)
     if counts.shape[0] % cube:
         raise InputError(f"{path}: {counts.shape[0]}^3 voxels cannot be split in cubes of {cube}^3")
     return ((part, targets) for part in split_cubes(counts, cube))
+
+
+def _read_universe(path: Path) -> Sample:
+    """Read counts (n, n, n, 4) int16 and targets (4,) float32. InputError names file, dataset and what was expected.
+
+    Files of https://portal.nersc.gov/project/m3363/ (cosmoUniverse_2019_05_4parE, 512^3 voxels of 1 Mpc/h) have ``full``
+    counts and targets ``unitPar``. namePar, physPar and redshifts hold the same information in physical units.
+    """
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            for name in ("full", "unitPar"):
+                if name not in file:
+                    raise InputError(f"{path}: no dataset {name!r}; datasets: {', '.join(sorted(file)) or 'none'}")
+            counts, targets = _full_counts(path, file["full"]), np.asarray(file["unitPar"][()], dtype=np.float32)
+    except OSError as error:
+        raise InputError(f"{path}: not a readable HDF5 file: {error}") from None
+    if targets.shape != (len(TARGETS),) or not np.isfinite(targets).all():
+        raise InputError(f"{path}: dataset 'unitPar' is {targets.tolist()}, expected {len(TARGETS)} finite numbers")
+    if counts.min() < 0 or counts.max() > np.iinfo(np.int16).max:
+        raise InputError(
+            f"{path}: dataset 'full' has counts from {counts.min()} to {counts.max()}, expected int16 from 0"
+        )
+    return counts.astype(np.int16, copy=False), targets
+
+
+def _full_counts(path: Path, full: h5py.Dataset) -> NDArray[np.integer[Any]]:
+    side = full.shape[0] if full.shape else 0
+    if full.shape != (side, side, side, len(REDSHIFTS)) or full.dtype.kind not in "iu":
+        raise InputError(f"{path}: dataset 'full' is {full.shape} {full.dtype}, expected (n, n, n, 4) integers")
+    return np.asarray(full[...])
 
 
 def _sums(path: Path) -> dict[str, str]:

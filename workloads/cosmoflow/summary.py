@@ -42,10 +42,8 @@ def attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] =
     return {
         "sample_shape": list(splits["train"][0].sample_shape),
         "targets": list(targets),
-        "periodic": samples
-        == sum(
-            map(len, universes.values())
-        ),  # one sample per universe: it is the whole periodic box, not a cube cut from it
+        # one sample per universe: it is the whole periodic box, not a cube cut from it
+        "periodic": samples == sum(map(len, universes.values())),
         **{f"{split}_universes": len(universes[split]) for split in SPLITS},
         **input_statistics([shard.histogram for shard in splits["train"]]),
     }

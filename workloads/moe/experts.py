@@ -20,7 +20,6 @@ from suite.errors import InputError
 from suite.machine.choice.products import has_onednn, onednn_product
 from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
-from workloads.moe.batched import Batched, batched
 from workloads.moe.config import Activation, Backend
 from workloads.moe.dispatch import counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
@@ -388,13 +387,41 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
         places_N = torch.arange(len(rows_ND), device=here_E.device) + shift_N
         padded_ND = rows_ND.new_zeros(len(counts) * longest, width).index_copy(0, places_N, rows_ND)
     rows_ECD = padded_ND.view(len(counts), longest, width)
-    up = Batched.apply(rows_ECD, weights.up_EHD, weights.up_bias_EH)  # type: ignore[no-untyped-call]
+    up = _Batched.apply(rows_ECD, weights.up_EHD, weights.up_bias_EH)  # type: ignore[no-untyped-call]
     gate = None
     if weights.gate_EHD is not None:
-        gate = Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
-    out_ECD = batched(activate(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
+        gate = _Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
+    out_ECD = _batched(activate(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
     out_ND = out_ECD.reshape(-1, width)
     return out_ND if places_N is None else out_ND.index_select(0, places_N)
+
+
+def _batched(x_ECD: Tensor, weight_EDH: Tensor, bias_EH: Tensor | None) -> Tensor:
+    """Multiply (E, C, D) by (E, D, H) to (E, C, H), and add the bias if there is one."""
+    if bias_EH is None:
+        return torch.bmm(x_ECD, weight_EDH)
+    return torch.baddbmm(bias_EH.unsqueeze(1), x_ECD, weight_EDH)
+
+
+class _Batched(torch.autograd.Function):
+    """Rows times each expert's weight transposed, plus its bias. The weight's gradient lies as the weight does.
+
+    Autograd's would lie transposed and be copied: with few rows of many experts that is a quarter of the pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_ECD: Tensor, weight_EHD: Tensor, bias_EH: Tensor | None) -> Tensor:
+        """Multiply (E, C, D) by weights (E, H, D) to (E, C, H)."""
+        ctx.save_for_backward(x_ECD, weight_EHD)
+        ctx.biased = bias_EH is not None
+        return _batched(x_ECD, weight_EHD.transpose(1, 2), bias_EH)
+
+    @staticmethod
+    def backward(ctx: Any, d_ECH: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Gradients of rows, weights and bias."""
+        x_ECD, weight_EHD = ctx.saved_tensors
+        d_weight_EHD = torch.bmm(d_ECH.transpose(1, 2), x_ECD)
+        return torch.bmm(d_ECH, weight_EHD), d_weight_EHD, d_ECH.sum(1) if ctx.biased else None
 
 
 def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:

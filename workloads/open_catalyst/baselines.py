@@ -52,7 +52,7 @@ def _mean_error(error_A: Floats, structure_A: NDArray[np.int64]) -> Baseline:
 
 
 def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> Baseline:
-    elements = np.unique(_read(train, _spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
+    elements = np.unique(train.read(_spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
     width = len(elements) * (len(elements) + 1) // 2 * SHAPES
     gram, moment = np.zeros((width, width)), np.zeros(width)
     for chosen in _pieces(train):
@@ -105,13 +105,10 @@ def _structures(arrays: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
 
 def _free_forces(reader: ShardReader) -> tuple[Floats, NDArray[np.int64]]:
     """Read the forces (atoms, 3) on free atoms, and the structure of each atom."""
-    arrays = _read(reader, _spaced(reader, MAX_SAMPLES_OF_CONSTANTS), ["atom.offsets", "atom.force", "atom.fixed"])
+    chosen = _spaced(reader, MAX_SAMPLES_OF_CONSTANTS)
+    arrays = reader.read(chosen, ["atom.offsets", "atom.force", "atom.fixed"])
     free = arrays["atom.fixed"] == 0
     return arrays["atom.force"][free].astype(np.float64), _structures(arrays)[free]
-
-
-def _read(reader: ShardReader, chosen: NDArray[np.int64], names: list[str]) -> dict[str, NDArray[Any]]:
-    return reader.read(chosen, names)
 
 
 def _spaced(reader: ShardReader, most: int) -> NDArray[np.int64]:

@@ -80,17 +80,13 @@ class LmdbFile:
             raise InputError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
 
 
-def _lmdb() -> Any:
+@contextmanager
+def _environment(path: Path) -> Iterator[Any]:
+    """Open an LMDB file for reading, without its lock: data may be on a read-only file system."""
     try:
         import lmdb
     except ImportError:
         raise InputError("open_catalyst: LMDB files need lmdb: pip install 'mlhpc[open-catalyst]'") from None
-    return lmdb
-
-
-@contextmanager
-def _environment(path: Path) -> Iterator[Any]:
-    lmdb = _lmdb()
     try:
         environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:
