@@ -7,7 +7,7 @@ ROUND is a checkout of a public MLPerf HPC results repository. Three tables:
 1. false alarms: for each pair of different runs of one result, the p value of their most alike stretch; the share of pairs
    with p below a level must not exceed the level. Runs that are known to be one (carried over to a later round, or
    without a seed and with equal values throughout) are left out, and counted.
-2. what the bounds of suite/compliance/forensics/likeness.py rest on: how often n consecutive values of two runs are within x.
+2. what the bounds of suite/compliance/forensics/similarity.py rest on: how often n consecutive values of two runs are within x.
 3. power: each run is copied with changed values and times, and looked for among all runs of its result.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from suite.compliance.forensics.likeness import FALSE_ALARMS, Runs, Series, likeness, series_of
+from suite.compliance.forensics.similarity import FALSE_ALARMS, Runs, Series, series_of, similarity
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise
 from suite.log.results_tree import find
@@ -88,7 +88,7 @@ def least(series: Series, other: Series) -> float:
     """The smallest p of two series over all shifts."""
     places = len(series.numbers) * len(other.numbers)
     shifts = range(1 - len(series.numbers), len(other.numbers))
-    found = (likeness(series, other, shift, places) for shift in shifts)
+    found = (similarity(series, other, shift, places) for shift in shifts)
     return min((item.p for item in found if item is not None), default=1.0)
 
 
@@ -102,7 +102,7 @@ def print_false_alarms(results: dict[Path, list[RunRecord]]) -> None:
     for runs in results.values():
         index: Runs[RunRecord] = Runs()
         for run in runs:
-            found = index.find(series_of(run))
+            found = index.find_duplicate(series_of(run))
             if found is not None:
                 alarms += 1
                 print(f"  {run.path}: {found[1].text()} with {found[0].path}")
@@ -143,7 +143,7 @@ def print_power(results: dict[Path, list[RunRecord]]) -> None:
                 index.add(run, series_of(run))
             for run in runs[:20]:
                 total += 1
-                found += index.find(series_of(changed(run, by, seconds, draw))) is not None
+                found += index.find_duplicate(series_of(changed(run, by, seconds, draw))) is not None
         print(f"  {name}: {found} of {total}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.page.cells import HtmlTable, html_table
-from suite.compliance.check import Judged, Verdict, check
+from suite.compliance.check import JudgedLogs, Verdict, check
 from suite.compliance.rules.base import Finding
 
 FINDINGS_SHOWN = 100
@@ -32,7 +32,7 @@ class CheckedPath:
         }
 
 
-def check_paths(paths: Sequence[Path], judged: Judged | None = None) -> list[CheckedPath]:
+def check_paths(paths: Sequence[Path], judged: JudgedLogs | None = None) -> list[CheckedPath]:
     """Check each path that exists. A missing path is left to the reader of logs, which names it.
 
     ``judged`` has the logs that were judged by themselves already (`analysis.tables.ingest`); others are read.
@@ -40,7 +40,7 @@ def check_paths(paths: Sequence[Path], judged: Judged | None = None) -> list[Che
     return [check_path(path, judged) for path in paths if path.exists()]
 
 
-def check_path(path: Path, judged: Judged | None = None) -> CheckedPath:
+def check_path(path: Path, judged: JudgedLogs | None = None) -> CheckedPath:
     """Check one path; the same tree gives the same verdict wherever it lies."""
     verdict = check([path], judged=judged)
     parent = str(path.resolve().parent) + "/"

@@ -19,17 +19,17 @@ from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
     LEVELS,
     Difference,
+    LevelOutcome,
     LevelVerdict,
     Reproduction,
     ResultVerdict,
-    Verdict,
     all_reproduced,
+    render_table,
     verdict_of,
     write_reproduction,
 )
 from suite.package.reproduction.original import Original, read_originals
 from suite.package.reproduction.stored import judge_log, list_changes
-from suite.package.reproduction.table import render_table
 
 if TYPE_CHECKING:
     from suite.package.reproduction.rerun import Rerun
@@ -205,7 +205,7 @@ def _manifest_digest(package: Path) -> str | None:
 def _nothing_left(changes: list[Difference]) -> ResultVerdict:
     """The verdict of a package that has lost all its results."""
     why = f"the package has no result any more: {changes[0].kind} {changes[0].what} and {len(changes) - 1} more"
-    lost = verdict_of(0, Verdict.NOT_REPRODUCED, why, changes[0])
+    lost = verdict_of(0, LevelOutcome.NOT_REPRODUCED, why, changes[0])
     return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
 
 
@@ -220,7 +220,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
     if asked.level >= 1:
         why = original.cannot_run() if original.info.get("loop") is None else None
         if why is not None:
-            levels += [verdict_of(number, Verdict.CANNOT, why) for number in range(1, asked.level + 1)]
+            levels += [verdict_of(number, LevelOutcome.CANNOT, why) for number in range(1, asked.level + 1)]
         else:
             from suite.package.reproduction.rerun import Rerun
 
@@ -250,15 +250,15 @@ def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _As
         return []
     why = original.cannot_run() or rerun.cannot_run()
     if why is not None:
-        return [verdict_of(number, Verdict.CANNOT, why) for number in numbers]
+        return [verdict_of(number, LevelOutcome.CANNOT, why) for number in numbers]
     if asked.beside is None:
         cause = None
-        if data.verdict == Verdict.NOT_REPRODUCED:
+        if data.verdict == LevelOutcome.NOT_REPRODUCED:
             why, cause = "no run was made: the data are not those of the package (level 1)", data.cause
         elif not asked.run:
             why = "no run was made: --run makes one, --with RUN names one"
         if why is not None:
-            return [verdict_of(number, Verdict.INCONCLUSIVE, why, cause) for number in numbers]
+            return [verdict_of(number, LevelOutcome.INCONCLUSIVE, why, cause) for number in numbers]
     found = []
     for number in numbers:
         found.append(_judge_level(number, rerun, asked))
@@ -273,7 +273,7 @@ def _judge_level(number: int, rerun: Rerun, asked: _Asked) -> LevelVerdict:
         return rerun.judge_convergence(asked.runs)
     if asked.beside is not None:
         why = "times are compared in pairs on one machine: give --run, not --with"
-        return verdict_of(number, Verdict.INCONCLUSIVE, why)
+        return verdict_of(number, LevelOutcome.INCONCLUSIVE, why)
     return rerun.judge_time(asked.overrides, asked.pairs, asked.margin)
 
 
@@ -284,6 +284,6 @@ def _tell(original: Original, level: LevelVerdict) -> None:
 
 def _summary(document: Reproduction) -> str:
     counts = [level.verdict for result in document.results for level in result.levels]
-    said = ", ".join(f"{counts.count(each)} {each}" for each in Verdict if each in counts)
+    said = ", ".join(f"{counts.count(each)} {each}" for each in LevelOutcome if each in counts)
     many = f"{len(document.results)} result{'s' * (len(document.results) > 1)}"
     return f"{many}, levels 0 to {document.asked[-1]} ({LEVELS[document.asked[-1]]}): {said}"

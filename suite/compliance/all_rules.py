@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
+from typing import TypeVar
 
-from suite.compliance import choice
+from suite.compliance import selection
 from suite.compliance.forensics import copy_rules, course_rules, provenance_rules
 from suite.compliance.rules import (
     eval_rules,
@@ -18,20 +20,16 @@ from suite.compliance.rules import (
 )
 from suite.compliance.rules.base import LogRule, ResultRule, Rule
 
-LOG_RULES: tuple[LogRule, ...] = (
-    *log_rules.RULES,
-    *eval_rules.RULES,
-    *course_rules.RULES,
-    *mlhpc_rules.RULES,
-    *stated_rules.RULES,
-    *training_rules.RULES,
-)
-RESULT_RULES: tuple[ResultRule, ...] = (
-    *result_rules.RULES,
-    *provenance_rules.RULES,
-    *power_rules.RULES,
-    *copy_rules.RULES,
-    *package_rules.RULES,
-)
-PACKAGE_RULES: tuple[Rule, ...] = (*choice.RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES)
+Kind = TypeVar("Kind", bound=Rule)
+
+
+def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
+    """Collect the rules of one kind from modules, in the order in which the modules define them."""
+    return tuple(value for module in modules for value in vars(module).values() if isinstance(value, kind))
+
+
+# The order of modules is that of findings in every output, so a new module goes to the end.
+LOG_RULES = _rules_in(LogRule, log_rules, eval_rules, course_rules, mlhpc_rules, stated_rules, training_rules)
+RESULT_RULES = _rules_in(ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules)
+PACKAGE_RULES: tuple[Rule, ...] = (*selection.RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES)
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)}

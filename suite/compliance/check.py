@@ -1,6 +1,7 @@
 """Judges a log, a folder of logs, a package or a round: reads each log once, applies the rules, returns findings.
 
-It only reads. Of each log it keeps the record and the findings, so memory is bounded by the largest log.
+It writes nothing. It keeps the record and the findings of each log but not its events, so memory is bounded by the
+largest log.
 """
 
 from __future__ import annotations
@@ -12,22 +13,14 @@ from itertools import islice
 from pathlib import Path
 
 from suite.compliance.all_rules import LOG_RULES, RESULT_RULES
-from suite.compliance.choice import Choice, choose
-from suite.compliance.failed_run import cut_line, follows_from_failure
 from suite.compliance.forensics.copy_rules import SeenRuns
 from suite.compliance.metric import record_of
 from suite.compliance.result import Result
-from suite.compliance.rules.base import NO_LOG, Finding, LogContext, of_another_suite, weighed
+from suite.compliance.rules.base import NO_LOG, Finding, LogContext, of_another_suite, with_severity
 from suite.compliance.rules.package_rules import judge_package, judge_system
-from suite.compliance.ruleset import (
-    Benchmark,
-    GivenPoints,
-    KnownResult,
-    Ruleset,
-    Severity,
-    ruleset,
-    ruleset_names,
-)
+from suite.compliance.ruleset import Benchmark, GivenPoints, KnownResult, Ruleset, Severity, ruleset, ruleset_names
+from suite.compliance.selection import Breach, SelectedRuleset, select_ruleset
+from suite.log import mllog
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
@@ -37,7 +30,7 @@ from suite.log.score import failure
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was checked, by which rulesets, and all findings in the order of the tree. ``results``: those that have logs."""
+    """The rulesets that were used, all findings in the order of the tree, and the results that have logs."""
 
     rulesets: tuple[str, ...]
     logs: int
@@ -51,17 +44,17 @@ class Verdict:
         return not self.counted("error")
 
     def count(self, severity: Severity) -> int:
-        """Number of findings of a severity, those that a waiver covers left out."""
+        """Count the findings of a severity that no waiver covers."""
         return len(self.counted(severity))
 
     def counted(self, severity: Severity) -> list[Finding]:
-        """The findings of a severity that no waiver covers."""
+        """List the findings of a severity that no waiver covers."""
         return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
 
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """What remains of a log after its check."""
+    """The record and the findings of a log: what the check keeps of it."""
 
     record: RunRecord
     benchmark: Benchmark | None
@@ -74,49 +67,49 @@ class CheckedLog:
         return self.benchmark is not None and failure(self.record, self.benchmark) is None
 
 
-Judged = Mapping[Path, CheckedLog]
+# What the log of a run that failed may lack. One run of a result may fail, whenever and however it ended. Only breaches
+# that follow from the end itself become warnings: a failed run with another optimizer is still an error.
+_OF_CONVERGENCE = frozenset({"target-missed", "run-aborted", "last-eval"})
+_OF_FAILURE = _OF_CONVERGENCE | {"run-unfinished", "interval-open", "training-missing"}
+_OF_FAILURE_IN_ROUNDS = frozenset({"status-true", "run-status"})  # MLPerf HPC's codes logged success in any case
+_OF_EARLY_FAILURE = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
+
+JudgedLogs = Mapping[Path, CheckedLog]
 
 
 def check(
-    paths: list[Path], ruleset_name: str | None = None, given: GivenPoints | None = None, judged: Judged | None = None
+    paths: list[Path],
+    ruleset_name: str | None = None,
+    given: GivenPoints | None = None,
+    judged: JudgedLogs | None = None,
 ) -> Verdict:
     """Judge everything under the paths by one ruleset, or each result by that of its round.
 
-    ``given`` adds reference points for batch sizes that the ruleset has none for. ``judged`` has logs that somebody read
-    and judged already, by the rulesets that `rulesets_of_logs` names.
-
-    InputError for a path that is no file or folder, such as a device.
+    ``given`` adds reference points for batch sizes that the ruleset has none for. ``judged`` has logs that the caller
+    has read and judged already, by the rulesets that `rulesets_of_logs` returns. InputError for a path that is neither
+    a file nor a folder.
     """
     findings: list[Finding] = []
     results: list[Result] = []
     used: list[str] = []
     seen = SeenRuns()
     packages = logs = 0
-    for path in {path.absolute(): path for path in paths}.values():  # a path given twice is one
+    for path in {path.absolute(): path for path in paths}.values():  # a path given twice is checked once
         tree = find(path, partly=True)
         unread = [_unread(error, path) for error in tree.unread]
         findings += unread
         for package, groups in _judged_together(tree):
-            choice = Choice(ruleset_name) if ruleset_name else choose(groups, path)
-            rules = replace(ruleset(choice.ruleset), given=given)
+            selected = SelectedRuleset(ruleset_name) if ruleset_name else select_ruleset(groups, path)
+            rules = replace(ruleset(selected.name), given=given)
             used.append(rules.name)
-            shared = [item for rule, folder, text in choice.breaches for item in weighed(rules, rule, folder, text)]
-            findings += shared
             # A single file is judged by the rules for one log only.
             several = None if path.is_file() else seen
-            judgements = [_check_group(group, rules, several, judged or {}) for group in groups]
-            for _, own in judgements:
-                findings += own
-            if package is not None:
-                packages += 1
-                of_package = list(_check_package(package, groups, rules)) if several is not None else []
-                findings += of_package
-                shared += of_package
-            for result, own in judgements:
-                logs += len(result.group.logs) + len(result.group.pruned)
-                if result.runs:
-                    errors = sum(finding.severity == "error" for finding in (*unread, *shared, *own))
-                    results.append(replace(result, errors=errors, power=_broken_power_rules(own)))
+            found, scored = _check_together(package, groups, rules, selected.breaches, several, judged or {})
+            findings += found
+            packages += package is not None
+            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
+            # What cannot be read below a path may belong to any of its results.
+            results += [replace(result, errors=result.errors + len(unread)) for result in scored if result.runs]
         findings += _behind_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
@@ -127,19 +120,39 @@ def check(
 
 
 def rulesets_of_logs(path: Path) -> dict[Path, str]:
-    """The name of the ruleset that judges each log below a path, pruned ones too, for who reads the logs anyway."""
-    return {
-        log: choice.ruleset
-        for _, groups in _judged_together(find(path.absolute(), partly=True))
-        for choice in [choose(groups, path.absolute())]
-        for group in groups
-        for log in (*group.logs, *group.pruned)
-    }
+    """Map each log below a path, pruned ones too, to the name of the ruleset that `check` would judge it by."""
+    names = {}
+    for _, groups in _judged_together(find(path.absolute(), partly=True)):
+        selected = select_ruleset(groups, path.absolute())
+        names.update({log: selected.name for group in groups for log in (*group.logs, *group.pruned)})
+    return names
+
+
+def _check_together(
+    package: Path | None,
+    groups: Sequence[Group],
+    rules: Ruleset,
+    breaches: Sequence[Breach],
+    seen: SeenRuns | None,
+    judged: JudgedLogs,
+) -> tuple[list[Finding], list[Result]]:
+    """Judge the results of one package, or of one folder of logs, and the files of the package."""
+    shared = [finding for rule, folder, text in breaches for finding in with_severity(rules, rule, folder, text)]
+    judgements = [_check_group(group, rules, seen, judged) for group in groups]
+    of_package = list(_check_package(package, groups, rules)) if package is not None and seen is not None else []
+    findings = list(shared)
+    results = []
+    for result, own in judgements:
+        findings += own
+        errors = sum(finding.severity == "error" for finding in (*shared, *of_package, *own))
+        results.append(replace(result, errors=errors, power=_broken_power_rules(own)))
+    return findings + of_package, results
 
 
 def _broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
-    broken = (finding.rule for finding in findings if finding.severity != "info" and finding.waiver is None)
-    return tuple(dict.fromkeys(rule for rule in broken if rule.startswith("power-") and rule != "power-scope"))
+    """List the rules for power readings that a result breaks, warnings too: they take its energy, not its time."""
+    broken = dict.fromkeys(finding.rule for finding in findings if finding.severity != "info")
+    return tuple(rule for rule in broken if rule.startswith("power-") and rule != "power-scope")
 
 
 def _unread(error: OSError, path: Path) -> Finding:
@@ -147,7 +160,7 @@ def _unread(error: OSError, path: Path) -> Finding:
 
 
 def _behind_links(tree: Tree) -> Iterator[Finding]:
-    """Links to folders outside of packages, whose own rules name theirs: what lies behind them is not judged."""
+    """Yield a finding for each link to a folder outside of packages. Links inside a package have rules of their own."""
     packages = set(tree.packages)
     for item in tree.skipped:
         if item.reason == LINK and item.path.is_dir() and packages.isdisjoint(item.path.parents):
@@ -155,18 +168,16 @@ def _behind_links(tree: Tree) -> Iterator[Finding]:
 
 
 def _named_otherwise(paths: list[Path]) -> str:
-    """A hint if one of the first 100 files is a log that is not named result_<n>.txt."""
+    """Return a hint if one of the first 100 files is a log that is not named result_<n>.txt."""
     files = (file for path in paths for file in list_files(path))
     for file in islice(files, 100):
         with suppress(OSError):
-            if file.is_file() and b":::MLLOG" in _head(file):
-                return f"; {file} holds MLLOG events but is not named result_<n>.txt"
+            if not file.is_file():
+                continue
+            with file.open("rb") as stream:
+                if b":::MLLOG" in stream.read(HEAD_BYTES):
+                    return f"; {file} holds MLLOG events but is not named result_<n>.txt"
     return ""
-
-
-def _head(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(HEAD_BYTES)
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:
@@ -181,13 +192,14 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
 
 
 def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = None) -> CheckedLog:
-    """Judge the events of one log; ``name`` is the name of its file in findings, ``known`` as `record_of` takes it."""
+    """Judge the events of one log. ``name`` names its file in findings. `record_of` explains ``known``."""
     record, benchmark = record_of(log, rules, known)
     suite = rules.other_suite(record.benchmark)
     if suite is not None:
+        # Rules of one suite would find only nonsense in a log of another.
         return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(_log_findings(context, name)), cut_line(log))
+    return CheckedLog(record, benchmark, tuple(_log_findings(context, name)), _cut_line(log))
 
 
 def _log_findings(context: LogContext, file: str) -> Iterator[Finding]:
@@ -207,18 +219,18 @@ def _result_findings(result: Result) -> Iterator[Finding]:
 
 
 def _check_package(package: Path, groups: Sequence[Group], rules: Ruleset) -> Iterator[Finding]:
-    """Judge the files of a package beside its results: system descriptions, names, the manifest."""
+    """Judge the files of a package other than its logs: system descriptions, names, the manifest."""
     for path in list_system_files(package):
         for rule, message in judge_system(read_system(path)):
-            yield from weighed(rules, rule, path, message)
+            yield from with_severity(rules, rule, path, message)
     for rule, path, message in judge_package(package, groups):
-        yield from weighed(rules, rule, path, message)
+        yield from with_severity(rules, rule, path, message)
     if not groups:
-        yield from weighed(rules, "results-empty", package / "results", "the package holds no result_*.txt")
+        yield from with_severity(rules, "results-empty", package / "results", "the package holds no result_*.txt")
 
 
 def _judged_together(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
-    """What is judged by one ruleset: each package with its results, then each folder of logs that is in no package."""
+    """Yield what one ruleset judges: each package with its results, then each folder of logs outside of packages."""
     of_package: dict[Path, list[Group]] = {package: [] for package in tree.packages}
     elsewhere = [group for group in tree.groups if group.package not in of_package]
     for group in tree.groups:
@@ -228,36 +240,40 @@ def _judged_together(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
     yield from ((None, [group]) for group in elsewhere)
 
 
-def _check_group(group: Group, rules: Ruleset, seen: SeenRuns | None, judged: Judged) -> tuple[Result, list[Finding]]:
-    """Judge the logs of a result one by one and then, unless ``seen`` is None, together and beside earlier results."""
-    findings: list[Finding] = []
+def _check_group(
+    group: Group, rules: Ruleset, seen: SeenRuns | None, judged: JudgedLogs
+) -> tuple[Result, list[Finding]]:
+    """Judge the logs of a result one by one and then, unless ``seen`` is None, together and against earlier results."""
     checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
     pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
     records = tuple(log.record for log in checked)
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
+
     failed = [log for log in checked if not log.converged]
     one_may_fail = seen is not None and len(checked) > 1 and len(failed) == 1 and (rules.foreign or not result.weak)
+    findings: list[Finding] = []
     for log in checked:
         if one_may_fail and log is failed[0]:
             findings += [_downgrade_failed_run(finding, log, rules) for finding in log.findings]
         else:
             findings += log.findings
     for log in pruned:
-        findings += _pruned(log, rules)
+        findings += _of_pruned(log, rules)
+
     of_another_suite = bool(records) and all(rules.other_suite(record.benchmark) for record in records)
     if seen is not None and not of_another_suite:
-        known = rules.known(records)
-        found = list(_result_findings(result))
+        together = list(_result_findings(result))
         for rule, where, message in seen.compare(group, records):
-            found += weighed(rules, rule, where, message)
-        findings += [_downgrade_known(finding, known) for finding in found]
+            together += with_severity(rules, rule, where, message)
+        known = rules.known(records)
+        findings += [_downgrade_known(finding, known) for finding in together]
     return result, findings
 
 
 def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
-    """The finding, as a warning with the reason if it is a known breach of a published result."""
+    """Return the finding, as a warning with the reason if it is a known breach of a published result."""
     reason = known.rules.get(finding.rule) if known is not None else None
     if reason is None or finding.severity != "error":
         return finding
@@ -265,22 +281,39 @@ def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
 
 
 def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
-    if finding.severity == "error" and follows_from_failure(finding, log.record, log.cut_line, foreign=rules.foreign):
+    if finding.severity == "error" and _follows_from_failure(finding, log, foreign=rules.foreign):
         return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
     return finding
 
 
-_OF_CONVERGENCE = ("target-missed", "run-aborted", "last-eval")
+def _of_pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
+    """Yield the findings in a pruned instance, which need not converge, with the severity of rule pruned-compliant.
 
-
-def _pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """Findings in a pruned instance, which need not converge. Their severity is that of rule pruned-compliant.
-
-    In MLPerf HPC rounds an instance that died is a warning: nine published ones have no end, or say success without it.
+    In MLPerf HPC rounds an instance that died is a warning: nine published ones have no end, or log success without it.
     """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
         if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
-            died = rules.foreign and follows_from_failure(finding, log.record, log.cut_line, foreign=True)
+            died = rules.foreign and _follows_from_failure(finding, log, foreign=True)
             message = f"pruned instance: {finding.message}"
             yield replace(finding, severity="warning" if died else severity, message=message)
+
+
+def _follows_from_failure(finding: Finding, log: CheckedLog, *, foreign: bool) -> bool:
+    """True if a finding in the log of a failed run follows from its failure."""
+    if finding.rule in _OF_FAILURE or (foreign and finding.rule in _OF_FAILURE_IN_ROUNDS):
+        return True
+    if finding.rule == "event-valid":
+        return finding.line is not None and finding.line == log.cut_line
+    if log.record.run_start_s is not None:
+        return False
+    unnamed = finding.rule == "benchmark-known" and log.record.size is None and not foreign
+    return unnamed or finding.rule in _OF_EARLY_FAILURE
+
+
+def _cut_line(log: Log) -> int | None:
+    """Return the number of the last line if only that is broken and run_stop is missing: the process was killed."""
+    if len(log.problems) != 1 or log.first(mllog.RUN_STOP) is not None:
+        return None
+    line = log.problems[0].line
+    return line if all(event.line < line for event in log.events[-1:]) else None

@@ -1,9 +1,9 @@
-"""Reference convergence points: computes how fast a submission may converge, in closed form. Reads no files.
+"""Computes from reference convergence points how fast a submission may converge, in closed form. Reads no files.
 
-mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test; solved for the mean it is
-``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95 there, the mean of all but the
-best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. Its
-pruning of reference points makes one pass and may miss the lower convex hull (mlcommons/logging#368): published rounds are
+mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test. Solved for the mean it is
+``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95, the mean of all but the
+best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. It
+prunes the reference points in one pass and may miss the lower convex hull (mlcommons/logging#368). Published rounds are
 judged by that pass, as they were, our own results by the hull.
 """
 
@@ -19,7 +19,7 @@ from suite.statistics import student_t
 
 @dataclass(frozen=True)
 class Limit:
-    """What a submission is compared with. ``kind`` is exact, interpolated or smallest (its batch is below all points).
+    """The reference at a batch size: ``kind`` is exact, interpolated, or smallest if the batch is below all points.
 
     ``mean``, ``std`` and ``minimum`` are epochs to the target; a submission with a mean below ``minimum`` is too fast.
     """
@@ -40,12 +40,12 @@ class _Point:
 
 
 def trimmed_mean(epochs: Sequence[float]) -> float:
-    """The mean without the smallest and the largest value."""
+    """Compute the mean without the smallest and the largest value."""
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
 def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int, confidence: float = 0.95) -> float:
-    """The smallest mean of a submission that is not significantly below the reference's."""
+    """Compute the smallest mean of a submission that is not significantly below the reference's."""
     if std == 0.0:
         return mean
     t = student_t.quantile(confidence, n_reference + n_submission - 2)
@@ -61,12 +61,13 @@ def limit(
     hull: bool = True,
     between_evals: float = 0.0,
 ) -> Limit | None:
-    """The limit at a batch size. ``points`` maps batch size to epochs to target; None if the batch is above all points.
+    """Compute the limit at a batch size. None if the batch is above all points.
 
-    Without ``hull`` the points are pruned in one pass. ``between_evals``, in the unit of the points, is how finely a run can tell
-    when it reached the target: a reference whose runs are all equal has at least the deviation of that rounding.
+    ``points`` maps batch size to epochs to target. Without ``hull`` they are pruned in one pass. ``between_evals`` is
+    the distance of two evaluations in the unit of the points: a run notices the target only at an evaluation, so even a
+    reference whose runs are all equal has the deviation of that rounding.
     """
-    rounding = between_evals / math.sqrt(12.0)
+    rounding = between_evals / math.sqrt(12.0)  # the standard deviation of a uniform distribution of this width
     known = pruned(points) if hull else pruned_once(points)
     n_submission = required_runs - 2
     if not known or batch > known[-1].batch:
@@ -78,8 +79,8 @@ def limit(
         std = max(exact.std, rounding)
         minimum = minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
         return Limit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
-    below = max((point for point in known if point.batch < batch), key=lambda point: point.batch)
-    above = min((point for point in known if point.batch > batch), key=lambda point: point.batch)
+    below = [point for point in known if point.batch < batch][-1]  # `known` ascends in batch size
+    above = next(point for point in known if point.batch > batch)
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
     std = max(below.std + share * (above.std - below.std), rounding)
@@ -88,7 +89,7 @@ def limit(
 
 
 def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
-    """The points that are used: the lower convex hull of mean over batch size, from the fastest mean upwards."""
+    """Return the lower convex hull of mean over batch size, from the fastest mean upwards."""
     known = _means(points)
     if not known:
         return []
@@ -102,7 +103,7 @@ def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 
 def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
-    """The points that one pass leaves: from the fastest mean upwards, without each that lies above the line of its neighbours."""
+    """Return the points from the fastest mean upwards, less those above the line of their neighbours, in one pass."""
     kept = _means(points)
     if kept:
         kept = kept[kept.index(min(kept, key=lambda point: point.mean)) :]
@@ -119,7 +120,7 @@ def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
     return [
         _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
         for batch, epochs in sorted(points.items())
-        if len(epochs) > 3
+        if len(epochs) > 3  # fewer leave no spread once the best and the worst are dropped
     ]
 
 

@@ -1,4 +1,4 @@
-"""Values that follow from others in the same log: a learning rate from the batch size, the samples at which a run is evaluated."""
+"""Values that follow from others in the same log: a learning rate from the batch size, samples at an evaluation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from msgspec import Meta, Struct
 
 from suite.log.values import finite
 
-_SMALLEST, _LARGEST = 1e-15, 1e15  # of a number that another follows from; what is outside is no batch size and no rate
+_SMALLEST, _LARGEST = 1e-15, 1e15  # of a batch size or a rate from which another value follows
 
 
 class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``; ``by`` and ``minus`` are keys of the log.
+    """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``.
 
-    With ``whole`` the product is rounded up, and ``less``, scaled and rounded alike, is subtracted. With ``multiple_of``, a key,
-    it is rounded up to a multiple of that key's value. It may differ by the share ``within``.
+    ``by`` and ``minus`` are keys of the log. With ``whole`` the product is rounded up, and ``less``, scaled and rounded
+    in the same way, is subtracted. With ``multiple_of``, a key, it is rounded up to a multiple of that key's value. It
+    may differ by the share ``within``.
     """
 
     value: float
@@ -31,7 +32,7 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     within: float = 1e-6
 
     def problem(self, value: Any, logged: Callable[[str], Any]) -> str | None:
-        """What is wrong with a value, as the end of a message. None if nothing is, or if what it follows from is no number."""
+        """Return what is wrong with a value. None if nothing is, or if a value from which it follows is no number."""
         expected, number = self._expected(logged), finite(value)
         if expected is None:
             return None
@@ -42,26 +43,28 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"expected {expected:.10g}{share}, which follows from {others}"
 
     def _expected(self, logged: Callable[[str], Any]) -> float | None:
-        given = {key: finite(logged(key)) for key in (self.by, self.minus, self.multiple_of) if key is not None}
-        if any(number is None or not 0.0 <= number < _LARGEST for number in given.values()):
+        by = self.at if self.by is None else finite(logged(self.by))
+        minus = 0.0 if self.minus is None else finite(logged(self.minus))
+        step = _SMALLEST if self.multiple_of is None else finite(logged(self.multiple_of))
+        if by is None or minus is None or step is None:
             return None
-        by, minus, step = (given.get(key or "") for key in (self.by, self.minus, self.multiple_of))
-        if (by is not None and by < _SMALLEST) or (step is not None and step < _SMALLEST):
+        # A forged value must neither divide by zero nor overflow.
+        if not (_SMALLEST <= by < _LARGEST and 0.0 <= minus < _LARGEST and _SMALLEST <= step < _LARGEST):
             return None
-        scale = math.pow((by or self.at) / self.at, self.power)
-        amount = (
-            float(math.ceil(self.value * scale) - math.ceil(self.less * scale)) if self.whole else self.value * scale
-        )
-        if step is not None:
+        scale = math.pow(by / self.at, self.power)
+        amount = self.value * scale
+        if self.whole:
+            amount = float(math.ceil(amount) - math.ceil(self.less * scale))
+        if self.multiple_of is not None:
             amount = math.ceil(amount / step) * step
-        return amount - (minus or 0.0)
+        return amount - minus
 
 
 class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a run is evaluated, on a grid of samples that is a multiple of the batch size.
+    """The samples after which a run is evaluated, on a grid of multiples of the batch size.
 
-    The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down. The grid is
-    the batch, or the least multiple of it that is ``grid`` samples or more.
+    The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down.
+    The grid has steps of the batch, or of the least multiple of it that is ``grid`` samples or more.
     """
 
     per_batch: int
@@ -72,17 +75,17 @@ class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     then: Literal["any", "next", "multiple"]  # where later evaluations are: anywhere, at every, at any grid point
 
     def step(self, batch: int) -> int:
-        """Samples from one point of the grid to the next."""
+        """Return the samples from one point of the grid to the next."""
         return max(1, math.ceil(self.grid / batch)) * batch
 
     def first(self, batch: int) -> int:
-        """Samples before the first evaluation."""
+        """Return the samples before the first evaluation."""
         step = self.step(batch)
         samples = (self.per_batch * batch + self.plus) // self.over
         return (-(-samples // step) if self.up else samples // step) * step
 
     def breach(self, batch: int, seen: list[float | None]) -> tuple[int, int] | None:
-        """(index, samples that are due) of the first evaluation that is not where it must be; ``seen``: samples before each."""
+        """Return (index, samples due) of the first misplaced evaluation. ``seen`` has the samples before each."""
         due, step = self.first(batch), self.step(batch)
         for index, samples in enumerate(seen):
             if index and self.then == "any":

@@ -1,6 +1,6 @@
-"""Renders what each rule asks, why, how to mend it and how each ruleset weighs it: --explain, --list-rules, docs/rules.md.
+"""Renders explanations of the rules for --explain, --list-rules and docs/rules.md.
 
-What a rule asks and its source stand at the rule, its severity and thresholds in the rulesets, the rest in rules.yaml.
+The code of a rule states its request and source, the rulesets its severity and thresholds, rules.yaml the rest.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ class RuleText:
 
 @cache
 def rule_texts() -> dict[str, RuleText]:
-    """The texts of all rules, by rule."""
-    entries = _data()["rules"]
-    return {
-        rule: RuleText(entry["why"], entry["mend"], tuple(entry.get("thresholds", ())))
-        for rule, entry in entries.items()
-    }
+    """Read the texts of all rules, by rule."""
+    texts = _data()["rules"].items()
+    return {rule: RuleText(text["why"], text["mend"], tuple(text.get("thresholds", ()))) for rule, text in texts}
 
 
 def explanation(rule: str) -> str:
-    """The text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
+    """Render the text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
     if rule not in RULES:
         near = did_you_mean(rule, RULES) or ";"
         raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules says each in a line")
@@ -50,7 +47,7 @@ def explanation(rule: str) -> str:
 
 
 def rule_list() -> str:
-    """The text that `--list-rules` prints: one line for each rule with its severity in the newest rulesets."""
+    """Render the text that `--list-rules` prints: one line for each rule."""
     widest = max(map(len, RULES))
     lines = []
     for name in SCOPES:
@@ -61,13 +58,8 @@ def rule_list() -> str:
 def rules_page() -> str:
     """Render the page of rules, which `make docs` puts into the site."""
     documents = [f"- {name}: {_readable(url)}" for name, url in _data()["documents"].items()]
-    lines = [
-        "# Rules of the checker",
-        "",
-        "How the checker works: [checker.md](checker.md). Where rules come from:",
-        "",
-        *documents,
-    ]
+    head = "How the checker works: [checker.md](checker.md). Where rules come from:"
+    lines = ["# Rules of the checker", "", head, "", *documents]
     for name in SCOPES:
         lines += ["", f"## {name[0].upper()}{name[1:]}"]
         for rule in _of(name):
@@ -77,9 +69,11 @@ def rules_page() -> str:
 
 
 def scope(rule: str) -> str:
-    """What a rule looks at, one of `SCOPES`."""
-    entry = RULES[rule]
-    return SCOPES[0] if entry in LOG_RULES else SCOPES[1] if entry in RESULT_RULES else SCOPES[2]
+    """Return what a rule judges, one of `SCOPES`."""
+    one_log, runs, package = SCOPES
+    if RULES[rule] in LOG_RULES:
+        return one_log
+    return runs if RULES[rule] in RESULT_RULES else package
 
 
 @cache
@@ -92,12 +86,12 @@ def _readable(url: str) -> str:
 
 
 def _of(name: str) -> list[str]:
-    """The rules of a scope: those of rules.yaml in its order, then any that have no text there."""
+    """List the rules of a scope: those of rules.yaml in its order, then any that have no text there."""
     return [rule for rule in {**rule_texts(), **RULES} if scope(rule) == name]
 
 
 def _fields(info: Rule) -> Iterator[tuple[str, str]]:
-    """What is told of a rule, in order."""
+    """Yield (name, text) of each field of a rule's explanation, in order."""
     text = rule_texts().get(info.name)
     yield "asks", info.asks
     if text is not None:
@@ -117,7 +111,7 @@ def _severities(rule: str) -> str:
 
 
 def _thresholds(name: str) -> str:
-    """The values of a threshold, rulesets with the same one together."""
+    """Render the values of a threshold; rulesets with the same value share one entry."""
     values: dict[str, list[str]] = {}
     for known in ruleset_names():
         values.setdefault(_value(name, ruleset(known)), []).append(known)

@@ -1,4 +1,4 @@
-"""manifest.sha256, the list of a package's files with their checksums: rendering, reading, comparing. Writes nothing."""
+"""Renders, reads and compares manifest.sha256, the list of a package's files with their checksums. Writes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHA256_DIGITS = 64
 
 
 def render_package_manifest(package: Path) -> str:
-    """The manifest of a package's files as they are now, in the form of sha256sum."""
+    """Render the manifest of a package's files as they are now, in the form of sha256sum."""
     files = [path for path in list_files(package) if path.is_file() and path.name != MANIFEST]
     lines = [f"# mlhpc manifest version {MANIFEST_VERSION}: sha256sum -c {MANIFEST}"]
     lines += [f"{digest(path)}  {path.relative_to(package).as_posix()}" for path in files]
@@ -23,7 +23,7 @@ def render_package_manifest(package: Path) -> str:
 
 
 def read_package_manifest(path: Path) -> dict[str, str] | None:
-    """Map each relative path to its sha256. None if the file is no list in the form of sha256sum."""
+    """Map each relative path to its sha256. None unless the file has the form of sha256sum."""
     try:
         lines = read_bytes(path, limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -35,13 +35,13 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
 
 
 def digest(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal. OSError for a file that is too large to be read (suite.log.limits)."""
+    """Compute the sha256 of a file, in hexadecimal. OSError if the file exceeds the limit in suite.log.limits."""
     with opened(path, limits().file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
-    """Compare a package's files with its manifest; yields (rule, path, message) for each difference."""
+    """Compare a package's files with its manifest and yield (rule, path, message) for each difference."""
     path = package / MANIFEST
     if not path.is_file():
         yield "manifest-missing", package, f"no {MANIFEST}"

@@ -1,4 +1,4 @@
-"""Read the metric of a run as its benchmark defines it: logs may hold a second metric, and a metric may have several parts."""
+"""Reads the metric of a run as its benchmark defines it: a log may hold others, a metric may have parts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from suite.log.values import finite
 
 
 def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple[RunRecord, Benchmark | None]:
-    """Summarise a log by the metric of the benchmark that it names; the benchmark is None if the ruleset has none of that name.
+    """Summarise a log by the metric of its benchmark. The benchmark is None if the ruleset has none of that name.
 
-    ``known`` is what `summarise` said of the log without a metric, if it was asked already.
+    ``known`` is the result of `summarise` for the log without a metric, if the caller has it already.
     """
     record = known or summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
@@ -25,9 +25,9 @@ def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple
 
 
 def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
-    """One value per evaluation, found by its samples_count: how near its worst part comes to what it must be, 1 if all are there.
+    """Return one value per evaluation: the share of its target that the worst part reaches, at most 1.
 
-    The parts may be logged one by one, in any order, and after run_stop.
+    The parts may be logged one by one, in any order, and after run_stop, so samples_count identifies the evaluation.
     """
     shares: dict[float, dict[str, float]] = {}
     last: dict[float, MetricValue] = {}
@@ -37,13 +37,12 @@ def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricVa
             continue
         shares.setdefault(at, {})[part] = _share(benchmark.parts[part], event.value)
         last[at] = MetricValue(at, 0.0, event.time_ms / 1e3 - (record.run_start_s or 0.0), event.line)
-    return tuple(
-        last[at]._replace(value=min(shares[at].get(part, 0.0) for part in benchmark.parts)) for at in sorted(last)
-    )
+    worst = {at: min(parts.get(part, 0.0) for part in benchmark.parts) for at, parts in shares.items()}
+    return tuple(last[at]._replace(value=worst[at]) for at in sorted(last))
 
 
 def _share(rule: KeyRule, value: object) -> float:
-    """1 if a part is what its rule asks; else the quotient of value and bound, below 1; 0 for what is no such number."""
+    """Return 1 if a part satisfies its rule, else the quotient of value and bound. 0 if the value is not positive."""
     number = finite(value)
     if rule.problem(value) is None:
         return 1.0

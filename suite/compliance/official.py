@@ -1,7 +1,7 @@
 """Runs MLCommons' own tools on a copy, in a subprocess, and parses their text: their exit code does not tell failure.
 
-Their tools execute files that a log names and write into what they judge. So they get only a copy, and no log whose names
-are not plain words. Complaints that follow from the size of a benchmark are listed with the reason, apart from all others.
+Their tools execute files that a log names and write into the folders they judge. So they get only a copy, and no log
+whose names are not plain words. Complaints that follow from the size of a benchmark are listed apart, with the reason.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from suite.card import OfficialRules
-from suite.compliance.choice import choose
 from suite.compliance.official_rules import official_rules
 from suite.compliance.ruleset import Benchmark, Ruleset, ruleset
+from suite.compliance.selection import select_ruleset
 from suite.errors import InputError
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import summarise
 from suite.log.results_tree import Group, find, list_system_files
 from suite.log.score import failure
 
@@ -53,7 +53,7 @@ class OfficialRun:
         return _LATE not in self.complaints
 
     def lines(self) -> list[str]:
-        """For people: the verdict, then the complaints."""
+        """Render the verdict, then the complaints, for people."""
         verdict = "accepted" if self.accepted else "REJECTED" if self.answered else "no answer"
         return [
             f"  {verdict}  {self.tool}: {self.subject}",
@@ -75,7 +75,7 @@ class OfficialVerdict:
         return bool(self.runs) and all(run.accepted for run in self.runs)
 
     def text(self) -> str:
-        """For people: one line per run of a tool, then its complaints."""
+        """Render one line per run of a tool, then its complaints, for people."""
         lines = [f"official: mlperf_logging {self.version}, on a copy"]
         for run in self.runs:
             lines += run.lines()
@@ -106,8 +106,8 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
 
 
 def _judge_logs(group: Group) -> Iterator[OfficialRun]:
-    """Run compliance_checker on every log of a group: with generated rules on our logs, with their own rules on others."""
-    rules = ruleset(choose([group], group.folder).ruleset)
+    """Run compliance_checker on every log of a group: our logs are judged by generated rules, others by theirs."""
+    rules = ruleset(select_ruleset([group], group.folder).name)
     for path in group.logs:
         log = read_events(path)
         record = summarise(log)
@@ -115,29 +115,22 @@ def _judge_logs(group: Group) -> Iterator[OfficialRun]:
         if not _plain(log) or benchmark is None:
             yield OfficialRun("compliance_checker", str(path), (_UNSAFE if not _plain(log) else "unknown benchmark",))
             continue
+        options = ["--usage", "hpc", "--ruleset", _their_round(rules)]
         with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
             copy = Path(shutil.copyfile(path, Path(folder) / path.name))
-            text = _tool(
-                Path(folder), "compliance_checker", *_compliance_options(rules, record, benchmark, folder), str(copy)
-            )
+            if not rules.foreign:
+                config = Path(folder) / "rules.yaml"
+                config.write_text(official_rules(benchmark, record.division or "closed"), encoding="utf-8")
+                options += ["--config", str(config)]
+            text = _tool(Path(folder), "compliance_checker", *options, str(copy))
         complaints = tuple(_complaints(text))
-        failed = failure(record, benchmark) is not None
-        excused = failed and len(group.logs) > 1
-        yield OfficialRun(
-            f"compliance_checker ({'generated rules, ' + str(benchmark.size) if benchmark.size else 'hpc ' + rules.name})",
-            str(path),
-            () if excused else complaints,
-            tuple(f"{complaint} (a run that did not converge)" for complaint in complaints) if excused else (),
-        )
-
-
-def _compliance_options(rules: Ruleset, record: RunRecord, benchmark: Benchmark, folder: str) -> list[str]:
-    options = ["--usage", "hpc", "--ruleset", ROUND if not rules.foreign else _their_round(rules)]
-    if not rules.foreign:
-        config = Path(folder) / "rules.yaml"
-        config.write_text(official_rules(benchmark, record.division or "closed"), encoding="utf-8")
-        options += ["--config", str(config)]
-    return options
+        expected: tuple[str, ...] = ()
+        if failure(record, benchmark) is not None and len(group.logs) > 1:
+            # One run of a result may fail; their tool judges each log as if it were the only one.
+            expected = tuple(f"{complaint} (a run that did not converge)" for complaint in complaints)
+            complaints = ()
+        judge = f"generated rules, {benchmark.size}" if benchmark.size else f"hpc {rules.name}"
+        yield OfficialRun(f"compliance_checker ({judge})", str(path), complaints, expected)
 
 
 # A package
@@ -146,42 +139,46 @@ def _compliance_options(rules: Ruleset, record: RunRecord, benchmark: Benchmark,
 def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialRun]:
     """Run system_desc_checker on every system description, and package_checker on the whole package."""
     logs = [read_events(path) for group in groups for path in (*group.logs, *group.pruned)]
-    records = [summarise(log) for log in logs]
     if not logs or not all(_plain(log) for log in logs):
         yield OfficialRun("package_checker", str(package), (_UNSAFE if logs else "no logs",))
         return
-    rules = ruleset(choose(groups, package).ruleset)
-    benchmarks = [known for run in records if (known := rules.benchmark(run.benchmark, run.size)) is not None]
+    rules = ruleset(select_ruleset(groups, package).name)
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"
         shutil.copytree(package, copy, symlinks=True, ignore=_links)
         for path in list_system_files(copy):
             text = _tool(Path(folder), "system_desc_checker", str(path), "hpc", ROUND)
             yield OfficialRun("system_desc_checker", f"systems/{path.name}", tuple(_system_complaints(text)))
-        text = _tool(
-            Path(folder), "package_checker", str(copy), "hpc", ROUND if not rules.foreign else _their_round(rules)
-        )
-    yield _package_run(package, text, benchmarks if not rules.foreign else [])
+        text = _tool(Path(folder), "package_checker", str(copy), "hpc", _their_round(rules))
+    benchmarks = []  # whose size explains complaints
+    for record in map(summarise, logs if not rules.foreign else ()):
+        benchmark = rules.benchmark(record.benchmark, record.size)
+        if benchmark is not None:
+            benchmarks.append(benchmark)
+    yield _package_run(package, text, benchmarks)
 
 
 def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> OfficialRun:
     complaints = list(_complaints(text))
     if _LATE not in complaints and "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
         complaints.append(f"no verdict: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
-    known: list[str] = []
+    expected: list[str] = []
     other: list[str] = []
     for complaint in complaints:
-        reason = next((item for benchmark in benchmarks if (item := _reason(complaint, benchmark))), None)
-        (known if reason else other).append(f"{complaint}: {reason}" if reason else complaint)
-    consequences = "directory cannot be accepted"
-    if all(consequences in complaint for complaint in other) and known:
-        known += [f"{complaint}: follows from the above" for complaint in other]
+        reasons = [reason for reason in (_reason(complaint, benchmark) for benchmark in benchmarks) if reason]
+        if reasons:
+            expected.append(f"{complaint}: {reasons[0]}")
+        else:
+            other.append(complaint)
+    # Their last complaint only sums up the others.
+    if expected and all("directory cannot be accepted" in complaint for complaint in other):
+        expected += [f"{complaint}: follows from the above" for complaint in other]
         other = []
-    return OfficialRun("package_checker (hpc 3.0.0)", str(package), tuple(dict.fromkeys(other)), tuple(known))
+    return OfficialRun("package_checker (hpc 3.0.0)", str(package), tuple(dict.fromkeys(other)), tuple(expected))
 
 
 def _reason(complaint: str, benchmark: Benchmark) -> str | None:
-    """Why this complaint follows from a size that is not the MLPerf configuration. None if it does not."""
+    """Return why a complaint follows from a size that is not the MLPerf configuration. None if it does not."""
     card = benchmark.card
     if card is None or (card.official is not None and card.official.identical):
         return None
@@ -238,17 +235,17 @@ _NOISE = re.compile(
 
 
 def _complaints(text: str) -> Iterator[str]:
-    """Parse their errors, one line each: messages of the compliance engine (dashed blocks) and lines logged as ERROR."""
+    """Parse their errors, one line each: messages of the engine (dashed blocks) and lines logged as ERROR."""
     for block in re.split(r"^-{30}$", text, flags=re.MULTILINE):
-        lines = [re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip() for line in block.splitlines()]
-        test = next(
-            (line.removeprefix("failed test:").strip() for line in lines if line.startswith("failed test:")), None
-        )
-        for raw, plain in zip(block.splitlines(), lines, strict=True):
-            error = raw.startswith("ERROR -") and plain not in ("FAILED", "")
-            if (plain.startswith(_ENGINE_MESSAGES) or error) and not _NOISE.search(plain):
-                asked = f" {test}" if test and plain.startswith("CHECK for") else ""
-                yield re.sub(r"/\S*/package/", "", re.sub(r" in line \d+:$", ":", plain)) + asked
+        # A block has the message of a failed check first and the expression that failed on a later line.
+        test = re.search(r"^(?:(?:WARNING|ERROR) -)?\s*failed test:(.*)$", block, flags=re.MULTILINE)
+        for line in block.splitlines():
+            plain = re.sub(r"^(?:WARNING|ERROR) -\s*", "", line).strip()
+            error = line.startswith("ERROR -") and plain not in ("FAILED", "")
+            if not (error or plain.startswith(_ENGINE_MESSAGES)) or _NOISE.search(plain):
+                continue
+            asked = f" {test[1].strip()}" if test and plain.startswith("CHECK for") else ""
+            yield re.sub(r"/\S*/package/", "", re.sub(r" in line \d+:$", ":", plain)) + asked.rstrip()
     if "Traceback" in text:
         yield f"their tool crashed: {text.strip().splitlines()[-1]}"
 
@@ -270,4 +267,8 @@ def _links(folder: str, names: list[str]) -> list[str]:
 
 
 def _their_round(rules: Ruleset) -> str:
+    """Return the round by which their tools judge."""
+    # Our ruleset extends the last round. For v0.7 and Training the tools have no rules of HPC.
+    if not rules.foreign:
+        return ROUND
     return rules.name if rules.name in ("1.0.0", "2.0.0", "3.0.0") else "1.0.0"

@@ -15,21 +15,20 @@ _LISTED_OF_A_KIND = 5
 
 
 def as_table(verdict: Verdict) -> str:
-    """Render as lines, errors first. Of many findings of one rule that are no errors: the first few and a count.
+    """Render as lines, errors first. Many warnings or notes of one rule are shortened to the first few and a count.
 
-    Of a single file that is no log that is the one line: how it was judged says nothing.
+    A single file that is no log has one line only: the summary would say nothing.
     """
-    if (empty := _no_log(verdict)) is not None:
+    empty = _no_log(verdict)
+    if empty is not None:
         return f"{_level(empty):7}  {empty.rule:20}  {where(empty)}: {printable(_message(empty))}"
     lines = []
     for finding, more in _ordered(verdict):
-        text = (
-            f"... and {more} more (--format json has all)"
-            if more
-            else f"{where(finding)}: {printable(_message(finding))}"
-        )
+        text = _MORE.format(more) if more else f"{where(finding)}: {printable(_message(finding))}"
         lines.append(f"{_level(finding):7}  {finding.rule:20}  {text}")
-    return "\n".join([*lines, *([_HELP] if verdict.findings else []), summary(verdict)])
+    if verdict.findings:
+        lines.append(_HELP)
+    return "\n".join([*lines, summary(verdict)])
 
 
 def print_table(verdict: Verdict) -> None:
@@ -48,12 +47,11 @@ def print_table(verdict: Verdict) -> None:
         table.add_column(name, overflow="fold", no_wrap=name in ("severity", "rule"))
     shared = _shared_folder(verdict)
     for finding, more in _ordered(verdict):
-        cells = (_level(finding), finding.rule, where(finding).removeprefix(shared), printable(_message(finding)))
-        if more:
-            cells = (_level(finding), finding.rule, "", f"... and {more} more (--format json has all)")
-        table.add_row(
-            *(Text(cell, style=colour[_level(finding)] if column == 0 else "") for column, cell in enumerate(cells))
-        )
+        level = Text(_level(finding), style=colour[_level(finding)])
+        place = "" if more else where(finding).removeprefix(shared)
+        message = _MORE.format(more) if more else printable(_message(finding))
+        # Text, because rich would read brackets in a str as its markup.
+        table.add_row(level, Text(finding.rule), Text(place), Text(message))
     if verdict.findings:
         console.print(Text(shared, style="bold"))
         console.print(table)
@@ -62,7 +60,7 @@ def print_table(verdict: Verdict) -> None:
 
 
 def _no_log(verdict: Verdict) -> Finding | None:
-    """The error that says so, if what was checked is one file that is no log. None else."""
+    """Return the log-empty finding if the only checked file is not a log, else None."""
     errors = verdict.counted("error")
     alone = verdict.logs == 1 and not verdict.packages and len(errors) == 1 and not verdict.counted("warning")
     return errors[0] if alone and errors[0].rule == NO_LOG else None
@@ -76,7 +74,7 @@ def as_junit(verdict: Verdict) -> str:
     others = [finding for finding in verdict.findings if finding.severity != "error" or finding.waiver]
     suite = ElementTree.Element("testsuite", name="mlhpc check", failures=str(len(errors)))
     for finding in (*errors, *others):
-        # What `printable` replaces XML cannot hold.
+        # XML cannot hold the control characters that `printable` replaces.
         case = ElementTree.SubElement(suite, "testcase", classname=printable(finding.file), name=finding.rule)
         if finding in others:
             ElementTree.SubElement(case, "system-out").text = printable(f"{_level(finding)}: {_message(finding)}")
@@ -91,6 +89,7 @@ def as_junit(verdict: Verdict) -> str:
 
 
 _HELP = "what a rule asks and how to mend a finding: mlhpc check --explain RULE"
+_MORE = "... and {} more (--format json has all)"
 
 
 def _level(finding: Finding) -> str:
@@ -99,26 +98,25 @@ def _level(finding: Finding) -> str:
 
 
 def _message(finding: Finding) -> str:
-    """The message, with who waived it and why; it may hold any character."""
+    """Return the message, with who waived it and why. It may hold any character, because it quotes logs."""
     waiver = finding.waiver
     return finding.message + (f" [waived by {waiver.who}: {waiver.reason}]" if waiver is not None else "")
 
 
 def where(finding: Finding) -> str:
-    """The place of a finding as printable text: ``file:line``, or the file alone."""
+    """Render the place of a finding as printable text: ``file:line``, or the file alone."""
     file = printable(finding.file)
     return f"{file}:{finding.line}" if finding.line else file
 
 
 def summary(verdict: Verdict) -> str:
-    """The verdict in one line."""
+    """Render the verdict in one line."""
     findings = ", ".join(_many(verdict.count(level), name) for level, name in _NAMES)
     waived = sum(finding.waiver is not None for finding in verdict.findings)
     findings += f"; {_many(waived, 'finding')} waived" if waived else ""
-    checked = (
-        f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}, ruleset {', '.join(verdict.rulesets)}"
-    )
-    return f"{'compliant' if verdict.compliant else 'NOT compliant'}: {checked}: {findings}"
+    checked = f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}"
+    compliant = "compliant" if verdict.compliant else "NOT compliant"
+    return f"{compliant}: {checked}, ruleset {', '.join(verdict.rulesets)}: {findings}"
 
 
 _NAMES: tuple[tuple[Severity, str], ...] = (("error", "error"), ("warning", "warning"), ("info", "note"))
@@ -129,13 +127,15 @@ def _many(count: int, name: str) -> str:
 
 
 def _shared_folder(verdict: Verdict) -> str:
-    """The folder that the printed paths of all findings have in common, with its slash; empty if there is only one path."""
+    """Return the common folder of all findings, with its slash. Empty if there is only one path."""
     paths = [where(finding) for finding in verdict.findings]
-    return os.path.commonprefix(paths).rpartition("/")[0] + "/" if len(set(paths)) > 1 else ""  # noqa: RUF071  cut at "/"
+    if len(set(paths)) < 2:
+        return ""
+    return os.path.commonprefix(paths).rpartition("/")[0] + "/"  # noqa: RUF071  cut at "/"
 
 
 def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
-    """(finding, 0) by severity and rule. Of many that are no errors the first few, then (one, number of those left out)."""
+    """Yield (finding, 0) by severity and rule, and (finding, number left out) after the first few of many warnings."""
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in verdict.findings:
         kinds[finding.severity, finding.rule].append(finding)

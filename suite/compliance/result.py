@@ -1,6 +1,6 @@
-"""The runs of one result, what they are judged by, and their score. Rules read it; `check` returns it with its errors.
+"""The runs of one result, their ruleset and their score. Rules read it; `check` returns it with its errors.
 
-There is no score without a verdict. The arithmetic of scores is in suite.log.score.
+A score exists only together with a verdict. The arithmetic of scores is in suite.log.score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # few results have power readings
 class Result:
     """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one.
 
-    ``errors`` counts the errors in its logs, in its runs together, and in its package. ``power`` are the rules for power
-    readings that it breaks, warnings too: such a result may have a time as its score, but no energy.
+    ``errors`` counts the errors in its logs, in its runs together, and in its package. ``power`` lists the rules for
+    power readings that it breaks, warnings too: such a result may have a time as its score, but no energy.
     """
 
     group: Group
@@ -56,7 +56,7 @@ class Result:
 
     @cached_property
     def provenance(self) -> Provenance:
-        """What the package keeps of the run folders."""
+        """The files of the run folders that the package has."""
         return read_provenance(self.group)
 
     @cached_property
@@ -65,7 +65,7 @@ class Result:
         return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
 
     def judged(self) -> list[JudgedRun]:
-        """The runs, each with the reason why it failed or None."""
+        """Return the runs, each with the reason why it failed, or None."""
         assert self.benchmark is not None
         return [JudgedRun(run, failure(run, self.benchmark)) for run in self.runs]
 
@@ -87,10 +87,9 @@ class Result:
 
     @cached_property
     def energy(self) -> EnergyToSolution | None:
-        """The energy of a time-to-train result: of its power logs, else of the counters in its logs. None if it has neither."""
+        """The energy of a time-to-train result, from its power logs, else from the counters in its logs, else None."""
         if not isinstance(self.score, TimeToTrain):
             return None
-
         card = self.benchmark.card if self.benchmark else None
         every = card.eval_every_steps if card else None
         scored = [run.record for run in self.score.scored]
@@ -107,7 +106,7 @@ class Result:
 
     @property
     def verdict(self) -> str | None:
-        """The line that says that the result is not compliant; None if it is."""
+        """One line if the result is not compliant, else None."""
         many = "1 error" if self.errors == 1 else f"{self.errors} errors"
         return f"NOT compliant: {many}, see mlhpc check" if self.errors else None
 
@@ -130,12 +129,12 @@ class Result:
 
 
 def first_named(runs: Sequence[RunRecord]) -> RunRecord:
-    """The first run that names a benchmark, else the first: a run that died before run_start names none."""
+    """Return the first run that names a benchmark, else the first: a run that died before run_start names none."""
     return next((run for run in runs if run.benchmark is not None), runs[0])
 
 
 def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
-    """Samples trained on in all epochs that ended."""
+    """Count the samples trained on in all epochs that ended."""
     ended = sum(epoch.complete for epoch in run.epochs)
     if eval_every_steps is not None:
         return float(ended * eval_every_steps * (run.global_batch_size or 0))

@@ -1,4 +1,4 @@
-"""Reads the rulesets in rulesets/*.yaml, resolves their inheritance, and finds the benchmark a log names. Has no rules."""
+"""Reads the rulesets in rulesets/*.yaml, resolves their inheritance, and finds the benchmark that a log names."""
 
 from __future__ import annotations
 
@@ -55,41 +55,52 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
         return all(same(logged(key), value) for key, value in (self.when or {}).items())
 
     def problem(self, value: Any, logged: Callable[[str], Any] = lambda key: None) -> str | None:
-        """What is wrong with a value, as the end of a message. None if nothing is. ``logged`` maps a key to its value."""
+        """Return what is wrong with a value, or None, as the end of a message. ``logged`` maps a key to its value."""
         if self.each is not None:
             items = value if isinstance(value, list) and value else [value]
-            return next((text for item in items if (text := self.each.problem(item))), None)
-        checks = (self._kind(value), self._choice(value), self._bounds(value), self._follows(value, logged))
-        return next((text for text in checks if text), None)
+            problems = [self.each.problem(item) for item in items]
+        else:
+            problems = [self._type_problem(value), self._value_problem(value), self._bounds_problem(value)]
+            problems += [self.scaled.problem(value, logged)] if self.scaled is not None else []
+        return next((text for text in problems if text), None)
 
-    def _follows(self, value: Any, logged: Callable[[str], Any]) -> str | None:
-        return self.scaled.problem(value, logged) if self.scaled is not None else None
+    def _type_problem(self, value: Any) -> str | None:
+        text = value if isinstance(value, str) else ""
+        items = value if isinstance(value, list) else None
+        sha256 = re.fullmatch(_SHA256, text) and len(set(text)) > 1
+        conditions = (
+            (self.not_empty, text.strip(), "expected a text that is not empty"),
+            (self.truthy, value, "expected true"),
+            (self.sha256, sha256, "expected a sha256: 64 hexadecimal digits"),
+            (self.release is not None, _release(text) == self.release, f"expected a version {self.release}.x of mlhpc"),
+            (self.integer or self.text_integer, self._integer(value) is not None, "expected an integer"),
+            (
+                self.length is not None,
+                items is not None and len(items) == self.length,
+                f"expected a list of {self.length}",
+            ),
+            (self.length_at_least is not None, items is not None, "expected a list"),
+        )
+        return next((expected for asked, holds, expected in conditions if asked and not holds), None)
 
-    def _kind(self, value: Any) -> str | None:
-        if self.not_empty and (not isinstance(value, str) or not value.strip()):
-            return "expected a text that is not empty"
-        if self.truthy and not value:
-            return "expected true"
-        if self.sha256 and not (isinstance(value, str) and re.fullmatch(_SHA256, value) and len(set(value)) > 1):
-            return "expected a sha256: 64 hexadecimal digits"
-        if self.release is not None and not (isinstance(value, str) and _release(value) == self.release):
-            return f"expected a version {self.release}.x of mlhpc"
-        if (self.integer or self.text_integer) and _integer(value, self.text_integer) is None:
-            return "expected an integer"
-        if self.length is not None and (not isinstance(value, list) or len(value) != self.length):
-            return f"expected a list of {self.length}"
-        if self.length_at_least is not None and not isinstance(value, list):
-            return "expected a list"
-        return None
-
-    def _choice(self, value: Any) -> str | None:
+    def _value_problem(self, value: Any) -> str | None:
         if self.equals is not None and not same(value, self.equals):
             return f"expected {self.equals!r}"
-        if self.one_of is not None and not any(same(value, choice) for choice in self.one_of):
+        if self.one_of is not None and not any(same(value, allowed) for allowed in self.one_of):
             return f"expected one of {', '.join(map(repr, self.one_of))}"
         return None
 
-    def _bounds(self, value: Any) -> str | None:
+    def _integer(self, value: Any) -> int | None:
+        if self.text_integer and isinstance(value, str):
+            try:
+                return int(value)
+            except ValueError:
+                return None
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def _bounds_problem(self, value: Any) -> str | None:
         bounds = (
             (self.at_least, ">=", lambda number, bound: number >= bound),
             (self.greater_than, ">", lambda number, bound: number > bound),
@@ -98,7 +109,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
             (self.close_to, "=", lambda number, bound: math.isclose(number, bound)),
             (self.about, "=", lambda number, bound: abs(number - bound) <= 0.01 * bound),
         )
-        number = finite(_integer(value, self.text_integer)) if self.integer or self.text_integer else finite(value)
+        number = finite(self._integer(value) if self.integer or self.text_integer else value)
         for bound, sign, holds in bounds:
             if bound is not None and (number is None or not holds(number, bound)):
                 return f"expected a number {sign} {bound:g}"
@@ -109,35 +120,35 @@ _NO_RULE = KeyRule()
 
 
 class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One benchmark, at one size if it has sizes, as a ruleset judges it: its target and the rules of its keys.
+    """One benchmark, at one size if it has sizes, in a ruleset: its target and the rules of its keys.
 
-    A ruleset's file has the benchmarks of a round, all but ``name`` and ``source``; those of this suite follow from cards.
+    A ruleset's file has the benchmarks of a round without ``name`` and ``source``. Cards define those of this suite.
     """
 
     name: str
     size: str | None = None
     workload: str | None = None
     epoch_counts_samples: bool = False
-    throughput_per_rank: int | None = None  # what codes log for the samples of an epoch, by rank
+    throughput_per_rank: int | None = None  # samples of an epoch per rank, as some codes log them
     closed: dict[str, KeyRule] = field(default_factory=dict)
     reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    reference_slack: float = 0.0  # by so much a submission may converge faster than the test allows
-    parts: dict[str, KeyRule] = field(default_factory=dict)  # of a metric of several: what the value of each must be
-    offline_evals: bool = False  # evaluations may be made after the run, by other processes
+    reference_slack: float = 0.0  # a submission may converge faster than the test allows by this amount
+    parts: dict[str, KeyRule] = field(default_factory=dict)  # the rule for each part of a metric that has several
+    offline_evals: bool = False  # other processes may evaluate after the run
     numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     card: SizeCard | None = None
 
 
 class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published result that was accepted although it breaks rules: there the rule's errors are warnings, with the reason."""
+    """A published result that was accepted although it breaks rules: errors of these rules become warnings."""
 
     result: str
     rules: dict[str, str]  # the reason by the rule's name
 
 
 class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a ruleset's file says, with those that it extends. ``known`` is by the fingerprint of the result's runs."""
+    """The content of a ruleset's file, with that of its parents. Fingerprints of results are the keys of ``known``."""
 
     version: Literal[1]
     name: str
@@ -145,7 +156,7 @@ class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     extends: str | None
     reference: str
     init_minutes: dict[Literal["closed", "open"], float]
-    init_ends: Literal["init_stop", "run_start"] = "run_start"  # up to which init_minutes count
+    init_ends: Literal["init_stop", "run_start"] = "run_start"  # init_minutes count up to this event
     staging_before_run: bool = False
     scenario_folders: bool = True  # results lie in results/<system>/strong|weak/<benchmark>
     status_optional: bool = False  # run_stop may lack its status
@@ -154,9 +165,9 @@ class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     rcp_confidence: Annotated[float, Meta(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
     cards: bool = False  # benchmarks come from the workloads' cards
     suite: str = _SUITE  # the benchmark suite whose rules these are
-    elsewhere: dict[str, tuple[str, ...]] = {}  # others' benchmarks that no ruleset has
-    numbered: dict[str, tuple[str, ...]] = {}  # names in metadata, of which one has a number
-    either: tuple[tuple[str, ...], ...] = ()  # of each of these sets of keys one is logged at least once
+    elsewhere: dict[str, tuple[str, ...]] = {}  # benchmarks of other suites that no ruleset has
+    numbered: dict[str, tuple[str, ...]] = {}  # by key: one of these names in the metadata has a number
+    either: tuple[tuple[str, ...], ...] = ()  # at least one key of each set is logged
     common: dict[str, KeyRule]
     closed: dict[str, KeyRule]
     open: dict[str, KeyRule]
@@ -173,20 +184,20 @@ class GivenPoints:
     points: Mapping[tuple[str, str | None, int], tuple[float, ...]]
 
     def added(self, benchmark: Benchmark) -> dict[int, tuple[float, ...]]:
-        """Those of a benchmark at batch sizes that it has no points for, if they are of twice the required runs or more."""
-        return {
-            batch: epochs
-            for (name, size, batch), epochs in self.points.items()
-            if name == benchmark.name
-            and size in (None, benchmark.size)
-            and batch not in benchmark.reference_points
-            and len(epochs) >= 2 * benchmark.required_runs
-        }
+        """Select the points of a benchmark at batch sizes without points of its own."""
+        found = {}
+        for (name, size, batch), epochs in self.points.items():
+            # A reference needs twice the runs of a submission, as in mlperf_logging's rcp_checker.
+            enough = len(epochs) >= 2 * benchmark.required_runs
+            new = batch not in benchmark.reference_points
+            if name == benchmark.name and size in (None, benchmark.size) and new and enough:
+                found[batch] = epochs
+        return found
 
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The rules of a round, with inheritance resolved; ``given``: reference points beside its own."""
+    """The rules of a round, with inheritance resolved. ``given`` has reference points from a file."""
 
     data: RulesetData
     given: GivenPoints | None = None
@@ -202,45 +213,45 @@ class Ruleset:
         return not self.data.cards
 
     def severity(self, rule: str) -> Severity | None:
-        """The severity of a rule's findings. None if the ruleset does not apply the rule.
+        """Return the severity of a rule's findings. None if the ruleset does not apply the rule.
 
-        A rule that no file of a ruleset names is an error in this suite's own rulesets; MLPerf's rounds are judged as they were.
+        A rule that no ruleset's file names is an error in this suite's own rulesets, and MLPerf's rounds ignore it:
+        they are judged as they were.
         """
         severity = self.data.severity.get(rule, "error" if self.data.cards else "ignore")
         return None if severity == "ignore" else severity
 
     def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
-        """The published result that these are the runs of, if it has known breaches. Its name and folder do not count."""
+        """Find the published result with these runs, if it has known breaches. Its name and folder do not count."""
         return self.data.known.get(fingerprint(runs)) if self.data.known else None
 
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
-        """The benchmark of that name and size. None if the ruleset has none."""
-        known = self._own_benchmark(name, size)
+        """Find the benchmark of a name and size. None if the ruleset has none."""
+        if name is None:
+            return None
+        if not self.data.cards:
+            known = self.data.benchmarks.get(name)
+        else:
+            known = _card_benchmark(name, size, given_cards()) if size is not None else None
         if known is None or self.given is None:
             return known
         return structs.replace(known, reference_points={**known.reference_points, **self.given.added(known)})
 
-    def _own_benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
-        if self.data.cards:
-            return _card_benchmark(name, size, given_cards()) if name is not None and size is not None else None
-        return self.data.benchmarks.get(name) if name is not None else None
-
     def other_suite(self, benchmark: str | None) -> str | None:
-        """The suite that a benchmark is of and this ruleset is not. None if this ruleset has the benchmark, or nobody has."""
+        """Find the other suite that has a benchmark. None if this ruleset has it too, or if no suite has it."""
         if benchmark is None or benchmark in self.benchmark_names():
             return None
-        return next(
-            (suite for suite, names in _benchmarks_of_suites() if benchmark in names and suite != self.data.suite), None
-        )
+        suites = (suite for suite, names in _benchmarks_of_suites() if benchmark in names and suite != self.data.suite)
+        return next(suites, None)
 
     def benchmark_names(self) -> tuple[str, ...]:
-        """The benchmark names that a log may have."""
+        """List the benchmark names that a log may have."""
         if self.data.cards:
             return tuple(sorted(item.card().mlperf_name for item in _descriptors(given_cards()).values()))
         return tuple(self.data.benchmarks)
 
     def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
-        """The rule of each key in a division."""
+        """Return the rule of each key in a division."""
         keys = dict(self.data.common)
         keys |= self.data.open if division == "open" else self.data.closed
         if benchmark is not None and division != "open":
@@ -251,7 +262,7 @@ class Ruleset:
 
 
 def fingerprint(runs: Sequence[RunRecord]) -> str:
-    """A hash of the times at which runs began and ended, which tells a result from all others."""
+    """Hash the times at which runs began and ended, which identify a result."""
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
@@ -272,14 +283,14 @@ def ruleset(name: str) -> Ruleset:
 
 @cache
 def ruleset_names() -> tuple[str, ...]:
-    """The names of all rulesets, oldest first."""
+    """List the names of all rulesets, oldest first."""
     found = (path.stem for path in FOLDER.iterdir() if path.name.endswith(".yaml"))
     return tuple(sorted(found, key=lambda name: (name == RULESET, name)))
 
 
 @cache
 def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
-    """(suite, names of its benchmarks) of every MLPerf suite that a ruleset is of or mentions."""
+    """List (suite, names of its benchmarks) for every MLPerf suite that has a ruleset or that one mentions."""
     names: dict[str, set[str]] = {}
     for data in (_merged(name) for name in ruleset_names() if name != RULESET):
         names.setdefault(data.get("suite", _SUITE), set()).update(data["benchmarks"])
@@ -289,21 +300,21 @@ def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
 
 
 def ruleset_of_round(round_: str | None) -> str | None:
-    """The ruleset of a round as folders name it (``v3.0``): of MLPerf HPC, else of MLPerf Training. None if there is none."""
+    """Return the ruleset of a round such as ``v3.0``: of MLPerf HPC, else of MLPerf Training. None if there is none."""
     candidates = (f"{round_[1:]}.0", f"{TRAINING}{round_[1:]}.0") if round_ else ()
     return next((name for name in candidates if name in ruleset_names()), None)
 
 
 def newest_training(benchmark: str | None) -> str | None:
-    """The newest ruleset of MLPerf Training that has a benchmark. None if none has."""
+    """Return the newest ruleset of MLPerf Training that has a benchmark. None if none has."""
     names = [name for name in ruleset_names() if name.startswith(TRAINING)]
     return next((name for name in reversed(names) if benchmark in _merged(name)["benchmarks"]), None)
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
-    """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round. None if neither has one.
+    """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round.
 
-    ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
+    None if neither has one. ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
     """
     card = cards.get(benchmark)
     if card is not None and size in card.sizes:
@@ -312,38 +323,40 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Equality of JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
+    """Compare JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
         return False
     if isinstance(expected, float | int) and not isinstance(expected, bool):
-        return (number := finite(value)) is not None and number == expected
+        number = finite(value)
+        return number is not None and number == expected
     return type(value) is type(expected) and bool(value == expected)
 
 
 @cache
 def _merged(name: str) -> dict[str, Any]:
-    """The data of a ruleset with those that it extends; nobody changes them."""
+    """Return the data of a ruleset, merged over its parents. The cache shares them, so no caller may change them."""
     data: dict[str, Any] = YamlSource.read(FOLDER / f"{name}.yaml").data
     parent = data["extends"]
     return _over(_merged(parent), data) if parent else data
 
 
 def _over(base: Any, change: Any) -> Any:
-    """Merge ``change`` into ``base``: mappings key by key, and null removes a key; the rule of a log key is replaced as a whole."""
+    """Merge ``change`` into ``base``: mappings key by key, and null removes a key."""
     merged = dict(base)
     for key, value in change.items():
         if value is None and key != "extends":
             merged.pop(key, None)
-        elif isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in ("closed", "open", "common"):
-            merged[key] = _over(merged[key], value)
-        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
+        elif not isinstance(value, dict) or not isinstance(merged.get(key), dict):
+            merged[key] = value
+        elif key in ("closed", "open", "common"):
+            # The rule of a log key is replaced as a whole: a round restates all its conditions.
             merged[key] = {name: rule for name, rule in (merged[key] | value).items() if rule is not None}
         else:
-            merged[key] = value
+            merged[key] = _over(merged[key], value)
     return merged
 
 
-@cache
+@cache  # by the cards that --card adds, and their times of change
 def _descriptors(cards: tuple[tuple[Path, int], ...]) -> dict[str, Descriptor]:
     return descriptors()
 
@@ -358,7 +371,7 @@ def _card_benchmark(name: str, size: str, cards: tuple[tuple[Path, int], ...]) -
 
 
 def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
-    """The benchmark that the card of a workload defines at one size."""
+    """Build the benchmark that the card of a workload defines at one size."""
     card = descriptor.card()
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
@@ -385,17 +398,6 @@ _VERSION = r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?"
 
 
 def _release(version: str) -> str | None:
-    """Major.Minor of a version of this suite, None for other text."""
+    """Return Major.Minor of a version of this suite, None for other text."""
     match = re.fullmatch(_VERSION, version)
     return match[1] if match else None
-
-
-def _integer(value: Any, from_text: bool) -> int | None:
-    if from_text and isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            return None
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,8 +1,8 @@
 """Builds a results package in the MLPerf HPC tree from run folders.
 
-Logs are copied byte for byte and never edited. Everything is first written to a folder beside the package and then moved
-in, and nothing of an earlier result is overwritten. The sha256 manifest is written last: a package without a manifest, or
-with one that does not match its files, is not complete.
+Logs are copied byte for byte and never edited. All files are first written to a temporary folder next to the package
+and then moved in. An earlier result is never overwritten. The sha256 manifest is written last: a package without a
+manifest, or with one that does not match its files, is not complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from suite.package.results import Result, Run, notes, read_run, results_of
 class Package:
     """A package that was built: its folder and results, and messages for a person.
 
-    ``personal`` says which names of hosts, paths and accounts it contains.
+    ``personal`` lists the names of hosts, paths and accounts that it contains.
     """
 
     folder: Path
@@ -63,10 +63,10 @@ def build_package(
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
-    Submitter, division and status default to what the logs say; ``stated`` is the description block of a system file.
-    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names kinds of `suite.package.redaction.KINDS` that
-    are taken out; secrets always are. ``meter`` has readings of an external meter, ``network_w`` is the estimated power of
-    the network in W. InputError, before anything is written, if the runs cannot be packaged together.
+    Submitter, division and status default to those in the logs; ``stated`` is the description block of a system file.
+    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
+    to remove; secrets are always removed. ``meter`` has readings of an external meter, ``network_w`` is the estimated
+    power of the network in W. InputError, before anything is written, if the runs cannot be packaged together.
     """
     _check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
@@ -84,14 +84,10 @@ def build_package(
     results = tuple(results_of(runs, system))
     if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
         raise InputError("a throughput result has no energy; expected neither --power nor --network-power")
-    for result in results:
-        _check_failures(result, count_failed)
-    for result in results:
-        if (package / result.folder).exists():
-            raise InputError(
-                f"{package / result.folder}: exists already; a result is never overwritten (choose another --system)"
-            )
+    _check_failures(results, count_failed)
+    _check_absent(results, package)
     package.absolute().parent.mkdir(parents=True, exist_ok=True)
+    # The temporary folder is on the file system of the package, so that files can be renamed into it.
     with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
         staged = Path(scratch)
         personal: list[tuple[Path, str, str]] = []
@@ -104,13 +100,8 @@ def build_package(
         _move(staged, package)
     write_crate(package)
     write_package_manifest(package)
-    return Package(
-        package,
-        results,
-        tuple(notes(results, division)),
-        tuple(_blank(package, results)),
-        tuple(describe(personal)),
-    )
+    warnings = tuple(_blank(package, results))
+    return Package(package, results, tuple(notes(results, division)), warnings, tuple(describe(personal)))
 
 
 def write_package_manifest(package: Path) -> None:
@@ -118,20 +109,28 @@ def write_package_manifest(package: Path) -> None:
     write_whole(package / MANIFEST, render_package_manifest(package))
 
 
-def _check_failures(result: Result, count_failed: bool) -> None:
-    """InputError for a run that stopped without saying so, or that says success without having reached the target."""
-    for record in (*result.scored, *result.pruned):
-        if record.run_stop_s is None and not count_failed:
-            raise InputError(
-                f"{record.path}: no run_stop, the run failed without saying so; run it again, "
-                "or take it as the one run that may fail with --count-failed"
-            )
-        if record.status == "success" and (why := failure(record, result.benchmark)) is not None:
-            raise InputError(f"{record.path}: status is 'success', but: {why}")
+def _check_failures(results: Sequence[Result], count_failed: bool) -> None:
+    """Raise InputError for a run without run_stop, or with status success that did not reach the target."""
+    for result in results:
+        for record in (*result.scored, *result.pruned):
+            if record.run_stop_s is None and not count_failed:
+                raise InputError(
+                    f"{record.path}: no run_stop, the run failed without saying so; run it again, "
+                    "or take it as the one run that may fail with --count-failed"
+                )
+            why = failure(record, result.benchmark)
+            if record.status == "success" and why is not None:
+                raise InputError(f"{record.path}: status is 'success', but: {why}")
+
+
+def _check_absent(results: Sequence[Result], package: Path) -> None:
+    for folder in (package / result.folder for result in results):
+        if folder.exists():
+            raise InputError(f"{folder}: exists already; a result is never overwritten (choose another --system)")
 
 
 def _check_one_suite(runs: Sequence[Run]) -> None:
-    """InputError if the runs were made by different versions or commits of the suite."""
+    """Raise InputError if the runs were made by different versions or commits of the suite."""
     for run in runs[1:]:
         for what in ("suite_version", "git"):
             one, other = getattr(runs[0].info, what), getattr(run.info, what)
@@ -142,32 +141,33 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
 
 
 def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
-    """InputError if a log names another organisation: the checker would refuse the package (rule submitter-agrees)."""
-    for record in (record for run in runs for record in run.records):
-        if record.org is not None and record.org != submitter:
-            raise InputError(
-                f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; logs are not edited: "
-                f"expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
-            )
+    """Raise InputError if a log names another organisation: the package would break rule submitter-agrees."""
+    for run in runs:
+        for record in run.records:
+            if record.org not in (None, submitter):
+                raise InputError(
+                    f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; logs are not edited: "
+                    f"expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
+                )
 
 
 def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:
-    """The one value that all logs agree on. InputError if they do not, or none has one."""
-    records = (record for run in runs for record in run.records)
-    values = list(dict.fromkeys(text for record in records if (text := value(record)) is not None))
+    """Return the value on which all logs agree. InputError if they do not, or if none has one."""
+    found = dict.fromkeys(value(record) for run in runs for record in run.records)
+    values = [text for text in found if text is not None]
     if len(values) != 1:
         raise InputError(f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value")
     return values[0]
 
 
 def _check_folder_name(option: str, name: str) -> None:
-    """InputError if a name cannot safely become the name of a folder."""
+    """Raise InputError if a name cannot safely become the name of a folder."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
         raise InputError(f"{option} {name!r}: expected letters, digits and _ . + - (it becomes a folder's name)")
 
 
 def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:
-    """A warning for each system description that has fields which neither the facts nor the system file fill."""
+    """Yield a warning for each system description with fields that neither the facts nor the system file fill."""
     for result in results:
         path = package / "systems" / f"{result.system_id}.json"
         blank = blank_fields(json.loads(path.read_text(encoding="utf-8")))

@@ -1,7 +1,8 @@
-"""ro-crate-metadata.json: the package as an RO-Crate 1.1 of the profile Process Run Crate 0.5, one action for each run.
+"""Writes ro-crate-metadata.json: a package as an RO-Crate 1.1 of the profile Process Run Crate 0.5.
 
-Everything in it is read from the package as it lies there, so what was redacted stays out, and a package that grows is described
-anew. Nothing is executed and no link is followed. https://w3id.org/ro/wfrun/process/0.5
+A crate has one action for each run.
+All of it is read from the files of the package, so redacted words stay out, and a package that grows gets a new
+description. Nothing is executed and no link is followed. https://w3id.org/ro/wfrun/process/0.5
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ class _Graph:
 
         Properties that are None or empty are left out, and a list of one is written as that one, as RO-Crate asks.
         """
-        known = {name: value for name, value in properties.items() if value not in (None, [])}
-        single = {
-            name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in known.items()
-        }
-        self.entities.setdefault(identity, {"@id": identity, "@type": kind} | single)
+        entity: Entity = {"@id": identity, "@type": kind}
+        for name, value in properties.items():
+            if value not in (None, []):
+                entity[name] = value[0] if isinstance(value, list) and len(value) == 1 else value
+        self.entities.setdefault(identity, entity)
         return {"@id": identity}
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a run folder left in the package: its folder there, and the facts of its nodes."""
+    """The files of a run folder in the package: their folder, and the facts of the nodes."""
 
     folder: Path
     nodes: tuple[Facts, ...]
@@ -120,8 +121,8 @@ def _is_described(path: Path) -> bool:
 
 
 def _add_file(graph: _Graph, package: Path, path: Path) -> dict[str, str]:
-    """A file; of the manifest, which is written after the crate, without its size."""
-    size = None if path.name == MANIFEST else str(path.stat().st_size)
+    """Add a file."""
+    size = None if path.name == MANIFEST else str(path.stat().st_size)  # the manifest is written after the crate
     kind = _FORMATS.get(path.suffix)
     name = printable(path.relative_to(package).as_posix())
     return graph.add(_identity(package, path), "File", name=name, contentSize=size, encodingFormat=kind)
@@ -132,7 +133,7 @@ def _identity(package: Path, path: Path) -> str:
 
 
 def _runs(package: Path) -> Iterator[tuple[Path, _Origin | None, RunRecord]]:
-    """Each log of a run, with where it came from: those of results, then those kept as provenance."""
+    """Yield each log of a run with its origin: the logs of results, then those kept as provenance."""
     for group in find(package, partly=True).groups:
         if group.package is None:
             continue
@@ -147,7 +148,7 @@ def _runs(package: Path) -> Iterator[tuple[Path, _Origin | None, RunRecord]]:
 
 
 def _origins(group: Group) -> Iterator[tuple[str, _Origin]]:
-    """The run folder of each log, by the log's name in the result's folder, as origin.json of the provenance says."""
+    """Yield (name of a log in the result's folder, its run folder), as origin.json of the provenance says."""
     assert group.package is not None
     code = group.package / "benchmarks" / str(group.benchmark) / "implementations"
     names = "/".join(map(escape, (str(group.system), str(group.scenario))))
@@ -162,7 +163,7 @@ def _origins(group: Group) -> Iterator[tuple[str, _Origin]]:
 
 
 def _facts(package: Path, folder: Path) -> Iterator[Facts]:
-    """The facts that can be read: those of another version of the suite may not."""
+    """Yield the facts that can be read: those of another version of the suite may not."""
     for path in sorted((folder / "facts").glob("*.json")):
         if _is_inside(package, path):
             with suppress(InputError):
@@ -175,7 +176,7 @@ def _is_inside(package: Path, path: Path) -> bool:
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
-    """A small JSON object; empty if there is none."""
+    """Read a small JSON object; empty if there is none."""
     try:
         found = read_json(path, limits().json)
     except (OSError, ValueError):
@@ -186,22 +187,20 @@ def _read_object(path: Path) -> Mapping[str, Any]:
 def _add_action(
     graph: _Graph, package: Path, agent: dict[str, str], path: Path, origin: _Origin | None, record: RunRecord
 ) -> dict[str, str]:
+    """Add the action of one run. RO-Crate wants inputs in ``object``, outputs in ``result``."""
     log = _identity(package, path)
     subject = " ".join(filter(None, (record.benchmark, record.size))) or "run"
+    shape = f"{record.nodes or 'unknown'} nodes, {record.ranks or 'unknown'} ranks"
     nodes = origin.nodes if origin else ()
-    objects = [_add_data(graph, record)] if record.data_manifest else []
-    if origin is not None:
-        inputs = (origin.folder / name for name in ("config.yaml", "card.yaml"))
-        objects += [{"@id": _identity(package, each)} for each in inputs if _is_described(each)]
     error = _error(record)
     return graph.add(
         f"#run-{log}",
         "CreateAction",
         name=f"{subject}, {printable(path.name)}",
-        description=f"One training run of {subject} on {record.nodes or 'unknown'} nodes, {record.ranks or 'unknown'} ranks.",
+        description=f"One training run of {subject} on {shape}.",
         agent=agent,
         instrument=_add_software(graph, record, nodes),
-        object=objects,
+        object=_add_inputs(graph, package, origin, record),
         result=[{"@id": log}],
         startTime=None if record.run_start_s is None else _time(record.run_start_s),
         endTime=None if record.run_stop_s is None else _time(record.run_stop_s),
@@ -211,8 +210,17 @@ def _add_action(
     )
 
 
+def _add_inputs(graph: _Graph, package: Path, origin: _Origin | None, record: RunRecord) -> list[dict[str, str]]:
+    """Add the data set of a run; its configuration and card are files that the crate describes already."""
+    inputs = [_add_data(graph, record)] if record.data_manifest else []
+    if origin is not None:
+        files = (origin.folder / name for name in ("config.yaml", "card.yaml"))
+        inputs += [{"@id": _identity(package, path)} for path in files if _is_described(path)]
+    return inputs
+
+
 def _error(record: RunRecord) -> str | None:
-    """Why the run did not do its work, as its log says; None if it did."""
+    """Return why the run did not do its work, as its log says; None if it did."""
     if record.run_start_s is None:
         return "the log has no run_start"
     if record.run_stop_s is None:
@@ -221,9 +229,9 @@ def _error(record: RunRecord) -> str | None:
 
 
 def _add_software(graph: _Graph, record: RunRecord, nodes: tuple[Facts, ...]) -> dict[str, str]:
-    """The suite, with the packages it ran with: those of the first node, as differing nodes are not packaged together.
+    """Add the suite with the packages of the first node. Nodes that differ are not packaged together.
 
-    Its name is a digest of both (RFC 6920): an absolute URI that promises no address, because nobody has told one.
+    Its @id is a digest of both (RFC 6920): an absolute URI is required, and the suite has no address of its own.
     """
     packages = sorted(nodes[0].software.packages.items()) if nodes else []
     parts = [_add_package(graph, name, version) for name, version in packages]
@@ -248,7 +256,7 @@ def _add_data(graph: _Graph, record: RunRecord) -> dict[str, str]:
 
 
 def _variables(nodes: tuple[Facts, ...]) -> list[tuple[str, str]]:
-    """The variables of the environment that the facts have, without those that name a place on the machine."""
+    """List the environment variables in the facts, without those that name a place on the machine."""
     found = {(name, value) for facts in nodes for name, value in (facts.slurm | facts.tuning).items()}
     return sorted((name, value) for name, value in found if not _ABSOLUTE.search(value))
 
@@ -258,7 +266,7 @@ def _add_variable(graph: _Graph, name: str, value: str) -> dict[str, str]:
 
 
 def _time(seconds: float) -> str:
-    """Unix time in ISO 8601 with milliseconds, UTC; the epoch for a time that a log cannot mean."""
+    """Render Unix time in ISO 8601 with milliseconds, UTC; 1970 for a time that is out of range."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):

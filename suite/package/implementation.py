@@ -1,4 +1,4 @@
-"""The files beside the results, under benchmarks/<benchmark>/implementations: provenance, a README and scripts."""
+"""Writes the files under benchmarks/<benchmark>/implementations: provenance, a README and scripts."""
 
 from __future__ import annotations
 
@@ -19,33 +19,17 @@ from suite.package.stated import STATED, state_result
 
 
 def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
-    """Write the implementation folder of one result below ``staged``, without secrets and what ``kinds`` of redaction ask for.
+    """Write the implementation folder of one result below ``staged``, without secrets and the ``kinds`` to redact.
 
-    Returns what of people and places is still in it: file, kind and words (`suite.package.redaction.find`).
+    Returns the words about people and places that are still in it: file, kind and words (`Redaction.find`).
     """
     folder = staged / result.implementation
-    names = result.names
     left: list[tuple[Path, str, str]] = []
     for number, run in enumerate(result.runs):
-        provenance = folder / "provenance" / f"run_{number}"
-        redaction = _redaction(run, kinds)
-        for path in (path for path in result.names if path.parent == run.folder.root):
-            redaction.check_log(path)
-        changed = []
-        for path in _provenance(run, result):
-            name = redaction.name(path.relative_to(run.folder.root))
-            found = _copy(path, provenance / name, redaction)
-            left += [(result.implementation / provenance.relative_to(folder) / name, *what) for what in found]
-            if _is_log(path):
-                continue
-            if (provenance / name).read_bytes() != path.read_bytes():
-                changed.append(name.as_posix())
-        origin = {
-            record.path.name: names[record.path] for record in run.records if record.path and record.path in names
-        }
-        document = {"version": 1, "folder": run.folder.root.name, "logs": origin, "redacted": changed}
-        write_whole(provenance / "origin.json", json.dumps(document, indent=1))
-    stated = state_result(score_of(result), result.benchmark, names, staged / result.folder)
+        provenance = Path("provenance") / f"run_{number}"
+        found = _write_provenance(folder / provenance, run, result, kinds)
+        left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
+    stated = state_result(score_of(result), result.benchmark, result.names, staged / result.folder)
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
     write_whole(folder / "README.md", _readme(result))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
@@ -59,42 +43,54 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
     return left
 
 
-def _provenance(run: Run, result: Result) -> Iterator[Path]:
-    """Every file of a run folder that says how the result was made, except the logs of the result itself."""
-    root = run.folder.root
-    known = run.folder
+def _write_provenance(target: Path, run: Run, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
+    """Copy the provenance of a run folder, and write origin.json, which maps logs to their names in the package.
+
+    Returns the personal words that are left, by the name of their file in ``target``.
+    """
+    root, names = run.folder.root, result.names
+    redaction = _redaction(run, kinds)
+    for path in names:
+        if path.parent == root:
+            redaction.check_log(path)
+    changed = []
+    left = []
+    for path in _list_provenance(run, result):
+        name = redaction.name(path.relative_to(root))
+        left += [(name, kind, words) for kind, words in _copy(path, target / name, redaction)]
+        if not _is_log(path) and (target / name).read_bytes() != path.read_bytes():
+            changed.append(name.as_posix())
+    logs = {record.path.name: names[record.path] for record in run.records if record.path and record.path in names}
+    document = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
+    write_whole(target / "origin.json", json.dumps(document, indent=1))
+    return left
+
+
+def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
+    """Yield the files of a run folder that say how the result was made, except the logs of the result itself."""
+    folder = run.folder
     fixed = (
-        *(known.info_path, known.config_path, known.card_path, root / "job.sbatch", root / "job.json"),
-        *(known.changes_path, known.sources_path, known.environment_path, known.data_path),
+        *(folder.info_path, folder.config_path, folder.card_path, folder.root / "job.sbatch", folder.root / "job.json"),
+        *(folder.changes_path, folder.sources_path, folder.environment_path, folder.data_path),
     )
     yield from (path for path in fixed if path.is_file())
-    yield from sorted(path for path in run.folder.code.rglob("*") if path.is_file() and not path.is_symlink())
-    yield from run.folder.node_facts()
-    yield from run.folder.preflights()
+    yield from sorted(path for path in folder.code.rglob("*") if path.is_file() and not path.is_symlink())
+    yield from folder.node_facts()
+    yield from folder.preflights()
     yield from run.resumed
-    yield from run.folder.failed()
-    yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == root)
+    yield from folder.failed()
+    yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == folder.root)
 
 
 def _readme(result: Result) -> str:
-    card = result.benchmark
-    first = result.scored[0]
-    info = result.info
+    card, first, info = result.benchmark, result.scored[0], result.info
     logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
-    left_out = "".join(f"- `{record.path.name}`: {why}\n" for record, why in result.left_out if record.path)
-    resumed = "".join(
-        f"- `{path.name}`: a continuation of an interrupted run\n" for run in result.runs for path in run.resumed
-    )
-    failed = "".join(
-        f"- `{path.name}`: {'a run that began, failed and was replaced' if began(path) else 'an attempt that never began'}\n"
-        for run in result.runs
-        for path in run.folder.failed()
-    )
-    return (
+    own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
+    changes = " with local changes" if info.git and info.git.get("dirty") else ""
+    text = (
         f"# {card.name}, size {card.size}\n\n"
         f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
-        f"Made by {_maker(info)}, commit {_commit(info)}"
-        f"{' with local changes' if info.git and info.git.get('dirty') else ''}, on {info.created}: "
+        f"Made by {own}mlhpc {info.suite_version}, commit {_commit(info)}{changes}, on {info.created}: "
         f"{first.nodes} node{'s' * (first.nodes != 1)}, {first.ranks} rank{'s' * (first.ranks != 1)}, "
         f"{first.accelerators_per_node} accelerators per node, "
         f"global batch size {first.global_batch_size}.\n\n"
@@ -102,16 +98,28 @@ def _readme(result: Result) -> str:
         "- `init_datasets.sh` makes the data set\n"
         "- `run_and_time.sh` runs it\n"
         f"- `{STATED}` has the score and the times of the runs, to be compared with the logs by `mlhpc reproduce`\n"
-        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script, the uncommitted\n"
+        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script, "
+        "the uncommitted\n"
         "  changes, the digests of the suite's files, the environment, the data set's manifest\n"
-        + (
-            "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
-            if info.loop
-            else ""
-        )
-        + (f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n" if result.pruned else "")
-        + (f"\nNot scored, in `provenance/`:\n\n{left_out}{resumed}{failed}" if left_out or resumed or failed else "")
     )
+    if info.loop:
+        text += "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
+    if result.pruned:
+        text += f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n"
+    not_scored = list(_list_not_scored(result))
+    return text + ("\nNot scored, in `provenance/`:\n\n" + "".join(not_scored) if not_scored else "")
+
+
+def _list_not_scored(result: Result) -> Iterator[str]:
+    """Yield a line of the README for each log that is not scored, with the reason."""
+    for record, why in result.left_out:
+        if record.path:
+            yield f"- `{record.path.name}`: {why}\n"
+    for path in (path for run in result.runs for path in run.resumed):
+        yield f"- `{path.name}`: a continuation of an interrupted run\n"
+    for path in (path for run in result.runs for path in run.folder.failed()):
+        what = "a run that began, failed and was replaced" if began(path) else "an attempt that never began"
+        yield f"- `{path.name}`: {what}\n"
 
 
 _SETUP = """\
@@ -135,8 +143,9 @@ mlhpc data generate {workload} --size {size}
 
 _OWN_SETUP = """\
 #!/bin/bash
-# Installs mlhpc {version}, which logged the runs, and gets the code that trained, of which provenance/run_*/code/ has the program.
-# MLHPC_REPO, CODE_REPO: URL or path of the two repositories; the commit is that of the code.
+# Installs mlhpc {version}, which logged the runs, and gets the code that trained.
+# MLHPC_REPO, CODE_REPO: URL or path of the two repositories; the commit is that of the code. The program itself is in
+# provenance/run_*/code/.
 set -euo pipefail
 : "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}" "${{CODE_REPO:?set it to that of the code}}"
 git clone "$CODE_REPO" code
@@ -148,7 +157,7 @@ mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
 
 _OWN_DATASETS = """\
 #!/bin/bash
-# The data of {workload} {size} are the submitter's. DATA: their file or folder. An error if they are not those that the runs read.
+# The data of {workload} {size} are the submitter's. DATA: their file or folder. Fails if they are not those of the runs.
 set -euo pipefail
 : "${{DATA:?set it to the file or folder of the data}}"
 found=$(python3 - "$DATA" <<'END'
@@ -161,12 +170,6 @@ END
 )
 test "$found" = {manifest}
 """
-
-
-def _maker(info: RunInfo) -> str:
-    """What trained and what logged it."""
-    own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
-    return f"{own}mlhpc {info.suite_version}"
 
 
 def _run_and_time(result: Result, kinds: Collection[str]) -> str:
@@ -184,7 +187,7 @@ def _run_and_time(result: Result, kinds: Collection[str]) -> str:
 
 
 def _command(info: RunInfo) -> str:
-    """The command as a person types it: without the path that the program had on the machine of the run."""
+    """Render the command of a run without the path that the program had on its machine."""
     program, *rest = info.command or ("mlhpc",)
     return shlex.join([Path(program).name, *rest])
 
@@ -196,14 +199,13 @@ def _commit(info: RunInfo) -> str:
 def _redaction(run: Run, kinds: Collection[str]) -> Redaction:
     script = run.folder.root / "job.sbatch"
     texts = [script.read_text("utf-8", "replace")] if script.is_file() else []
-    measured = [
-        path.stem for path in run.folder.preflights() if path.suffix == ".jsonl"
-    ]  # of nodes that no trial ran on too
+    # The preflight measured nodes on which no trial ran, too.
+    measured = [path.stem for path in run.folder.preflights() if path.suffix == ".jsonl"]
     return Redaction(Personal.collect(run.nodes, texts, measured), kinds)
 
 
 def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
-    """Copy a file of the provenance, redacted unless it is a log. Returns what is personal in the copy."""
+    """Copy a file of the provenance, redacted unless it is a log. Returns the personal words in the copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if _is_log(source):
         redaction.check_log(source)
@@ -211,7 +213,7 @@ def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, s
         text = source.read_text("utf-8", "replace")
     else:
         text = redaction.apply(source.read_text("utf-8", "replace"))
-        if source.suffix == ".diff":  # what people try out, keys among it
+        if source.suffix == ".diff":  # uncommitted changes: people try out keys there
             text = redact_random(text)
         write_whole(target, text)
     return list(redaction.find(text))

@@ -1,4 +1,4 @@
-"""Write the power readings of a run into a package: those beside its log, an external meter's, an estimate of the network."""
+"""Writes the power readings of a run into a package: the run's own, an external meter's, an estimate of the network."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def write_power(
 ) -> None:
     """Write the readings of a run, whose ``log`` lies in its run folder, into a folder of the package.
 
-    InputError if the meter has no readings of the run, or sees no more than what was measured beside the run.
+    InputError if the meter has no readings of the run, or a scope no wider than that of the run's own readings.
     """
-    beside = log.parent / POWER / log.stem
-    for path in sorted(beside.glob("*.txt")) if beside.is_dir() and not beside.is_symlink() else ():
+    own = log.parent / POWER / log.stem
+    for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
         if path.is_file() and not path.is_symlink():
             target.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / path.name)
@@ -33,12 +33,12 @@ def write_power(
         if not target.is_dir():
             raise InputError(f"{log}: has no power readings; the network alone is no energy")
         if (target / "sw_0.txt").exists():
-            raise InputError(f"{beside / 'sw_0.txt'}: the network's power is known already; expected no --network-power")
+            raise InputError(f"{own / 'sw_0.txt'}: the network's power is known already; expected no --network-power")
         (target / "sw_0.txt").write_text(render_estimate(network_w, record.run_start_s or 0.0), encoding="utf-8")
 
 
 def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
-    """Write the readings of each node. Narrower ones that were measured beside the run stay, as those of a part."""
+    """Write the readings of each node. The run's own readings have a narrower scope and stay, as those of a part."""
     start, stop = record.run_start_s, record.run_stop_s
     if start is None or stop is None:
         raise InputError(f"{record.path}: no run_start or no run_stop; readings cannot be brought to it")
@@ -49,7 +49,8 @@ def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
         if path.exists():
             own = read_power_log(path).scope
             if SCOPES.index(own) >= SCOPES.index(scope):
-                raise InputError(f"{record.path}: {own} of node {node} was measured beside the run; expected a wider scope")
+                measured = f"{own} of node {node} was measured beside the run"
+                raise InputError(f"{record.path}: {measured}; expected a wider scope")
             path.rename(target / f"part_{node}_{own}.txt")
         target.mkdir(parents=True, exist_ok=True)
         path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Keeps what is nobody's business out of a package: secrets always; hosts, paths and the account if the submitter asks.
+"""Removes secrets from the files of a package, and host names, paths and accounts if the submitter asks for it.
 
-Logs are never edited, so a log that contains what must not leave is refused instead.
+Logs are never edited, so a log that contains one of these words is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')
 
 @dataclass(frozen=True)
 class Personal:
-    """What the files of some run folders say of people and places: host names, accounts, and the name of the user."""
+    """The personal names in the files of some run folders: host names, accounts, and the name of the user."""
 
     hosts: tuple[str, ...]
     accounts: tuple[str, ...]
@@ -34,7 +34,7 @@ class Personal:
 
     @staticmethod
     def collect(nodes: Iterable[Facts], texts: Iterable[str], others: Iterable[str] = ()) -> Personal:
-        """Collect the names from the facts of the nodes, from the job scripts among ``texts``, and the hosts ``others``."""
+        """Collect the names in the facts of nodes and in job scripts (``texts``), and further hosts (``others``)."""
         hosts = dict.fromkeys(name for facts in nodes for name in (facts.node, facts.hostname) if name)
         hosts |= dict.fromkeys(others)
         accounts = dict.fromkeys(name for text in texts for name in _ACCOUNT.findall(text))
@@ -43,13 +43,13 @@ class Personal:
 
 @dataclass(frozen=True)
 class Redaction:
-    """Replaces in a text what must not leave: ``kinds`` of `KINDS`, and secrets always."""
+    """Replaces secrets in a text, and the personal words of some ``kinds`` of `KINDS`."""
 
     personal: Personal
     kinds: Collection[str]
 
     def apply(self, text: str) -> str:
-        """The text without secrets and, if asked for, without host names, personal paths and accounts."""
+        """Return the text without secrets and, if asked for, without host names, personal paths and accounts."""
         text = redact_secrets(text)
         if "account" in self.kinds:
             for name in self.personal.accounts:
@@ -58,34 +58,33 @@ class Redaction:
             text = _PATH.sub(_short_path, text)
         if "hosts" in self.kinds:
             text = _NODE_LISTS.sub(rf'\1"{REDACTED}"', text)
-            for name in sorted(self.personal.hosts, key=len, reverse=True):
+            for name in sorted(self.personal.hosts, key=len, reverse=True):  # node1.site before node1
                 text = re.sub(_whole(name), self.alias(name), text)
         return text
 
     def alias(self, host: str) -> str:
-        """The name that stands for a host in the package: ``node<i>``, in order of the facts; the same for all its names."""
+        """Return the name of a host in the package, ``node<i>`` in order of the facts: one for all names of a host."""
         short = list(dict.fromkeys(name.partition(".")[0] for name in self.personal.hosts))
         return f"node{short.index(host.partition('.')[0]) + 1}"
 
     def name(self, path: Path) -> Path:
-        """The name of a file in the package: a file of facts is named after its node."""
+        """Return the name of a file in the package: a file of facts has the name of its node."""
         if "hosts" in self.kinds and path.stem in self.personal.hosts:
             return path.with_name(self.alias(path.stem) + path.suffix)
         return path
 
     def check_log(self, path: Path) -> None:
-        """InputError if a log, which is never edited, contains a secret or what is to be redacted."""
+        """Raise InputError if a log, which is never edited, contains a secret or a word to redact."""
         for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
             if SECRET_VALUES.search(line):
-                raise InputError(
-                    f"{path}:{number}: contains what looks like a password or token; logs are never edited"
-                )
+                what = "what looks like a password or token"
+                raise InputError(f"{path}:{number}: contains {what}; logs are never edited")
             for kind, what in self.find(line):
                 if kind in self.kinds:
                     raise InputError(f"{path}:{number}: --redact {kind}: contains {what!r}, and logs are never edited")
 
     def find(self, text: str) -> Iterator[tuple[str, str]]:
-        """Find what is personal in a text: kind and the words, each once."""
+        """Yield (kind, words) for the personal words in a text, each once."""
         names = (("hosts", self.personal.hosts), ("account", self.personal.accounts))
         for kind, values in names:
             yield from ((kind, name) for name in values if re.search(_whole(name), text))
@@ -98,7 +97,7 @@ class Redaction:
 
 
 def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
-    """One line per kind: what personal words are in which files. ``personal`` has file, kind and words."""
+    """Yield one line per kind: the personal words and their files. ``personal`` has file, kind and words."""
     for kind in KINDS:
         found = [(path, what) for path, of, what in personal if of == kind]
         if found:
@@ -110,7 +109,7 @@ def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
 
 
 def _short_path(match: re.Match[str]) -> str:
-    """A path with its last component only; paths of the operating system say nothing of a person."""
+    """Shorten a path to its last component. Paths of the operating system say nothing about a person and stay."""
     path = match.group()
     if path.startswith(tuple(f"{folder}/" for folder in _OF_SYSTEM)) or path in _OF_SYSTEM:
         return path

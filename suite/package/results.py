@@ -1,4 +1,4 @@
-"""What goes into a package: run folders as they were read, and the results that their runs form. Writes nothing."""
+"""Reads run folders and groups their runs to the results of a package. Writes nothing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Run:
 class Result:
     """One result of a package: the runs of one workload and size, of one shape, in one scenario.
 
-    ``scored`` runs count, ``pruned`` are instances of a throughput result that do not, and ``left_out`` are surplus runs,
-    each with the reason.
+    ``scored`` runs count, ``pruned`` are instances of a throughput result that do not, and ``left_out`` are surplus
+    runs, each with the reason.
     """
 
     runs: tuple[Run, ...]
@@ -80,9 +80,8 @@ def read_run(root: Path) -> Run:
     logs = folder.results()
     if not logs:
         raise InputError(f"{root}: no result_*.txt; the run left no log")
-    return Run(
-        folder, info, tuple(summarise(read_events(path)) for path in logs), tuple(folder.resumed()), read_nodes(root)
-    )
+    records = tuple(summarise(read_events(path)) for path in logs)
+    return Run(folder, info, records, tuple(folder.resumed()), read_nodes(root))
 
 
 def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
@@ -98,14 +97,14 @@ def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
             raise InputError(f"the runs were made on different systems: {deviating[0]}")
         records = [record for run in members for record in run.records]
         _check_subject(records, benchmark, f"{workload} {size}")
-        choose = _choose_instances if mode == "weak" else _choose_runs
-        scored, pruned, left_out = choose(records, benchmark)
+        select = _select_instances if mode == "weak" else _select_runs
+        scored, pruned, left_out = select(records, benchmark)
         scenario = "weak" if mode == "weak" else "strong"
         yield Result(tuple(members), benchmark, scored, pruned, left_out, system_id, scenario)
 
 
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
-    """InputError for a log that is no run, or of another benchmark or size than its run folder."""
+    """Raise InputError for a log that is no run, or has another benchmark or size than its run folder."""
     for record in records:
         if None in (record.benchmark, record.size) and record.run_start_s is None:
             raise InputError(
@@ -117,9 +116,9 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
 
 
 def _shape(run: Run, system: str) -> str:
-    """The system's name in the package, ``<system>_[<instances>x]<nodes>x<ranks per node>_<size>``.
+    """Return the system's name in the package, ``<system>_[<instances>x]<nodes>x<ranks per node>_<size>``.
 
-    So results of different shape or size never share a folder. InputError if no log has nodes and ranks.
+    Results of different shape or size must never share a folder. InputError if no log has nodes and ranks.
     """
     first = next((record for record in run.records if record.nodes and record.ranks), None)
     if first is None or first.nodes is None or first.ranks is None:
@@ -129,11 +128,11 @@ def _shape(run: Run, system: str) -> str:
 
 
 # Scored, pruned, and left out with the reason
-_Choice = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
+_Selection = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
 
 
-def _choose_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
-    """Throughput: prune instances that did not converge or repeat a seed, unless fewer than required would remain."""
+def _select_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selection:
+    """Prune instances of a throughput result that did not converge or repeat a seed, if enough remain."""
     seeds: set[int | None] = set()
     scored = []
     for record in records:
@@ -145,24 +144,25 @@ def _choose_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Ch
     return tuple(scored), tuple(record for record in records if record not in scored), ()
 
 
-def _choose_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Choice:
-    """Time to train: of more runs than required, choose the N consecutive ones with the median score."""
+def _select_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selection:
+    """Select the N consecutive runs with the median score if a time-to-train result has more than required."""
     if len(records) <= benchmark.required_runs:
         return tuple(records), (), ()
     score = time_to_train(records, benchmark)
+    # The reasons why the score leaves a run out; the fastest and the slowest are left out of the mean only.
     outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
     scored = tuple(run.record for run in score.runs if run not in outside)
     return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
 def score_of(result: Result) -> TimeToTrain | Throughput:
-    """The score of the runs of a result."""
+    """Compute the score of the runs of a result."""
     score = throughput if result.scenario == "weak" else time_to_train
     return score(result.scored, result.benchmark)
 
 
 def notes(results: Sequence[Result], division: str) -> Iterator[str]:
-    """What a person should know of the results: runs that do not count, and logs that disagree with the package."""
+    """Yield what a person should know: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
             yield f"{record.path}: pruned: {failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
@@ -172,12 +172,16 @@ def notes(results: Sequence[Result], division: str) -> Iterator[str]:
         for record, why in result.left_out:
             yield f"{record.path}: left out of the result: {why}"
         for run in result.runs:
-            yield from (f"{path}: a continuation, kept as provenance, not scored" for path in run.resumed)
-            yield from (
-                f"{path}: began and failed, and was replaced: shown in the package"
-                for path in run.folder.failed()
-                if began(path)
-            )
-            yield from (f"{run.folder.root}: {text}" for text in differences(run.nodes))
-            if len(run.records) < run.info.runs:
-                yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"
+            yield from _notes_on(run)
+
+
+def _notes_on(run: Run) -> Iterator[str]:
+    for path in run.resumed:
+        yield f"{path}: a continuation, kept as provenance, not scored"
+    for path in run.folder.failed():
+        if began(path):
+            yield f"{path}: began and failed, and was replaced: shown in the package"
+    for text in differences(run.nodes):
+        yield f"{run.folder.root}: {text}"
+    if len(run.records) < run.info.runs:
+        yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"

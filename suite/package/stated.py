@@ -1,4 +1,4 @@
-"""result.json, version 1: what the submitter's suite made of the logs of a result. It lies beside the code in the package.
+"""Renders result.json, version 1: the score that the submitter's suite computed from the logs of a result.
 
 The score is never read from it: `mlhpc reproduce` recomputes it from the logs and compares.
 """
@@ -67,7 +67,7 @@ def _state_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder:
         # An external meter's readings are in the package only, so the energy is that of the logs there.
         runs = []
         for run in result.runs:
-            assert run.record.path is not None
+            assert run.record.path is not None  # a log of a run folder always has a path
             packaged = replace(run.record, path=folder / names[run.record.path])
             runs.append(replace(run, record=packaged))
         result = replace(result, runs=tuple(runs))
@@ -76,7 +76,7 @@ def _state_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder:
 
 
 def epochs_to_target(record: RunRecord, benchmark: Benchmark) -> float | None:
-    """The epoch_num at which the target was reached first; None if it was not."""
+    """Return the epoch_num at which the target was reached first; None if it was not."""
     first = first_reaching(record, benchmark)
     return None if first is None else first.epoch
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction
+from suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("max_epochs=1", "hyperparameters.width=16", "hyperparameters.moe.hidden=16", "submission.division=open")
@@ -286,11 +286,11 @@ def judge(drift: Drift, document: Reproduction) -> tuple[bool, str]:
     """True if the drift is the first difference; and what was said."""
     (result,) = document.results
     causes = [
-        level.cause for level in result.levels if level.cause is not None and level.verdict == Verdict.NOT_REPRODUCED
+        level.cause for level in result.levels if level.cause is not None and level.verdict == LevelOutcome.NOT_REPRODUCED
     ]
     first = causes[0] if causes else next(iter(result.differences), None)
     worst = next(
-        (f"level {each.level} {each.verdict}" for each in result.levels if each.verdict != Verdict.REPRODUCED),
+        (f"level {each.level} {each.verdict}" for each in result.levels if each.verdict != LevelOutcome.REPRODUCED),
         "all reproduced",
     )
     if first is None:
@@ -344,7 +344,7 @@ def main() -> int:
             (result,) = stage.reproduce(
                 f"untouched_{number}", Attempt(("--run", "--level", "3", "--data", stage.data))
             ).results
-            bad = [f"level {each.level} {each.verdict}" for each in result.levels if each.verdict != Verdict.REPRODUCED]
+            bad = [f"level {each.level} {each.verdict}" for each in result.levels if each.verdict != LevelOutcome.REPRODUCED]
             bad += [f"{each.kind}: {each.what}: {each.was} / {each.now}" for each in result.differences]
             alarms += bool(bad)
             if bad:

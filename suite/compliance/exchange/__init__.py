@@ -1,1 +1,1 @@
-"""What the checker exchanges with other tools and people: JSON, figures of merit, waivers, reference points from a file."""
+"""Files that the checker exchanges with other tools and people: JSON, figures of merit, waivers, reference points."""

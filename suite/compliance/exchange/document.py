@@ -1,4 +1,4 @@
-"""The verdict as JSON, version 1, and the schema of that document, verdict.schema.json (docs/write_rules.py writes it)."""
+"""Renders a verdict as JSON, version 1, and the schema of the document, verdict.schema.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WaivedEntry(_Strict, frozen=True, kw_only=True):
 
 
 class FindingEntry(_Strict, frozen=True, kw_only=True):
-    """One thing that is wrong."""
+    """One breach of a rule."""
 
     rule: str
     severity: Severity
@@ -40,14 +40,14 @@ class FindingEntry(_Strict, frozen=True, kw_only=True):
 
 
 class CheckedEntry(_Strict, frozen=True, kw_only=True):
-    """How much was judged."""
+    """The numbers of logs and packages that were judged."""
 
     logs: int
     packages: int
 
 
 class VerdictDocument(_Strict, frozen=True, kw_only=True):
-    """What `mlhpc check --format json` prints."""
+    """The document that `mlhpc check --format json` prints."""
 
     version: Literal[1]
     compliant: Annotated[bool, Meta(description="no finding is an error, those that a waiver covers left out")]
@@ -69,7 +69,7 @@ def as_json(verdict: Verdict) -> str:
 
 
 def schema() -> str:
-    """The content of verdict.schema.json."""
+    """Render verdict.schema.json."""
     return json.dumps(msgspec.json.schema(VerdictDocument), indent=1) + "\n"
 
 

@@ -1,6 +1,7 @@
-"""Reference points that come with a file (--rcp), for batch sizes that the ruleset has none for. The ruleset's own always win.
+"""Reads reference points from a file (--rcp), for batch sizes without points in the ruleset.
 
-Two forms are read: that of `mlhpc workload rcp record`, and that of MLCommons' rcp_checker (--custom_rcps).
+The ruleset's own points always win. The file has the form of `mlhpc workload rcp record`, or that of MLCommons'
+rcp_checker (--custom_rcps).
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _official(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None
         benchmark, batch, epochs = fields.get("Benchmark"), fields.get("BS"), fields.get("Epochs to converge")
         numbers = [finite(item) for item in epochs] if isinstance(epochs, list) else []
         positive = [number for number in numbers if number is not None and number > 0.0]
-        if not isinstance(benchmark, str) or type(batch) is not int or batch < 1 or len(positive) < len(numbers or [0]):
+        sound = isinstance(benchmark, str) and type(batch) is int and batch > 0
+        if not sound or not numbers or len(positive) < len(numbers):
             raise InputError(f"{path}: {brief(name)}: expected Benchmark, BS and Epochs to converge, a list of numbers")
+        # Their file may have several entries of one batch size, each with some runs.
         found[benchmark, None, batch] = (*found.get((benchmark, None, batch), ()), *positive)
     return found

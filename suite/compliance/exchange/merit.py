@@ -1,8 +1,9 @@
-"""Figures of merit of a result: named numbers with UCUM units, and the line of each that other tools find by one expression.
+"""Computes the figures of merit of a result: named numbers with UCUM units, each on a line that one expression matches.
 
     MLHPC_FOM 1 <result> <key> <value> <unit>
 
-Six words with one space between them. Version 1 keeps names, units and the form; new keys may be added (docs/exchange.md).
+A line has six words with one space between them. Version 1 keeps names, units and the form, and may get new keys
+(docs/exchange.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Better = Literal["lower", "higher"]
 
 
 class Figure(NamedTuple):
-    """One figure of merit. ``unit`` is UCUM; ``low`` and ``high`` are a 95 % interval; ``n`` counts the runs it is of."""
+    """One figure of merit. ``unit`` is UCUM; ``low`` and ``high`` are a 95 % interval; ``n`` counts its runs."""
 
     key: str
     value: float
@@ -35,7 +36,7 @@ class Figure(NamedTuple):
 
 
 def figures(scored: Result) -> list[Figure]:
-    """Compute the figures of a result. ``score``, or ``models_per_minute``, is among them only for a compliant result."""
+    """Compute the figures of a result. Only a compliant result has ``score`` or ``models_per_minute``."""
     result = scored.score
     found = [
         Figure("valid", float(scored.valid), "1", "higher"),
@@ -54,7 +55,7 @@ def figures(scored: Result) -> list[Figure]:
 
 
 def result_names(scored: Sequence[Result]) -> list[str]:
-    """Name each result by what it is, ``system/benchmark-size/scenario/nodesxranks``: the same for the next run of the same thing.
+    """Name each result ``system/benchmark-size/scenario/nodesxranks``, so that repetitions of a result have one name.
 
     A name has no blanks. The second of two results with one name ends with ``~2``.
     """
@@ -77,7 +78,7 @@ def render_lines(scored: Sequence[Result]) -> str:
 
 
 def _time_figures(result: TimeToTrain) -> Iterator[Figure]:
-    """The score and what belongs to it. The interval is over all runs that converged (suite.log.score)."""
+    """Yield the score with its interval, which is over all runs that converged (suite.log.score)."""
     low, high = result.interval_s or (None, None)
     scored = len(result.scored)
     if result.mean_s is not None and result.mean_with_staging_s is not None:
@@ -93,7 +94,7 @@ def _rate_figures(result: Throughput) -> Iterator[Figure]:
 
 
 def _spread(key: str, values: Sequence[float | None], unit: str, better: Better) -> Iterator[Figure]:
-    """Mean, extremes and standard deviation (n - 1) of what is known; of one value no deviation."""
+    """Yield mean, extremes and standard deviation (n - 1) of the known values. One value has no deviation."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return

@@ -1,6 +1,6 @@
-"""A result as JSON, version 1, with its score and figures of merit, and the schema of that document, result.schema.json.
+"""Renders a result as JSON, version 1, with its score and figures of merit, and the schema of that document.
 
-docs/write_rules.py writes the schema. `mlhpc score --format json` prints these documents.
+`mlhpc score --format json` prints these documents.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class ResultDocument(_Strict, frozen=True, kw_only=True):
 
 
 def result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
-    """The documents of some results, in their order."""
+    """Return the documents of some results, in their order."""
     return [_document(item, name) for item, name in zip(scored, result_names(scored), strict=True)]
 
 
 def result_schema() -> str:
-    """The content of result.schema.json."""
+    """Render result.schema.json."""
     return json.dumps(msgspec.json.schema(ResultDocument), indent=1) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Waivers: findings that reviewers accept, with rule, place, reason and who decided. They never come with a package.
+"""Reads and applies waivers: reviewers accept findings, by rule, place, reason and name.
+
+A package never brings its own.
 
 waivers:
   - rule: rcp-speed
@@ -36,7 +38,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
-    """Read a file of waivers. InputError names file, line and value; a file inside of what is checked is refused too."""
+    """Read a file of waivers. InputError names file, line and value, and refuses a file inside of a checked path."""
     inside = next((item for item in checked if path.resolve().is_relative_to(item.resolve())), None)
     if inside is not None:
         raise InputError(f"{path}: lies in {inside}, which is judged: nobody waives his own findings")
@@ -50,7 +52,7 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
 
 
 def waive(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
-    """Mark each finding that a waiver covers. A waiver that covers none is a finding of its own (waiver-unused, a note)."""
+    """Mark each finding that a waiver covers. A waiver without one is a finding itself (waiver-unused, a note)."""
     used = set()
     findings = []
     for finding in verdict.findings:

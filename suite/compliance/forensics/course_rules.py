@@ -1,6 +1,6 @@
-"""The rules for the course of a run: its epochs, evaluations, samples and rates against each other and against the clock.
+"""The rules for the course of a run: epochs, evaluations, samples and rates agree with each other and with the clock.
 
-The time and the epochs of a run are single numbers that are easily edited; what stands around them is not.
+The time and the epochs of a run are single numbers that are easily edited. The events around them are not.
 """
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -13,7 +13,6 @@ from suite.compliance.rules.base import (
     OURS,
     LogBreach,
     LogContext,
-    LogRule,
     epoch_num,
     finished_epochs,
     log_rule,
@@ -25,33 +24,25 @@ from suite.log.reader import Event
 from suite.log.timeline import Epoch
 from suite.log.values import finite
 
-_OF_THE_RUN = (  # and nothing else may stand before run_start that has an epoch or a step
-    *(
-        mllog.EPOCH_START,
-        mllog.EPOCH_STOP,
-        f"{mllog.BLOCK}_start",
-        f"{mllog.BLOCK}_stop",
-        mllog.EVAL_START,
-        mllog.EVAL_STOP,
-    ),
-    *(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.TARGET_ACCURACY_REACHED),
+_OF_THE_RUN = (  # none of them may come before run_start, nor any other event that has an epoch or a step
+    *(mllog.EPOCH_START, mllog.EPOCH_STOP, f"{mllog.BLOCK}_start", f"{mllog.BLOCK}_stop"),
+    *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+    *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.TARGET_ACCURACY_REACHED),
 )
 _OF_INIT = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
 _SHORTEST_EPOCH = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
 _MOST_APART = 0.1  # of a rate; published rates are within 0.023 of their times
-_PAUSE_S = (
-    2.0  # for which a busy machine may stop between an epoch's time stamps and the first or the last of its steps
-)
-_LEAST_SHARE = 0.15  # of an epoch that its steps take, whatever paused
+_PAUSE_S = 2.0  # a busy machine may pause so long between an epoch's time stamps and its first or last step
+_LEAST_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
 _SLACK_S = 0.1  # of clocks and time stamps
-_SHORTEST_S = 1.0  # below, that is too much to say whether a rate is true
+_SHORTEST_S = 1.0  # in shorter epochs this slack hides any wrong rate
 
 
 @log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
 def stop_early(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if context.benchmark is not None and context.benchmark.offline_evals:
-        return  # the run trains on, and stops at the checkpoint that another process later finds to have reached the target
+        return  # the run trains on while another process evaluates, and run_stop has the time of the right checkpoint
     latest = max(context.run.every(*_OF_THE_RUN), key=lambda event: event.time_ms, default=None)
     if stop is not None and latest is not None and latest.time_ms > stop.time_ms:
         seconds = (latest.time_ms - stop.time_ms) / 1e3
@@ -68,10 +59,10 @@ def before_run(context: LogContext) -> Iterator[LogBreach]:
     found: set[str] = set()
     for index, event in enumerate(context.log.events):
         early = event.time_ms < earliest
-        if (early or index < position) and _trains(event):
-            kind = event.key if event.key in _OF_THE_RUN else "step"  # of steps the reader may keep the first alone
-            if kind in found:
-                continue
+        if not (early or index < position) or not _trains(event):
+            continue
+        kind = event.key if event.key in _OF_THE_RUN else "step"  # the reader may drop all steps but the first
+        if kind not in found:
             found.add(kind)
             seconds = (start.time_ms - event.time_ms) / 1e3
             yield event.line, f"{event.key} {f'is {seconds:.3f} s before' if early else 'stands before'} run_start"
@@ -105,16 +96,11 @@ def epoch_begun(context: LogContext) -> Iterator[LogBreach]:
     "epoch-steps", "the steps at an evaluation are those of its epoch: batch size times steps are its samples", OURS
 )
 def epoch_steps(context: LogContext) -> Iterator[LogBreach]:
-    batch, samples = context.record.global_batch_size, context.record.train_samples
-    if (
-        not batch
-        or not samples
-        or batch < 1
-        or samples < 1
-        or (context.benchmark and context.benchmark.epoch_counts_samples)
-    ):
+    batch, samples = context.record.global_batch_size or 0, context.record.train_samples or 0
+    counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
+    if batch < 1 or samples < 1 or counts_samples:
         return
-    fewest, most = samples // batch, -(-samples // batch)  # steps of an epoch: the last batch is left out or filled up
+    fewest, most = samples // batch, -(-samples // batch)  # steps of an epoch: codes drop or fill up the last batch
     from_zero = any(epoch.number == 0 for epoch in context.record.epochs)
     for event in context.run.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         steps, epoch = finite(event.metadata.get("step_num")), epoch_num(event)
@@ -158,7 +144,7 @@ def throughput_true(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _may_be(rate: float, samples: float, seconds: float) -> bool:
-    """True if so many samples in so many seconds, less a pause, can have been trained at a rate."""
+    """True if a code that trains at this rate can take these seconds, less a pause, for these samples."""
     least = (1.0 - _MOST_APART) * samples / (seconds + _SLACK_S)
     return least <= rate <= (1.0 + _MOST_APART) * samples / max(seconds - _PAUSE_S, _LEAST_SHARE * seconds)
 
@@ -169,25 +155,23 @@ def _rate(event: Event) -> float | None:
 
 
 def _at(context: LogContext, index: int) -> Epoch | None:
-    """The epoch that the n-th rate is of, where rates have no epoch's number."""
+    """Return the epoch of the n-th rate, for codes that log no number of the epoch."""
     epochs = context.record.epochs
     return epochs[index] if index < len(epochs) else None
 
 
 def _training_times(context: LogContext, epoch: Epoch, event: Event) -> list[float]:
-    """Seconds of training that the rate may be of: without evaluations, or up to the event where they overlap training."""
-    start_s = context.record.run_start_s or 0.0
-    until_event = event.time_ms / 1e3 - start_s - epoch.start_s
-    times = (
-        [epoch.train_s]
-        if context.ruleset.data.cards
-        else [epoch.train_s, min(until_event, epoch.stop_s - epoch.start_s)]
-    )
+    """List the seconds of training to which the rate may refer."""
+    times = [epoch.train_s]
+    if context.ruleset.foreign:
+        # Some codes evaluate while they train, so their rate covers the time up to its event.
+        until_event = event.time_ms / 1e3 - (context.record.run_start_s or 0.0) - epoch.start_s
+        times.append(min(until_event, epoch.stop_s - epoch.start_s))
     return [seconds for seconds in times if seconds > 0.0]
 
 
 def _samples(context: LogContext) -> list[float]:
-    """Samples between two evaluations, and what some codes of the benchmark take for them."""
+    """List the samples between two evaluations, and the number that some codes of the benchmark use in their place."""
     benchmark, batch = context.benchmark, finite(context.record.global_batch_size)
     if benchmark is None:
         return []
@@ -198,13 +182,3 @@ def _samples(context: LogContext) -> list[float]:
     if benchmark.throughput_per_rank is not None and context.record.ranks:
         known.append(float(benchmark.throughput_per_rank * context.record.ranks))
     return known
-
-
-RULES: tuple[LogRule, ...] = (
-    stop_early,
-    before_run,
-    epoch_begun,
-    epoch_steps,
-    epoch_time,
-    throughput_true,
-)

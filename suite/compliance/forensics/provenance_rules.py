@@ -1,6 +1,7 @@
-"""The rules that hold a result of this suite against what its run folders left: run.json and the facts of the nodes.
+"""The rules that compare a result of this suite with the files of its run folders: run.json and the facts of the nodes.
 
-`mlhpc package` puts both under benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/.
+`mlhpc package` copies both into provenance/run_<n>/ of
+benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
 """
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from suite.compliance.result import Result, trained_samples
-from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, name_of, result_rule
+from suite.compliance.rules.base import OURS, ResultBreach, name_of, result_rule
 from suite.files import brief
 from suite.log.provenance import find_kept_folder, problem_of_config
 from suite.log.record import RunRecord
@@ -22,11 +23,8 @@ from suite.log.values import finite
 _CLOCK_SLACK_S = 600.0  # between the clock of the machine that started the runs and those that ran them
 _MOST_OF_AN_ACCELERATOR = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
 _MOST_OF_A_NODE = 1e15  # FLOP/s of a node without accelerators whose cores are not known
-_CORE_HZ, _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = (
-    6e9,
-    128.0,
-    4096.0,
-)  # two 512-bit FMA units, and matrix units at 16 bits
+_CORE_HZ = 6e9
+_FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
 
 @result_rule(
@@ -49,27 +47,25 @@ def provenance_missing(result: Result) -> Iterator[ResultBreach]:
     "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
 )
 def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
-    workload = result.benchmark.workload if result.benchmark else None
+    first = result.runs[0] if result.runs else RunRecord()
+    logged_values = {
+        "workload": result.benchmark.workload if result.benchmark else None,
+        "size": first.size,
+        "mode": "weak" if result.weak else "strong",
+        "suite_version": first.suite_version,
+    }
+    earliest = min((run for run in result.runs if run.run_start_s is not None), key=_start, default=None)
     for document in result.provenance.infos:
-        if document.problem:
+        if document.problem:  # rule provenance-missing reports it
             continue
-        first = result.runs[0] if result.runs else RunRecord()
-        stated = (
-            ("workload", workload),
-            ("size", first.size),
-            ("mode", "weak" if result.weak else "strong"),
-            ("suite_version", first.suite_version),
-        )
-        for name, logged in stated:
+        for name, logged in logged_values.items():
             if logged is not None and document.fields.get(name) != logged:
                 yield document.path, f"{name} is {brief(document.fields.get(name))}, the logs say {brief(logged)}"
-        created = _time(document.fields.get("created"))
-        earliest = min((run for run in result.runs if run.run_start_s is not None), key=_start, default=None)
+        stated = document.fields.get("created")
+        created = _time(stated)
         if created is None:
-            yield (
-                document.path,
-                f"created = {brief(document.fields.get('created'))}: expected a time such as 2026-11-20T14:00:00Z",
-            )
+            yield document.path, f"created = {brief(stated)}: expected a time such as 2026-11-20T14:00:00Z"
+        # With several run folders nothing says which of them the earliest log is from.
         elif earliest is not None and len(result.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S:
             early = (created - _start(earliest)) / 60.0
             yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
@@ -89,32 +85,39 @@ def config_kept(result: Result) -> Iterator[ResultBreach]:
     "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
 )
 def facts_agree(result: Result) -> Iterator[ResultBreach]:
-    found = result.provenance
-    facts = found.sound_facts()
+    facts = result.provenance.sound_facts()
     if not facts:
         return
-    claimed = result.system.fields if result.system is not None and not result.system.problem else {}
-    where = result.system.path if result.system is not None else None
     most = max((run.nodes or 0 for run in result.runs), default=0)
     if most > len(facts):
         yield None, f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}"
+    # If the probe of the accelerators failed on a node, its facts say nothing of them.
     surveyed = not any(_accelerators_unknown(document) for document in facts)
-    fewest = min(len(_accelerators(document)) for document in facts) if surveyed else 10**9
-    over = next((run for run in result.runs if (run.accelerators_per_node or 0) > fewest), None)
-    if over is not None:
-        yield over.path, f"accelerators_per_node = {over.accelerators_per_node}, the facts of a node name {fewest}"
-    models = [str(item.get("model")) for document in facts for item in _accelerators(document)]
-    named = claimed.get("accelerator_model_name")
-    if not models and surveyed and _names_something(named):
-        yield where, f"accelerator_model_name = {brief(named)}, the facts of the nodes name no accelerator"
-    elif models and _names_something(named) and not _alike(str(named), models):
-        yield where, f"accelerator_model_name = {brief(named)}, the facts say {brief(models[0])}"
-    processors = [str(_mapping(document.fields.get("cpu")).get("model")) for document in facts]
-    processor = claimed.get("host_processor_model_name")
-    if _names_something(processor) and not _alike(str(processor), processors):
-        yield where, f"host_processor_model_name = {brief(processor)}, the facts say {brief(processors[0])}"
+    if surveyed:
+        fewest = min(len(_accelerators(document)) for document in facts)
+        for run in result.runs:
+            if (run.accelerators_per_node or 0) > fewest:
+                claim = f"accelerators_per_node = {run.accelerators_per_node}"
+                yield run.path, f"{claim}, the facts of a node name {fewest}"
+                break
+    if result.system is not None and not result.system.problem:
+        yield from ((result.system.path, text) for text in _other_models(result.system, facts, surveyed=surveyed))
     if any(document.fields.get("simulated") is True for document in facts):
         yield None, "the facts are those of a simulated machine"
+
+
+def _other_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: bool) -> Iterator[str]:
+    """Compare the models that a system description names with those in the facts of the nodes."""
+    models = [str(item.get("model")) for document in facts for item in _accelerators(document)]
+    named = system.fields.get("accelerator_model_name")
+    if _names_something(named) and not models and surveyed:
+        yield f"accelerator_model_name = {brief(named)}, the facts of the nodes name no accelerator"
+    elif _names_something(named) and models and not _may_be_same(str(named), models):
+        yield f"accelerator_model_name = {brief(named)}, the facts say {brief(models[0])}"
+    processors = [str(_mapping(document.fields.get("cpu")).get("model")) for document in facts]
+    processor = system.fields.get("host_processor_model_name")
+    if _names_something(processor) and not _may_be_same(str(processor), processors):
+        yield f"host_processor_model_name = {brief(processor)}, the facts say {brief(processors[0])}"
 
 
 @result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
@@ -155,7 +158,7 @@ def speed_possible(result: Result) -> Iterator[ResultBreach]:
 
 
 def _most_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
-    """FLOP/s that one node of a run cannot exceed."""
+    """Return the FLOP/s that one node of a run cannot exceed."""
     if run.accelerators_per_node:
         return run.accelerators_per_node * _MOST_OF_AN_ACCELERATOR
     cores = [finite(_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
@@ -172,7 +175,7 @@ def _accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
 
 
 def _accelerators_unknown(document: SystemFile) -> bool:
-    """True if the probe of the accelerators failed: then the facts of a node say nothing of them."""
+    """True if the probe of a node's accelerators failed."""
     problems = document.fields.get("problems")
     return not _accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
 
@@ -185,14 +188,14 @@ def _names_something(value: object) -> bool:
     return str(value or "").strip().lower() not in ("", "n/a", "na", "none", "unknown", "-", "0")
 
 
-def _alike(name: str, models: Sequence[str]) -> bool:
-    """True if a name shares a word that has a digit, such as H100 or 7763, with one of the models, or one of them has none."""
+def _may_be_same(name: str, models: Sequence[str]) -> bool:
+    """True if a name and one of the models share a word such as H100 or 7763, or if one of them has no such word."""
     words = _words(name)
     return not words or any(not _words(model) or words & _words(model) for model in models)
 
 
 def _words(text: str) -> set[str]:
-    """The words of a model's name that tell it from others: with a digit and a letter, or a number of four digits."""
+    """List the words that distinguish a model: with a digit and a letter, or a number of four digits."""
     found = re.findall(r"[a-z0-9]+", text.lower())
     return {word for word in found if re.fullmatch(r"[0-9]{4}[a-z0-9]*|[a-z]+[0-9]{2,}[a-z]*", word)}
 
@@ -206,14 +209,3 @@ def _time(text: object) -> float | None:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
-
-
-RULES: tuple[ResultRule, ...] = (
-    provenance_missing,
-    provenance_agrees,
-    config_kept,
-    facts_agree,
-    code_changed,
-    series_complete,
-    speed_possible,
-)

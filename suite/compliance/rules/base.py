@@ -1,7 +1,7 @@
-"""What all rules share: the classes of rules, what they are given, and what they find.
+"""Defines rules, their inputs and their findings.
 
 A rule is a function that yields what is wrong. How bad that is, and every value a rule compares with, is data in the
-ruleset (rulesets/*.yaml). Each module of rules ends with the tuple of its rules; suite.compliance.all_rules puts these together.
+ruleset (rulesets/*.yaml). suite.compliance.all_rules collects the rules of all modules.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PACKAGE = "mlperf_logging package_checker"
 OURS = "docs/checker.md"
 PAGE = "docs/rules.md"  # which has every rule
 
-NO_LOG = "log-empty"  # the rule that a file without events breaks; the checker stops there
+NO_LOG = "log-empty"  # the rule that a file without events breaks; its output has no summary
 
 
 @dataclass(frozen=True)
 class Waiver:
-    """What reviewers decided: findings of a rule at a place count no longer. ``path``: last parts of a path, with * and ?."""
+    """A decision that findings of a rule do not count. ``path`` has the last parts of a path, with * and ?."""
 
     rule: str
     path: str
@@ -43,9 +43,9 @@ class Waiver:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, in one line. ``line`` is the line number in the file; None: the file or folder itself.
+    """One breach of a rule, in one line. ``line`` is the line number in the file; None: the file or folder itself.
 
-    A finding with a ``waiver`` is shown and does not count.
+    Outputs list a finding with a ``waiver``, but it does not count.
     """
 
     rule: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LogContext:
-    """One log and what it is judged by. ``benchmark`` is None if the ruleset knows no benchmark of the log's name."""
+    """One log, with the ruleset that judges it. ``benchmark`` is None if the ruleset does not know it."""
 
     log: Log
     record: RunRecord
@@ -94,7 +94,7 @@ class LogContext:
 
     @cached_property
     def key_rules(self) -> Mapping[str, KeyRule]:
-        """What the ruleset asks of the keys of this log."""
+        """The ruleset's rules for the keys of this log. A file without events breaks rule log-empty and no other."""
         if not self.log.events:
             return {}
         first = {key: events[0].value for key, events in self.by_key.items()}
@@ -102,18 +102,18 @@ class LogContext:
         return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
 
     def logged(self, key: str) -> object:
-        """The value of the first event of a key. None if there is none."""
+        """Return the value of the first event of a key. None if there is none."""
         event = self.log.first(key)
         return event.value if event is not None else None
 
     def every(self, *keys: str) -> Iterator[Event]:
-        """All events of some keys, key by key."""
+        """Yield all events of some keys, key by key."""
         for key in keys:
             yield from self.by_key.get(key, ())
 
     @property
     def division(self) -> str:
-        """The division the log claims; closed unless it says open."""
+        """The division that the log claims. A log that names no division is judged as closed, which is stricter."""
         return "open" if self.record.division == "open" else "closed"
 
 
@@ -132,71 +132,71 @@ class Rule:
 
 @dataclass(frozen=True)
 class LogRule(Rule):
-    """A rule that every log is judged by."""
+    """A rule that judges every log by itself."""
 
     check: Callable[[LogContext], Iterable[LogBreach]]
 
 
 @dataclass(frozen=True)
 class ResultRule(Rule):
-    """A rule that the runs of a result are judged by, together."""
+    """A rule that judges the runs of a result together."""
 
     check: Callable[[Result], Iterable[ResultBreach]]
 
 
 def log_rule(name: str, asks: str, source: str) -> Callable[[Callable[[LogContext], Iterable[LogBreach]]], LogRule]:
-    """Make the decorated function a rule for logs. The tuple RULES of its module must name it."""
+    """Make the decorated function a rule for logs."""
     return lambda check: LogRule(name, asks, source, check)
 
 
 def result_rule(
     name: str, asks: str, source: str
 ) -> Callable[[Callable[[Result], Iterable[ResultBreach]]], ResultRule]:
-    """Make the decorated function a rule for results. The tuple RULES of its module must name it."""
+    """Make the decorated function a rule for results."""
     return lambda check: ResultRule(name, asks, source, check)
 
 
 def link(rule: str) -> str:
-    """Where the page explains a rule."""
+    """Return the address of a rule's explanation."""
     return f"{PAGE}#{rule}"
 
 
-def weighed(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
-    """The finding of a breach at a file or folder. None where the ruleset does not ask for the rule."""
+def with_severity(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
+    """Yield the finding for a breach at a file or folder, or nothing if the ruleset ignores the rule."""
     severity = rules.severity(rule)
     if severity is not None:
         yield Finding(rule, severity, str(path), None, message)
 
 
 def of_another_suite(log: Log, rules: Ruleset, suite: str, file: str) -> Finding:
-    """The one finding of a log of another benchmark suite: it is not judged by rules that were never its own."""
+    """Return the only finding of a log of another benchmark suite: no rule of this suite judges it."""
     event = log.first(mllog.SUBMISSION_BENCHMARK)
     message = f"a log of {suite} ({brief(event.value if event else None)}): it is not judged by {rules.data.title}"
     return Finding("benchmark-known", "error", file, event.line if event else None, message)
 
 
 def epoch_num(event: Event) -> float | None:
-    """The number of the epoch in the metadata of an event. None if there is none, or it is no finite number."""
+    """Return the epoch_num in the metadata of an event. None if there is none, or it is no finite number."""
     return finite(event.metadata.get("epoch_num"))
 
 
 def finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
-    """The epochs that ended, by number."""
+    """Map the number of each epoch that ended to the epoch."""
     return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
 
 
 def steps_between_evals(context: LogContext) -> float | None:
-    """Steps from one evaluation to the next where epoch_num counts samples; None elsewhere, and if nothing says it."""
+    """Return the steps from one evaluation to the next. None if the benchmark's epoch_num does not count samples."""
     if context.benchmark is None or not context.benchmark.epoch_counts_samples:
         return None
-    logged = context.log.first("val_every_iters")
-    return context.card.eval_every_steps if context.card else finite(logged.value) if logged else None
+    # OpenFold's card has the number; logs of MLPerf HPC's OpenFold state it as val_every_iters.
+    return context.card.eval_every_steps if context.card else finite(context.logged("val_every_iters"))
 
 
 def repeats(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], object], text: Callable[[RunRecord], str]
 ) -> Iterator[ResultBreach]:
-    """Every run whose key an earlier run has already; a key of None is no key."""
+    """Yield a breach for every run whose key an earlier run has already. None is no key."""
     first: dict[object, RunRecord] = {}
     for run in runs:
         identity = key(run)
@@ -209,5 +209,5 @@ def repeats(
 
 
 def name_of(run: RunRecord) -> str:
-    """The name of a run's log, for messages."""
+    """Return the name of a run's log, for messages."""
     return run.path.name if run.path else "a run"

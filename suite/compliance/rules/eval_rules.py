@@ -12,7 +12,6 @@ from suite.compliance.rules.base import (
     OURS,
     LogBreach,
     LogContext,
-    LogRule,
     epoch_num,
     log_rule,
     steps_between_evals,
@@ -27,9 +26,16 @@ from suite.log.values import finite
 def eval_value(context: LogContext) -> Iterator[LogBreach]:
     for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         # NaN and infinity are values of the metric: the training diverged, the log is valid.
-        diverged = isinstance(event.value, float) or event.value in ("nan", "inf", "-inf")
-        if finite(event.value) is None and not diverged:
+        if finite(event.value) is None and not _diverged(event):
             yield event.line, f"{event.key} = {brief(event.value)}: expected a number"
+
+
+def _diverged(event: Event) -> bool:
+    """True if the value is NaN or infinite, as a number or as text."""
+    # JSON has no such numbers, so some codes log them as text.
+    if isinstance(event.value, float):
+        return not math.isfinite(event.value)
+    return event.value in ("nan", "inf", "-inf")
 
 
 @log_rule(
@@ -47,34 +53,37 @@ def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "epoch-numbers",
-    "epochs are numbered 1, 2, 3, ... (v0.7: from 0 or 1); OpenFold's by the samples seen: steps from one evaluation to the "
-    "next times batch size",
+    "epochs are numbered 1, 2, 3, ... (v0.7: from 0 or 1); OpenFold's by the samples seen: steps from one evaluation "
+    "to the next times batch size",
     f"{HPC} 4.2",
 )
 def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
-    numbers = [(epoch_num(event), event.line) for event in context.by_key.get(mllog.EPOCH_START, ())]
-    counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
-    steps, batch = steps_between_evals(context), context.record.global_batch_size
-    each = (steps * batch if steps and batch else None) if counts_samples else 1.0
+    epochs = context.by_key.get(mllog.EPOCH_START, [])
+    first = epoch_num(epochs[0]) if epochs else None
+    increment: float | None = 1.0
     previous = 0.0
-    if not counts_samples and numbers and numbers[0][0] in context.ruleset.data.first_epochs:
-        previous = numbers[0][0] - 1
-    for number, line in numbers:
+    if context.benchmark is not None and context.benchmark.epoch_counts_samples:
+        steps, batch = steps_between_evals(context), context.record.global_batch_size
+        increment = steps * batch if steps and batch else None  # unknown: only the order can be checked
+    elif first is not None and first in context.ruleset.data.first_epochs:
+        previous = first - 1
+    for event in epochs:
+        number = epoch_num(event)
         if number is None:  # rule eval-epoch reports it
             return
-        if each is None and number <= previous:
-            yield line, f"epoch_num {number:g} after {previous:g}: samples seen never fall"
+        if increment is None and number <= previous:
+            yield event.line, f"epoch_num {number:g} after {previous:g}: samples seen never fall"
             return
-        if each is not None and number != previous + each:
-            yield line, f"epoch_num {number:g} where {previous + each:g} is due"
+        if increment is not None and number != previous + increment:
+            yield event.line, f"epoch_num {number:g} where {previous + increment:g} is due"
             return
         previous = number
 
 
 @log_rule(
     "eval-every-epoch",
-    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value, and codes that "
-    "evaluate beside the training may end in an epoch that is not evaluated",
+    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value, "
+    "and codes that evaluate beside the training may end in an epoch that is not evaluated",
     "the workload's card",
 )
 def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
@@ -82,9 +91,9 @@ def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
         return  # only the closed division prescribes when to evaluate
     evaluated = [item.epoch for item in context.record.evals]
     finished = [epoch.number for epoch in context.record.epochs if epoch.complete]
+    may_lack = context.ruleset.foreign or context.record.status != "success"  # the last epoch's evaluation
     for number in finished:
         values = evaluated.count(number)
-        may_lack = context.ruleset.foreign or context.record.status != "success"
         if values != 1 and not (values == 0 and number == finished[-1] and may_lack):
             yield None, f"epoch {brief(number)} has {values} values of the metric; expected 1"
             return
@@ -93,11 +102,7 @@ def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
 def eval_diverged(context: LogContext) -> Iterator[LogBreach]:
     values = list(context.every(context.benchmark.metric)) if context.benchmark else []
-    diverged = [
-        event
-        for event in values
-        if (isinstance(event.value, float) and not math.isfinite(event.value)) or event.value in ("nan", "inf", "-inf")
-    ]
+    diverged = [event for event in values if _diverged(event)]
     if diverged:
         yield diverged[0].line, f"{len(diverged)} of {len(values)} values of {diverged[0].key} are NaN or infinite"
 
@@ -115,23 +120,11 @@ def eval_negative(context: LogContext) -> Iterator[LogBreach]:
 def eval_closed(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
-    run = context.log.until(mllog.RUN_STOP)
-    ended = [epoch_num(event) for event in run.every(mllog.EVAL_STOP)]
-    for event in list(run.every(mllog.EVAL_START))[:-1]:
+    ended = [epoch_num(event) for event in context.run.every(mllog.EVAL_STOP)]
+    for event in list(context.run.every(mllog.EVAL_START))[:-1]:
         number = epoch_num(event)
         if number in ended:
             ended.remove(number)
         elif number is not None:  # rule eval-epoch reports the others
             yield event.line, f"the evaluation of epoch {number:g} has no eval_stop"
             return
-
-
-RULES: tuple[LogRule, ...] = (
-    eval_value,
-    eval_epoch,
-    epoch_numbers,
-    eval_every_epoch,
-    eval_diverged,
-    eval_negative,
-    eval_closed,
-)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
 from suite.card import value_text
 from suite.compliance.rules.base import (
@@ -14,15 +13,34 @@ from suite.compliance.rules.base import (
     OURS,
     LogBreach,
     LogContext,
-    LogRule,
+    epoch_num,
     log_rule,
 )
-from suite.compliance.rules.clock import AFTER, CLOCKS_DIFFER_S, backwards, of_the_clock
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.record import first_reaching
+
+_OF_TRAINING = (
+    *(mllog.EPOCH_START, mllog.EPOCH_STOP),
+    *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+)
+_AFTER_RUN = frozenset(  # events that must not follow run_stop; an epoch or an evaluation may still end there
+    {
+        *(mllog.STAGING_START, mllog.RUN_START, mllog.EPOCH_START, mllog.STEP_PHASES),
+        *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+    }
+)
+_EVALUATION = frozenset({mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY})
+# What other processes may log after run_stop: they evaluate checkpoints while the training goes on.
+_OFFLINE = _EVALUATION | {f"{stem}_{side}" for stem in (mllog.EPOCH, mllog.BLOCK) for side in ("start", "stop")}
+# What the times of a run are read from.
+_STEMS = (mllog.INIT, mllog.STAGING, mllog.RUN, mllog.EPOCH, mllog.BLOCK)
+_TIMED = _EVALUATION | {f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")}
+_CLOCKS_DIFFER_S = 0.01  # processes of one run that write into one log are rarely further apart
+_CLOCK_STEP_S = 0.001  # time stamps are milliseconds
+_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
 # What a log must hold
 
@@ -39,7 +57,7 @@ def log_empty(context: LogContext) -> Iterator[LogBreach]:
 def event_valid(context: LogContext) -> Iterator[LogBreach]:
     log = context.log
     if len(log.problems) == 1 and mllog.RUN_STOP in context.by_key and log.problems[0].line > log.events[-1].line:
-        return  # a process that was ended in its last line, after the run: nothing of the run is missing
+        return  # the process was killed while it wrote its last line, after run_stop: nothing of the run is missing
     yield from ((problem.line, problem.message) for problem in log.problems)
     if log.damaged > len(log.problems):
         yield None, f"{log.damaged - len(log.problems)} more events of this file cannot be read"
@@ -53,10 +71,8 @@ def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
     names = context.ruleset.benchmark_names()
     if event is not None and event.value not in names:
         more = "; --card FILE adds that of a card" if context.ruleset.data.cards else ""
-        yield (
-            event.line,
-            f"unknown benchmark {brief(event.value)}; {context.ruleset.name} knows {', '.join(names)}{more}",
-        )
+        known = f"{context.ruleset.name} knows {', '.join(names)}{more}"
+        yield event.line, f"unknown benchmark {brief(event.value)}; {known}"
     elif event is not None and context.benchmark is None:
         size = context.log.first(mllog.BENCHMARK_SIZE)
         yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}"
@@ -65,7 +81,7 @@ def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)
 def key_missing(context: LogContext) -> Iterator[LogBreach]:
     missing = [repr(key) for key in _missing(context) if key not in _OF_TRAINING]
-    if len(missing) > 3:
+    if len(missing) > 3:  # a log of another tool lacks nearly all: one finding says it
         yield None, f"{len(missing)} required keys are not logged: {', '.join(missing)}"
     else:
         yield from ((None, f"required key {key} is not logged") for key in missing)
@@ -149,6 +165,7 @@ def event_order(context: LogContext) -> Iterator[LogBreach]:
         first, second = context.position.get(earlier), context.position.get(later)
         if first is not None and second is not None and second < first:
             yield context.log.events[second].line, f"{later} comes before {earlier}"
+    # The loop above sees only the first init_start; ranks may log several.
     stop, starts = context.log.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
     if stop is not None and starts and starts[-1].line > stop.line:
         yield starts[-1].line, "init_start after init_stop"
@@ -172,7 +189,10 @@ def run_time(context: LogContext) -> Iterator[LogBreach]:
 def clock_jump(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
         return
-    yield from islice(((line, text) for line, seconds, text in backwards(_of_the_run(context)) if seconds > 60.0), 1)
+    for line, seconds, text in _backwards(_of_the_run(context)):
+        if seconds > 60.0:
+            yield line, text
+            return
 
 
 @log_rule("clock-unit", "time stamps are Unix time in milliseconds, of a year from 2000 to 2099", LOGGING)
@@ -191,9 +211,12 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
         return
     many = context.ruleset.data.many_writers
-    found = backwards(of_the_clock(_of_the_run(context)) if many else context.log.events)
-    least = CLOCKS_DIFFER_S if many else 0.0
-    yield from islice(((line, text) for line, seconds, text in found if least < seconds <= 60.0), 1)
+    events = _timed(_of_the_run(context)) if many else context.log.events
+    least = _CLOCKS_DIFFER_S if many else 0.0
+    for line, seconds, text in _backwards(events):
+        if least < seconds <= 60.0:  # rule clock-jump reports the others
+            yield line, text
+            return
 
 
 @log_rule(
@@ -204,14 +227,13 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
 def init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
     start = context.log.first(mllog.INIT_START)
-    ends = (
-        (mllog.INIT_STOP, mllog.RUN_START) if context.ruleset.data.init_ends == mllog.RUN_START else (mllog.INIT_STOP,)
-    )
-    for key in ends:
+    for key in (mllog.INIT_STOP, mllog.RUN_START):
         event = context.log.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
             minutes = (event.time_ms - start.time_ms) / 60e3
             yield event.line, f"{key} is {minutes:.1f} min after init_start; at most {limit:g} are allowed"
+            return
+        if key == context.ruleset.data.init_ends:
             return
 
 
@@ -222,17 +244,14 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
 )
 def init_gap(context: LogContext) -> Iterator[LogBreach]:
     stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
-    if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:
+    if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:  # a barrier takes less
         yield start.line, f"run_start is {(start.time_ms - stop.time_ms) / 1e3:.3f} s after init_stop"
 
 
 @log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
 def staging_order(context: LogContext) -> Iterator[LogBreach]:
-    start, stop, run = (
-        context.log.first(mllog.STAGING_START),
-        context.log.first(mllog.STAGING_STOP),
-        context.log.first(mllog.RUN_START),
-    )
+    start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
+    run = context.log.first(mllog.RUN_START)
     if stop is not None and start is None:
         yield stop.line, "staging_stop without staging_start"
     early = run is not None and context.position.get(mllog.STAGING_START, 0) < context.position[mllog.RUN_START]
@@ -248,7 +267,7 @@ def staging_order(context: LogContext) -> Iterator[LogBreach]:
 def interval_open(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
-    for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):
+    for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):  # run_stop may interrupt the last ``allowed``
         starts, stops = context.by_key.get(f"{stem}_start", []), context.by_key.get(f"{stem}_stop", [])
         if len(starts) > len(stops) + allowed:
             yield starts[-1].line, f"{len(starts)} {stem}_start but {len(stops)} {stem}_stop"
@@ -257,13 +276,14 @@ def interval_open(context: LogContext) -> Iterator[LogBreach]:
 @log_rule("interval-negative", "no interval ends before it begins", OURS)
 def interval_negative(context: LogContext) -> Iterator[LogBreach]:
     for epoch in context.record.epochs:
-        if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _offline(context)):
+        if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _evaluates_offline(context)):
             yield None, f"epoch {epoch.number} ends {epoch.start_s - epoch.stop_s:.3f} s before it begins"
-    for name, seconds in (
+    intervals = (
         ("init", context.record.init_s),
         ("staging", _staging_s(context)),
         ("eval", _shortest_eval_s(context)),
-    ):
+    )
+    for name, seconds in intervals:
         if seconds is not None and seconds < -_CLOCK_STEP_S:
             event = context.log.first(f"{name}_stop")
             yield event.line if event else None, f"{name}_stop is {-seconds:.3f} s before {name}_start"
@@ -274,13 +294,11 @@ def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
     position = context.position.get(mllog.RUN_STOP)
     if position is None:
         return
-    offline = _offline(context)
-    after = [event for event in context.log.events[position + 1 :] if event.key in _OF_A_RUN - offline]
+    offline = _OFFLINE if _evaluates_offline(context) else frozenset()
+    after = [event for event in context.log.events[position + 1 :] if event.key in _AFTER_RUN - offline]
     if after:
-        yield (
-            after[0].line,
-            f"{len(after)} events of staging, training or evaluation after run_stop, first {after[0].key}",
-        )
+        what = f"{len(after)} events of staging, training or evaluation"
+        yield after[0].line, f"{what} after run_stop, first {after[0].key}"
 
 
 # What the run reached
@@ -349,55 +367,56 @@ def late_stop(context: LogContext) -> Iterator[LogBreach]:
         yield first.line, f"the target was reached {after} evaluations before the run stopped"
 
 
-_OF_A_RUN = frozenset(
-    {
-        mllog.STAGING_START,
-        mllog.RUN_START,
-        mllog.EPOCH_START,
-        mllog.EVAL_START,
-        mllog.EVAL_ERROR,
-        mllog.EVAL_ACCURACY,
-        mllog.STEP_PHASES,
-    }
-)
-_CLOCK_STEP_S = 0.001  # slack: time stamps are milliseconds
-_YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
-_OF_TRAINING = (
-    mllog.EPOCH_START,
-    mllog.EPOCH_STOP,
-    mllog.EVAL_START,
-    mllog.EVAL_STOP,
-    mllog.EVAL_ERROR,
-    mllog.EVAL_ACCURACY,
-)
-
-
 def _missing(context: LogContext) -> Iterator[str]:
-    """Required keys that are not logged, except run_stop: rule run-unfinished reports it."""
+    """Yield the required keys that are not logged, except run_stop: rule run-unfinished reports it."""
     for key, rule in context.key_rules.items():
         if rule.count != "optional" and key not in context.by_key and key != mllog.RUN_STOP:
             yield key
 
 
 def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
-    """(key, its events) for every key that is logged more often than the once it may be."""
+    """Yield (key, events) for every key that was logged twice although only once is allowed."""
     for key, rule in context.key_rules.items():
         events = context.by_key.get(key, [])
         if rule.count == "exactly_one" and len(events) > 1:
             yield key, events
 
 
-def _offline(context: LogContext) -> frozenset[str]:
-    """The events that may be later than run_stop: training goes on until an evaluation by other processes is known."""
-    return AFTER if context.benchmark is not None and context.benchmark.offline_evals else frozenset()
+def _evaluates_offline(context: LogContext) -> bool:
+    """True if other processes evaluate the checkpoints of the benchmark, and the training goes on meanwhile."""
+    return context.benchmark is not None and context.benchmark.offline_evals
 
 
 def _of_the_run(context: LogContext) -> Iterator[Event]:
-    """All events, but none of those that other processes may have written: evaluations after the run, a cleared cache."""
-    if _offline(context):
-        return (event for event in of_the_clock(context.log.events) if event.key not in AFTER)
+    """Return the events of the training processes."""
+    # Other processes may evaluate, or clear the cache, by another clock.
+    if _evaluates_offline(context):
+        return (event for event in _timed(context.log.events) if event.key not in _OFFLINE)
     many = context.ruleset.data.many_writers
     return (event for event in context.log.events if not many or event.key != mllog.CACHE_CLEAR)
+
+
+def _timed(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events that times are read from, in file order. Of one event by several ranks the first counts."""
+    seen = set()
+    for event in events:
+        if event.key not in _TIMED:
+            continue
+        place = event.key, epoch_num(event)
+        if place not in seen or event.key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+            seen.add(place)
+            yield event
+
+
+def _backwards(events: Iterable[Event]) -> Iterator[tuple[int, float, str]]:
+    """Yield (line, seconds, message) for every event that is earlier than the latest event before it."""
+    latest = None
+    for event in events:
+        if latest is not None and event.time_ms < latest.time_ms:
+            seconds = (latest.time_ms - event.time_ms) / 1e3
+            yield event.line, seconds, f"{event.key} is {seconds:.3f} s earlier than {latest.key} before it"
+        else:
+            latest = event
 
 
 def _staging_s(context: LogContext) -> float | None:
@@ -406,42 +425,8 @@ def _staging_s(context: LogContext) -> float | None:
 
 
 def _shortest_eval_s(context: LogContext) -> float | None:
-    """Seconds of the shortest evaluation. None if not every evaluation that began also ended."""
+    """Compute the seconds of the shortest evaluation. None if not every evaluation that began also ended."""
     starts, stops = context.by_key.get(mllog.EVAL_START, []), context.by_key.get(mllog.EVAL_STOP, [])
     if not starts or len(starts) != len(stops):
         return None
     return min((stop.time_ms - start.time_ms) / 1e3 for start, stop in zip(starts, stops, strict=True))
-
-
-RULES: tuple[LogRule, ...] = (
-    log_empty,
-    event_valid,
-    benchmark_known,
-    key_missing,
-    training_missing,
-    key_repeated,
-    key_conflict,
-    key_value,
-    key_near,
-    seed_missing,
-    ruleset_agrees,
-    placeholder,
-    event_order,
-    run_unfinished,
-    run_time,
-    clock_jump,
-    clock_unit,
-    clock_order,
-    init_limit,
-    init_gap,
-    staging_order,
-    interval_open,
-    interval_negative,
-    event_after_stop,
-    run_status,
-    run_aborted,
-    target_missed,
-    status_true,
-    last_eval,
-    late_stop,
-)

@@ -6,18 +6,18 @@ Other codes do not log these events, so the rules find nothing in published logs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from suite.compliance.rules.base import OURS, LogBreach, LogContext, LogRule, epoch_num, finished_epochs, log_rule
+from suite.card import SizeCard
+from suite.compliance.rules.base import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
 from suite.compliance.ruleset import same
 from suite.files import brief
 from suite.log import mllog
 from suite.log.other_work import problem
 from suite.log.reader import Event
 from suite.log.record import read_config_file
-from suite.log.timeline import Epoch
 from suite.log.values import finite
 
 
@@ -52,14 +52,12 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
         value = event.value if isinstance(event.value, dict) else {}
         if key == mllog.RANK_PHASES and value.keys() <= {"loss_sum"}:
             continue  # a run without instrumentation
-        parts = [finite(value.get(name)) for name in _STEP_PARTS]
-        step = finite(value.get("step"))
-        valid = [part for part in parts if part is not None and part >= 0.0]
-        if step is None or len(valid) < len(parts):
+        step, parts = finite(value.get("step")), _seconds_of(value, _STEP_PARTS)
+        if step is None or parts is None:
             yield event.line, f"{key} = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
             return
-        if abs(sum(valid) - step) > 0.01 * step + 1e-4:
-            yield event.line, f"{key}: the phases sum to {sum(valid):.6f} s, the step is {step:.6f} s"
+        if abs(sum(parts) - step) > 0.01 * step + 1e-4:
+            yield event.line, f"{key}: the phases sum to {sum(parts):.6f} s, the step is {step:.6f} s"
             return
         total += step
     training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _unfinished_s(context)
@@ -68,7 +66,7 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
 
 
 def _unfinished_s(context: LogContext) -> float:
-    """Seconds from the beginning of the epoch in which a run without run_stop broke off to its last event; else 0."""
+    """Compute the seconds of the epoch in which a run without run_stop broke off, up to its last event; else 0."""
     started = context.by_key.get(mllog.EPOCH_START, [])
     if mllog.RUN_STOP in context.by_key or not started or epoch_num(started[-1]) in finished_epochs(context):
         return 0.0
@@ -85,41 +83,41 @@ def rank_stats(context: LogContext) -> Iterator[LogBreach]:
         epoch = epochs.get(epoch_num(event))
         for name, entry in _entries(event):
             problem = _distribution_problem(name, entry, ranks)
-            if problem is None and name == "step_s" and epoch is not None:
-                problem = _steps_problem(entry["max"], epoch)
+            # The steps of a rank cannot take longer than the training of their epoch.
+            if problem is None and name == "step_s" and epoch and entry["max"] > 1.01 * epoch.train_s + 0.1:
+                problem = f"the steps of a rank take {entry['max']:.3f} s, training the epoch {epoch.train_s:.3f} s"
             if problem is not None:
                 yield event.line, problem
                 return
 
 
 def _distribution_problem(name: str, entry: Any, ranks: int) -> str | None:
-    """Say why ``entry`` is no distribution over so many ranks: minimum, median, maximum, whose they are, and values if any."""
+    """Return why ``entry`` is no distribution over ranks: min, median, max, two ranks, and values if any."""
     expected = f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks"
     if not isinstance(entry, dict):
         return expected
-    numbers = [finite(entry.get(part)) for part in ("min", "median", "max")]
-    valid = [number for number in numbers if number is not None and number >= 0.0]
+    numbers = _seconds_of(entry, ("min", "median", "max"))
     ends = [entry.get(part) for part in ("min_rank", "max_rank")]
-    if len(valid) < len(numbers) or valid != sorted(valid) or not all(rank in range(ranks) for rank in ends):
+    if numbers is None or numbers != sorted(numbers) or not all(rank in range(ranks) for rank in ends):
         return expected
-    values, least, most = entry.get("values"), valid[0], valid[-1]
+    values, least, most = entry.get("values"), numbers[0], numbers[-1]
     if values is not None and not _spans(values, ranks, least, most):
         return f"{name}: its values are not those of {ranks} ranks from {least:g} to {most:g}"
     return None
 
 
+def _seconds_of(values: Mapping[str, Any], names: Sequence[str]) -> list[float] | None:
+    """Read some values of a mapping. None unless all are numbers of at least 0."""
+    numbers = [finite(values.get(name)) for name in names]
+    valid = [number for number in numbers if number is not None and number >= 0.0]
+    return valid if len(valid) == len(numbers) else None
+
+
 def _spans(values: Any, ranks: int, least: float, most: float) -> bool:
-    """True if ``values`` is a list of one number per rank with that minimum and maximum."""
+    """True if ``values`` is a list of one number per rank with this minimum and maximum."""
     numbers = [finite(value) for value in values] if isinstance(values, list) else []
     valid = [number for number in numbers if number is not None]
     return len(valid) == len(numbers) == ranks and (min(valid), max(valid)) == (least, most)
-
-
-def _steps_problem(most_s: float, epoch: Epoch) -> str | None:
-    """Say that the steps of a rank took longer than the training of their epoch; None if they fit."""
-    if most_s <= 1.01 * epoch.train_s + 0.1:
-        return None
-    return f"the steps of a rank take {most_s:.3f} s, training the epoch {epoch.train_s:.3f} s"
 
 
 @log_rule("energy-plausible", "an energy counter shows between 0 and 100 kW", OURS)
@@ -130,10 +128,8 @@ def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
             parts = entry if isinstance(entry, dict) else {}
             joules, counters = finite(parts.get("joules")), finite(parts.get("counters"))
             if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
-                yield (
-                    event.line,
-                    f"{name} = {brief(entry)} in {brief(seconds)} s: expected 0 to 100 kW for each counter",
-                )
+                what = f"{name} = {brief(entry)} in {brief(seconds)} s"
+                yield event.line, f"{what}: expected 0 to 100 kW for each counter"
                 return
 
 
@@ -169,12 +165,13 @@ def config_file(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """(name, value, key of the event) for each value of a configuration that an event logs too."""
-    for name, key in (
-        ("size", mllog.BENCHMARK_SIZE),
-        ("global_batch_size", mllog.GLOBAL_BATCH_SIZE),
-        ("gradient_accumulation_steps", mllog.GRADIENT_ACCUMULATION_STEPS),
-    ):
+    """Yield (name, value, key of the event) for each value of a configuration that an event logs too."""
+    keys = {
+        "size": mllog.BENCHMARK_SIZE,
+        "global_batch_size": mllog.GLOBAL_BATCH_SIZE,
+        "gradient_accumulation_steps": mllog.GRADIENT_ACCUMULATION_STEPS,
+    }
+    for name, key in keys.items():
         if name in config:
             yield name, config[name], key
     for name, prefix in (("submission", "submission_"), ("hyperparameters", "")):
@@ -198,10 +195,8 @@ def metric_agrees(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
         epoch = epoch_num(event)
         if not any(same(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
-            yield (
-                event.line,
-                f"{event.key} = {brief(event.value)}: no evaluation that reaches the target has this value",
-            )
+            what = f"{event.key} = {brief(event.value)}"
+            yield event.line, f"{what}: no evaluation that reaches the target has this value"
 
 
 @log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
@@ -210,32 +205,35 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
     if card is None or not batch or not samples or batch < 1:
         return
     steps = card.eval_every_steps or samples // batch
-    taken = -(-samples // batch) if _own_loop(context) and card.eval_every_steps is None else steps
+    # A person's own loop may take the last batch of an epoch although it is not full.
+    config = context.log.first(mllog.RUN_CONFIG)
+    own_loop = config is not None and config.metadata.get("loop") == "own"
+    taken = -(-samples // batch) if own_loop and card.eval_every_steps is None else steps
     finished = finished_epochs(context)
     for line, key, number, counted in _counted_steps(context):
         if number in finished and finite(counted) not in (steps, taken):
             due = f"{samples} samples in batches of {batch} are {steps}{f' or {taken}' if taken != steps else ''}"
             yield line, f"{key} of epoch {_number(number)} counts {brief(counted)} steps; {due}"
             return
+    yield from islice(_wrong_sample_counts(context, card, steps * batch, samples if taken != steps else None), 1)
+
+
+def _wrong_sample_counts(
+    context: LogContext, card: SizeCard, per_epoch: int, or_per_epoch: int | None
+) -> Iterator[LogBreach]:
+    """Yield the events whose samples_count is not that of their epoch. An epoch has one of two lengths."""
     for event in context.every(mllog.EVAL_START, card.metric, mllog.EVAL_STOP):
         epoch, seen = epoch_num(event), event.metadata.get("samples_count")
         if epoch is None or seen is None:
             continue
         # With a card's eval_every_steps, epoch_num itself counts samples (docs/architecture.md).
-        trained = epoch if card.eval_every_steps else epoch * steps * batch
-        if finite(seen) != trained and not (taken != steps and finite(seen) == epoch * samples):
+        trained = epoch if card.eval_every_steps else epoch * per_epoch
+        if finite(seen) != trained and (or_per_epoch is None or finite(seen) != epoch * or_per_epoch):
             yield event.line, f"samples_count = {brief(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on"
-            return
-
-
-def _own_loop(context: LogContext) -> bool:
-    """True for the log of a person's own loop, which may take the last batch of an epoch although it is not full."""
-    event = context.log.first(mllog.RUN_CONFIG)
-    return event is not None and event.metadata.get("loop") == "own"
 
 
 def _counted_steps(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:
-    """(line, key, epoch, steps) wherever the log counts the steps of an epoch; step_phases are summed over the epoch."""
+    """Yield (line, key, epoch, steps) for each count of an epoch's steps; those of step_phases are summed first."""
     sums: dict[float | None, float] = {}
     for event in context.by_key.get(mllog.STEP_PHASES, ()):
         number = epoch_num(event)
@@ -271,17 +269,13 @@ def eval_order(context: LogContext) -> Iterator[LogBreach]:
     for event in context.run.every(*after):
         due = after[before.key] if before is not None else (mllog.EPOCH_START,)
         if event.key not in due:
-            yield (
-                event.line,
-                f"{event.key} stands after {before.key if before else 'nothing'}; due is {' or '.join(due)}",
-            )
+            place = before.key if before else "nothing"
+            yield event.line, f"{event.key} stands after {place}; due is {' or '.join(due)}"
             return
         number = event.metadata.get("epoch_num")
-        if before is not None and event.key != mllog.EPOCH_START and number != before.metadata.get("epoch_num"):
-            yield (
-                event.line,
-                f"{event.key} of epoch {brief(number)} inside epoch {brief(before.metadata.get('epoch_num'))}",
-            )
+        within = before.metadata.get("epoch_num") if before is not None else None
+        if before is not None and event.key != mllog.EPOCH_START and number != within:
+            yield event.line, f"{event.key} of epoch {brief(number)} inside epoch {brief(within)}"
             return
         before = event
 
@@ -330,10 +324,8 @@ def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
         return
     dropped = event.value == "dropped"
     if "state" in event.metadata and not same(event.metadata["state"], event.value):
-        yield (
-            event.line,
-            f"cache_state is {brief(event.value)} and in its own metadata {brief(event.metadata['state'])}",
-        )
+        other = brief(event.metadata["state"])
+        yield event.line, f"cache_state is {brief(event.value)} and in its own metadata {other}"
     elif dropped and (not event.metadata.get("command") or event.metadata.get("exit_codes") != [0]):
         yield event.line, f"cache_state is 'dropped', exit codes are {brief(event.metadata.get('exit_codes'))}"
     elif clear is not None and isinstance(clear.value, bool) and clear.value != dropped:
@@ -345,10 +337,8 @@ def machine_real(context: LogContext) -> Iterator[LogBreach]:
     event = context.log.first(mllog.RUN_CONFIG)
     simulated = event.metadata.get("simulated_machine", False) if event is not None else False
     if event is not None and simulated is not False:
-        yield (
-            event.line,
-            f"run_config has simulated_machine = {brief(simulated)}: its facts are not those of the machine",
-        )
+        what = f"run_config has simulated_machine = {brief(simulated)}"
+        yield event.line, f"{what}: its facts are not those of the machine"
 
 
 @log_rule(
@@ -358,7 +348,7 @@ def machine_real(context: LogContext) -> Iterator[LogBreach]:
 )
 def other_work(context: LogContext) -> Iterator[LogBreach]:
     if context.record.mode == "weak":
-        return  # instances of one measurement run at once, and are each other's company
+        return  # instances of one measurement share the CPUs by design
     run_s, found = context.record.time_to_train_s, context.record.company
     for event in islice(context.run.every(mllog.OTHER_WORK), 1):
         seconds, wrong = finite(event.metadata.get("seconds")), problem(event)
@@ -382,32 +372,9 @@ def work_agrees(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _entries(event: Event) -> Iterable[tuple[str, Any]]:
-    """The entries of an event whose value is a mapping; none if it is not."""
+    """Return the entries of an event whose value is a mapping; none if it is not."""
     return event.value.items() if isinstance(event.value, dict) else ()
 
 
 def _number(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
-
-
-RULES: tuple[LogRule, ...] = (
-    resumed,
-    run_replaced,
-    phases_sum,
-    rank_stats,
-    energy_plausible,
-    config_agrees,
-    config_file,
-    metric_agrees,
-    samples_agree,
-    measured,
-    eval_order,
-    duration_agrees,
-    ranks_agree,
-    data_verified,
-    data_expected,
-    cache_agrees,
-    machine_real,
-    other_work,
-    work_agrees,
-)

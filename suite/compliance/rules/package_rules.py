@@ -9,14 +9,16 @@ from pathlib import Path
 
 from suite.compliance.manifest import changed_files
 from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, ResultRule, Rule, result_rule
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, result_rule
 from suite.files import brief
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import claimed_at_once, instance_scale
 
+_WEAK = f"{HPC} 6.2"
+NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (suite.log.results_tree)
 BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
-SYSTEM_FIELDS = (
+SYSTEM_FIELDS = (  # mlperf_logging 4.1.68, system_desc_checker
     *("submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node"),
     *("host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count"),
     *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect", "host_memory_capacity"),
@@ -26,23 +28,17 @@ SYSTEM_FIELDS = (
     *("accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect"),
     *("accelerator_interconnect_topology", "cooling", "hw_notes", "framework", "other_software_stack"),
     *("operating_system", "sw_notes"),
-)  # mlperf_logging 4.1.68, system_desc_checker
-
-
-_OPTIONAL = frozenset(
-    {
-        *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect"),
-        *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect_topology"),
-        *("hw_notes", "sw_notes"),
-    }
-)  # fields for which the policies ask no meaningful response (mlcommons/policies c195f80, submission_rules.adoc 5.4)
-_COUNTS = frozenset(
-    {
-        *("number_of_nodes", "host_processors_per_node", "host_processor_core_count", "host_processor_vcpu_count"),
-        "accelerators_per_node",
-    }
-)  # a whole number is as good as a text here
+)
+_REQUIRED = ("submitter", "division", "status", "system_name", "number_of_nodes")
+# Fields for which the policies ask no meaningful response (mlcommons/policies c195f80, submission_rules.adoc 5.4)
+_OPTIONAL = (
+    *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect"),
+    *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect_topology"),
+    *("hw_notes", "sw_notes"),
+)
 _CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of the two is enough
+_NUMBERS = ("number_of_nodes", "accelerators_per_node")
+_COUNTS = (*_NUMBERS, "host_processors_per_node", *_CORES)  # a whole number is as good as a text here
 
 
 # A result in its package
@@ -75,10 +71,9 @@ def results_empty(result: Result) -> Iterator[ResultBreach]:
 @result_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
 def result_names(result: Result) -> Iterator[ResultBreach]:
     known = {POWER, "scaling.json", BYPASS}  # they have rules of their own
-    if result.group.package is not None:
-        yield from (
-            (path, "not a result_*.txt: it is not judged") for path in result.group.others if path.name not in known
-        )
+    for path in result.group.others if result.group.package is not None else ():
+        if path.name not in known:
+            yield path, "not a result_*.txt: it is not judged"
 
 
 @result_rule("result-link", "results are files, not symbolic links", OURS)
@@ -116,8 +111,8 @@ def benchmark_folder(result: Result) -> Iterator[ResultBreach]:
 @result_rule("system-missing", "every result has its systems/<system>.json", PACKAGE)
 def system_missing(result: Result) -> Iterator[ResultBreach]:
     system = result.system
-    if system is not None and system.problem == "there is no such file":
-        yield system.path, "there is no such file"
+    if system is not None and system.problem == NO_SUCH_FILE:
+        yield system.path, NO_SUCH_FILE
 
 
 @result_rule("division-agrees", "system description and logs name the same division, closed or open", OURS)
@@ -152,16 +147,16 @@ def submitter_agrees(result: Result) -> Iterator[ResultBreach]:
 
 
 def _one_submitter(name: str, other: str) -> bool:
-    """True if two names mean one submitter, or one of those that submit together: Fujitsu/RIKEN and Fujitsu+RIKEN, TACC and tacc.
+    """True if two names mean one submitter: TACC and tacc, or a joint one such as Fujitsu/RIKEN and Fujitsu+RIKEN.
 
-    A name may be given in full: the words of the short one begin the long one.
+    The words of a short name may be the first words of the full name.
     """
     pairs = [(one, two) for one in _submitters(name) for two in _submitters(other)]
     return any(one and two and (one[: len(two)] == two or two[: len(one)] == one) for one, two in pairs)
 
 
 def _submitters(name: str) -> list[list[str]]:
-    """The words of every submitter in a name."""
+    """Split a name into submitters, and each into its words."""
     return [re.findall(r"\w+", part.casefold()) for part in re.split(r"[/+&,]", name)]
 
 
@@ -178,10 +173,11 @@ def scale_agrees(result: Result) -> Iterator[ResultBreach]:
     for run in result.runs:
         if run.nodes is None or run.accelerators_per_node is None:
             continue
-        same = (run.nodes, run.accelerators_per_node) == (nodes, accelerators)
+        if (run.nodes, run.accelerators_per_node) == (nodes, accelerators):
+            continue
         # Other codes count an accelerator as a node, or half a node as one: only their product must agree.
         equal = result.ruleset.foreign and run.compute_units == system.compute_units
-        if not same and not (equal and bool(run.accelerators_per_node) == bool(accelerators)):
+        if not (equal and bool(run.accelerators_per_node) == bool(accelerators)):
             claim = f"{run.nodes} nodes x {run.accelerators_per_node} accelerators"
             yield run.path, f"{claim}, the system description says {nodes} x {accelerators}"
             return
@@ -190,7 +186,7 @@ def scale_agrees(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "weak-scale",
     "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
-    f"{HPC} 6.2",
+    _WEAK,
 )
 def weak_scale(result: Result) -> Iterator[ResultBreach]:
     total = result.system.compute_units if result.system is not None else None
@@ -206,7 +202,7 @@ def weak_scale(result: Result) -> Iterator[ResultBreach]:
         yield None, f"{at_once} instances at a time claim {claimed} units, the system has {total}{hint}"
 
 
-@result_rule("weak-idle", "all instances together claim the whole system: T <= M S", f"{HPC} 6.2")
+@result_rule("weak-idle", "all instances together claim the whole system: T <= M S", _WEAK)
 def weak_idle(result: Result) -> Iterator[ResultBreach]:
     total = result.system.compute_units if result.system is not None else None
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
@@ -215,23 +211,15 @@ def weak_idle(result: Result) -> Iterator[ResultBreach]:
         yield None, f"{started} instances of {scale} units are fewer than the system's {total} units"
 
 
-# What `judge_system`, `judge_package` and the checker itself find, by no function of their own.
+_FIELDS = "mlperf_logging system_desc_checker"
+_POLICIES = "mlcommons/policies submission_rules.adoc, system description"
+# Rules without a function of their own: `judge_system`, `judge_package` and suite.compliance.check apply them.
 PACKAGE_RULES: tuple[Rule, ...] = (
     Rule("system-valid", "a system description is a JSON object", PACKAGE),
+    Rule("system-field", "a system description has all 33 fields, each a text or a count", _FIELDS),
+    Rule("system-blank", "the fields of a system description that need a meaningful response are filled in", _POLICIES),
     Rule(
-        "system-field",
-        "a system description has all 33 fields, each a text or a count",
-        "mlperf_logging system_desc_checker",
-    ),
-    Rule(
-        "system-blank",
-        "the fields of a system description that need a meaningful response are filled in",
-        "mlcommons/policies submission_rules.adoc, system description",
-    ),
-    Rule(
-        "weak-without-strong",
-        "a throughput result stands beside a time-to-train result of the same benchmark",
-        f"{HPC} 6.2",
+        "weak-without-strong", "a throughput result stands beside a time-to-train result of the same benchmark", _WEAK
     ),
     Rule("pruned-compliant", "pruned instances are compliant in all but their convergence", "training_policies PR#499"),
     Rule("implementation-missing", "a package holds the code under benchmarks/<benchmark>/implementations", PACKAGE),
@@ -247,59 +235,65 @@ PACKAGE_RULES: tuple[Rule, ...] = (
 
 
 def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
-    """Check a system description by itself; yields (rule, message)."""
+    """Check a system description by itself and yield (rule, message)."""
     if system.problem:
-        if system.problem != "there is no such file":
+        if system.problem != NO_SUCH_FILE:  # rule system-missing reports it
             yield "system-valid", system.problem
         return
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
-        yield (
-            "system-field",
-            f"{len(missing)} field{'s are' if len(missing) > 1 else ' is'} missing: {', '.join(missing)}",
-        )
-    texts = (str, dict, list) if "other_software_stack" in system.fields else (str,)
+        yield "system-field", f"{_fields_are(missing)} missing: {', '.join(missing)}"
     for name in SYSTEM_FIELDS:
-        value = system.fields.get(name, "")
-        counts = name in _COUNTS and isinstance(value, int) and not isinstance(value, bool)
-        if not counts and not isinstance(value, texts if name == "other_software_stack" else str):
-            yield "system-field", f"{name} = {brief(value)}: expected a text"
-    required = ("submitter", "division", "status", "system_name", "number_of_nodes")
-    for name in required:
+        if not _is_text_or_count(name, system.fields.get(name, "")):
+            yield "system-field", f"{name} = {brief(system.fields[name])}: expected a text"
+    for name in _REQUIRED:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"
-    for name in ("number_of_nodes", "accelerators_per_node"):
+    for name in _NUMBERS:
         if system.fields.get(name, "") != "" and system.number(name) is None:
             yield "system-field", f"{name} = {brief(system.fields[name])}: expected an integer in digits"
-    blank = [name for name in blank_fields(system.fields) if name not in required]
+    blank = [name for name in blank_fields(system.fields) if name not in _REQUIRED]
     if blank:
-        yield (
-            "system-blank",
-            f"{len(blank)} field{'s are' if len(blank) > 1 else ' is'} empty or unknown: {', '.join(blank)}",
-        )
+        yield "system-blank", f"{_fields_are(blank)} empty or unknown: {', '.join(blank)}"
+
+
+def _fields_are(names: Sequence[str]) -> str:
+    return f"{len(names)} field{'s are' if len(names) > 1 else ' is'}"
+
+
+def _is_text_or_count(name: str, value: object) -> bool:
+    if name in _COUNTS and isinstance(value, int):
+        return not isinstance(value, bool)
+    # Some submitters list their software as an object, by name and version.
+    return isinstance(value, str | dict | list) if name == "other_software_stack" else isinstance(value, str)
 
 
 def blank_fields(fields: Mapping[str, object]) -> list[str]:
-    """The fields of a system description that need a meaningful response and are empty or "unknown".
+    """List the fields of a system description that need a meaningful response and are empty or "unknown".
 
-    Fields that are missing do not count, nor do an accelerator's where there is none.
+    Missing fields do not count, nor do fields of accelerators if the nodes have none.
     """
     empty = [name for name in SYSTEM_FIELDS if str(fields.get(name, "x")).strip().lower() in ("", "unknown")]
-    bare = str(fields.get("accelerators_per_node", "")).strip() == "0"
-    stated_cores = any(name in fields and name not in empty for name in _CORES)
-    return [
-        name
-        for name in empty
-        if name not in _OPTIONAL
-        and not (bare and name.startswith("accelerator_"))
-        and not (stated_cores and name in _CORES)
-    ]
+    excused = set(_OPTIONAL)
+    if str(fields.get("accelerators_per_node", "")).strip() == "0":
+        excused |= {name for name in empty if name.startswith("accelerator_")}
+    if any(name in fields and name not in empty for name in _CORES):
+        excused |= set(_CORES)
+    return [name for name in empty if name not in excused]
 
 
 def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    """Check a package as a whole; yields (rule, path, message)."""
-    yield from _throughput_alone(groups)
-    yield from _implementation_missing(package, groups)
+    """Check a package as a whole and yield (rule, path, message)."""
+    strong = {group.benchmark for group in groups if group.scenario != "weak" and group.logs}
+    for group in groups:
+        if group.scenario == "weak" and group.logs and group.benchmark not in strong:
+            message = f"no time-to-train result of {brief(group.benchmark)} in the package"
+            yield "weak-without-strong", group.folder, message
+    for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
+        # The name alone: a benchmark's name comes from a log and must not lead out of the package.
+        code = package / "benchmarks" / Path(benchmark).name / "implementations"
+        if not any(path.is_file() for path in list_files(code)):
+            yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
     for path in (package / BYPASS, *sorted((package / "results").glob(f"*/{BYPASS}"))):
         if path.is_file():
             yield "bypass-file", path, "asks the official tool to skip checks"
@@ -308,60 +302,28 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
 
 
 def _strange_entries(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    """What is neither file nor folder, anywhere in a package. Links among the logs of a result are for rule result-link."""
-    told = {link for group in groups for link in group.links}
+    """Yield a breach for each entry of a package that is neither a file nor a folder."""
+    reported = {link for group in groups for link in group.links}  # by `result_link`
     inside, results = package.resolve(), package / "results"
     for path in list_files(package):
-        if path.is_symlink():
-            if path in told:
-                continue
-            target = _target(path)
-            if target is None:
-                yield "link-outside", path, "is a symbolic link to nothing"
-            elif not target.is_relative_to(inside):
-                yield "link-outside", path, "is a symbolic link that leads out of the package: not followed"
-            elif path.is_relative_to(results):
-                yield "result-link", path, "is a symbolic link: not followed"
-        elif not path.is_file() and path.exists():
-            yield "special-file", path, "is neither a file nor a folder: not opened"
+        if not path.is_symlink():
+            if not path.is_file() and path.exists():
+                yield "special-file", path, "is neither a file nor a folder: not opened"
+            continue
+        if path in reported:
+            continue
+        target = _target(path)
+        if target is None:
+            yield "link-outside", path, "is a symbolic link to nothing"
+        elif not target.is_relative_to(inside):
+            yield "link-outside", path, "is a symbolic link that leads out of the package: not followed"
+        elif path.is_relative_to(results):
+            yield "result-link", path, "is a symbolic link: not followed"
 
 
 def _target(link: Path) -> Path | None:
-    """Where a link leads to; None if there is nothing, or the link leads to itself."""
+    """Return the target of a link. None if there is nothing, or if the link leads to itself."""
     try:
         return link.resolve(strict=True)
     except (OSError, RuntimeError):
         return None
-
-
-def _throughput_alone(groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    strong = {group.benchmark for group in groups if group.scenario != "weak" and group.logs}
-    for group in groups:
-        if group.scenario == "weak" and group.logs and group.benchmark not in strong:
-            message = f"no time-to-train result of {brief(group.benchmark)} in the package"
-            yield "weak-without-strong", group.folder, message
-
-
-def _implementation_missing(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
-        # The name alone: a benchmark's name comes from a log and must not lead out of the package.
-        code = package / "benchmarks" / Path(benchmark).name / "implementations"
-        if not any(path.is_file() for path in list_files(code)):
-            yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
-
-
-RULES: tuple[ResultRule, ...] = (
-    results_layout,
-    results_empty,
-    result_names,
-    result_link,
-    scaling_file,
-    bypass_file,
-    benchmark_folder,
-    system_missing,
-    division_agrees,
-    submitter_agrees,
-    scale_agrees,
-    weak_scale,
-    weak_idle,
-)

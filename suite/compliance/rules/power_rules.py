@@ -1,6 +1,7 @@
-"""The rules for power readings: every node, the whole run, plausible watts, one clock. A result without a power folder breaks none.
+"""The rules for power readings: every node, the whole run, plausible watts, one clock.
 
-Findings name the file, and the first line where there is one. What is integrated and how: suite.log.energy.
+A result without a power folder breaks none of them. Findings name the file, and the first line if one line is wrong.
+suite.log.energy explains which readings count and how they are integrated.
 """
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -9,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.compliance.result import Result
-from suite.compliance.rules.base import OURS, ResultBreach, ResultRule, result_rule
+from suite.compliance.rules.base import OURS, ResultBreach, result_rule
 from suite.files import brief
 from suite.log.energy.integrate import UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # few results have power readings
 POWER_RULES = "mlperf_logging power_checker; training_policies power_measurement.adoc"
 _MOST_W = 1e5  # of a node that states no rating
 _LEAST_HZ = 0.95  # one a second, and what a timer is late
-_FEWEST = 60  # readings of a run, of which the rules ask at least so many
+_FEWEST = 60  # readings that the rules ask of a run
 _CLOCK_S = 1.0  # of a meter against the run: one reading
 _SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by chance, and how many of them differ
 
@@ -40,24 +41,24 @@ _SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by 
 )
 def power_files(result: Result) -> Iterator[ResultBreach]:
     for folder in (path for path in result.group.others if path.name == POWER and path.is_dir()):
-        counts = {path.stem: _meters(folder / path.stem) for path in result.group.logs}
-        for name, (nodes, _, problem) in counts.items():
+        sound = {}
+        for path in result.group.logs:
+            nodes, switches, problem = _count_meters(folder / path.stem)
             if problem:
-                yield folder / name, problem
+                yield folder / path.stem, problem
             elif not nodes:
-                yield folder / name, "no readings of this run: expected node_<i>.txt"
-        usual = Counter((nodes, switches) for nodes, switches, problem in counts.values() if not problem and nodes)
-        for name, (nodes, switches, problem) in counts.items():
-            most = usual.most_common(1)[0][0] if usual else None
-            if most is not None and nodes and not problem and (nodes, switches) != most:
-                yield (
-                    folder / name,
-                    f"{nodes} nodes and {switches} switches; the other runs have {most[0]} and {most[1]}",
-                )
+                yield folder / path.stem, "no readings of this run: expected node_<i>.txt"
+            else:
+                sound[path.stem] = nodes, switches
+        usual = Counter(sound.values()).most_common(1)
+        for name, counts in sound.items():
+            if counts != usual[0][0]:
+                (nodes, switches), (most, more) = counts, usual[0][0]
+                yield folder / name, f"{nodes} nodes and {switches} switches; the other runs have {most} and {more}"
 
 
 def _runs(result: Result) -> Iterator[tuple[RunRecord, Meters, float, float]]:
-    """The runs that have power readings and a time, with run_start and run_stop in Unix seconds."""
+    """Yield the runs that have power readings and a time, with run_start and run_stop in Unix seconds."""
     for run in result.runs:
         meters = result.meters.get(run.path)
         if meters is not None and run.run_start_s is not None and run.run_stop_s is not None:
@@ -65,7 +66,7 @@ def _runs(result: Result) -> Iterator[tuple[RunRecord, Meters, float, float]]:
 
 
 def _read(meters: Meters) -> list[PowerLog]:
-    """The logs of a run that hold readings."""
+    """List the logs of a run that hold readings."""
     return [log for log in meters.logs if len(log.times_ms)]
 
 
@@ -78,18 +79,26 @@ def power_readings(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
         yield from meters.unread
         for log in meters.logs:
-            if log.damaged:
-                line, message = log.problems[0]
-                more = f", and {log.damaged - 1} more" if log.damaged > 1 else ""
-                yield log.path, f"line {line}: {message}{more}"
-            if not len(log.times_ms) and not log.damaged and (log.kind != "sw" or not (log.estimate_w or 0.0) > 0.0):
-                yield log.path, "no power_reading"
-            rating = log.number("rating_w") or _MOST_W
-            wrong = [index for index, watts in enumerate(log.watts) if not 0.0 < watts <= rating]
-            if wrong:
-                more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-                text = f"power_reading = {log.watts[wrong[0]]:g}{more}: expected more than 0, at most {rating:g} W"
-                yield log.path, f"line {log.lines[wrong[0]]}: {text}"
+            yield from ((log.path, text) for text in _wrong_readings(log))
+
+
+def _wrong_readings(log: PowerLog) -> Iterator[str]:
+    """Yield what is wrong with the readings of one meter: damaged lines, none at all, watts out of range."""
+    estimated = log.kind == "sw" and (log.estimate_w or 0.0) > 0.0
+    if log.damaged:
+        line, message = log.problems[0]
+        yield f"line {line}: {message}{_and_more(log.damaged)}"
+    elif not len(log.times_ms) and not estimated:
+        yield "no power_reading"
+    rating = log.number("rating_w") or _MOST_W
+    wrong = [index for index, watts in enumerate(log.watts) if not 0.0 < watts <= rating]
+    if wrong:
+        first = f"power_reading = {log.watts[wrong[0]]:g}{_and_more(len(wrong))}"
+        yield f"line {log.lines[wrong[0]]}: {first}: expected more than 0, at most {rating:g} W"
+
+
+def _and_more(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""
 
 
 @result_rule(
@@ -116,17 +125,12 @@ def power_rate(result: Result) -> Iterator[ResultBreach]:
             low, high = max(start, line.begin_s), min(stop, line.end_s)
             if high - low <= GAP_S:
                 continue  # rule power-window
-            rate, gap = line.rate_hz(low, high), line.largest_gap_s(low, high)
+            rate, gap, count = line.rate_hz(low, high), line.largest_gap_s(low, high), len(line.times_s)
             if rate < _LEAST_HZ or gap > GAP_S:
-                yield (
-                    log.path,
-                    f"{rate:.2f} readings a second, the largest gap is {gap:.1f} s; expected 1 and {GAP_S:g} s",
-                )
-            elif len(line.times_s) < _FEWEST:
-                yield (
-                    log.path,
-                    f"{len(line.times_s)} readings; expected {_FEWEST}: measure longer on the same code path",
-                )
+                found = f"{rate:.2f} readings a second, the largest gap is {gap:.1f} s"
+                yield log.path, f"{found}; expected 1 and {GAP_S:g} s"
+            elif count < _FEWEST:
+                yield log.path, f"{count} readings; expected {_FEWEST}: measure longer on the same code path"
 
 
 @result_rule(
@@ -138,13 +142,13 @@ def power_window(result: Result) -> Iterator[ResultBreach]:
             line = offset_curve(log)
             late, early = line.times_s[0] - start, stop - line.end_s
             if late > GAP_S or early > GAP_S:
-                text = f"readings begin {max(late, 0.0):.1f} s after run_start and end {max(early, 0.0):.1f} s before run_stop"
-                yield log.path, text
+                begin = f"readings begin {max(late, 0.0):.1f} s after run_start"
+                yield log.path, f"{begin} and end {max(early, 0.0):.1f} s before run_stop"
             yield from ((log.path, text) for text in _wrong_marks(log))
 
 
 def _wrong_marks(log: PowerLog) -> Iterator[str]:
-    """What the start and stop of measuring say that the readings do not."""
+    """Yield how the readings contradict the events of the start and the stop of measuring."""
     start, stop = log.first(START), log.first(STOP)
     for key in (START, STOP):
         lines = [item.line for item in log.statements if item.key == key]
@@ -168,17 +172,11 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
 def power_efficiency(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
         for log in meters.logs:
-            wrong = (item for item in log.statements if item.key == EFFICIENCY and not _is_share(item.value))
-            for item in list(wrong)[:1]:
-                yield (
-                    log.path,
-                    f"line {item.line}: conversion_eff = {brief(item.value)}: expected more than 0, at most 1",
-                )
-
-
-def _is_share(value: object) -> bool:
-    share = finite(value)
-    return share is not None and 0.0 < share <= 1.0
+            for item in log.statements:
+                if item.key == EFFICIENCY and not 0.0 < (finite(item.value) or 0.0) <= 1.0:
+                    found = f"line {item.line}: conversion_eff = {brief(item.value)}"
+                    yield log.path, f"{found}: expected more than 0, at most 1"
+                    break
 
 
 @result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
@@ -192,10 +190,8 @@ def power_parts(result: Result) -> Iterator[ResultBreach]:
             part_j, node_j = (_joules(each, start, stop) for each in (log, node))
             slack = 1.0 + _accuracy(log) + _accuracy(node)
             if node_j is not None and part_j is not None and part_j > node_j * slack:
-                yield (
-                    log.path,
-                    f"{log.scope}: {part_j:.4g} J in the run, more than the {node_j:.4g} J of {node.path.name}",
-                )
+                part = f"{log.scope}: {part_j:.4g} J in the run"
+                yield log.path, f"{part}, more than the {node_j:.4g} J of {node.path.name}"
 
 
 def _joules(log: PowerLog, start: float, stop: float) -> float | None:
@@ -240,19 +236,19 @@ def power_copied(result: Result) -> Iterator[ResultBreach]:
 
 
 def _shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
-    """Hashes of every few readings in a row within the run: by their differences, and by their ratios."""
+    """Yield a hash of the differences, and one of the ratios, of every `_SHINGLE` readings in a row within the run.
+
+    A copy with a constant added keeps its differences, a scaled copy keeps its ratios.
+    """
     low, high = start * 1e3, stop * 1e3
     watts = [w for t, w in zip(log.times_ms, log.watts, strict=True) if low <= t <= high and w > 0.0]
     pairs = list(itertools.pairwise(watts))
-    forms: tuple[Callable[[float, float], float], ...] = (
-        lambda a, b: round(b - a, 3) + 0.0,
-        lambda a, b: round(math.log(b / a), 5) + 0.0,
-    )
-    for kind, form in enumerate(forms):
-        steps = [form(a, b) for a, b in pairs]
+    differences = [round(b - a, 3) + 0.0 for a, b in pairs]  # + 0.0 makes -0.0 and 0.0 one value
+    ratios = [round(math.log(b / a), 5) + 0.0 for a, b in pairs]
+    for kind, steps in enumerate((differences, ratios)):
         for at in range(len(steps) - _SHINGLE + 2):
             row = tuple(steps[at : at + _SHINGLE - 1])
-            if len(set(row)) >= _DISTINCT:
+            if len(set(row)) >= _DISTINCT:  # an idle node repeats itself
                 yield hash((kind, row))
 
 
@@ -281,14 +277,15 @@ def power_scope(result: Result) -> Iterator[ResultBreach]:
     yield from _differing(logs, lambda log: log.current or "not stated", "AC or DC")
 
 
-def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterable[ResultBreach]:
+def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterator[ResultBreach]:
+    """Yield the first log whose value differs from that of the first log."""
     other = next((log for log in logs if of(log) != of(logs[0])), None)
     if other is not None:
         yield other.path, f"{what}: {of(other)}; {logs[0].path.parent.name}/{logs[0].path.name} has {of(logs[0])}"
 
 
-def _meters(folder: Path) -> tuple[int, int, str | None]:
-    """(nodes, switches, what is wrong with the names of their files) in the folder of a run's readings."""
+def _count_meters(folder: Path) -> tuple[int, int, str | None]:
+    """Count the nodes and switches in the folder of a run's readings, and say what is wrong with the names."""
     if folder.is_symlink() or not folder.is_dir():
         return 0, 0, None
     found: dict[str, list[str]] = {"node": [], "sw": []}
@@ -302,18 +299,3 @@ def _meters(folder: Path) -> tuple[int, int, str | None]:
         if sorted(numbers) != sorted(str(index) for index in range(len(numbers))):
             return 0, 0, f"{stem}_<i>.txt are {brief(', '.join(sorted(numbers)))}; expected 0 to {len(numbers) - 1}"
     return len(found["node"]), len(found["sw"]), None
-
-
-RULES: tuple[ResultRule, ...] = (
-    power_files,
-    power_readings,
-    power_nodes,
-    power_rate,
-    power_window,
-    power_efficiency,
-    power_parts,
-    power_monotone,
-    power_copied,
-    power_clock,
-    power_scope,
-)

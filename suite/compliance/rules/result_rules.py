@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from suite.compliance import convergence
 from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, ResultRule, name_of, repeats, result_rule
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, name_of, repeats, result_rule
 from suite.files import brief
 from suite.log.record import RunRecord, first_reaching
 from suite.log.results_tree import PRUNED
@@ -54,10 +55,12 @@ def hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
         return
     keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
     for key in sorted(keys):
-        values = [(run, run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters]
-        other = next(((run, value) for run, value in values if value != values[0][1]), None)
-        if other is not None:
-            yield other[0].path, f"{key} = {brief(other[1])}, in {name_of(values[0][0])} it is {brief(values[0][1])}"
+        runs = [run for run in result.runs if key in run.hyperparameters]
+        for run in runs:
+            first, value = runs[0].hyperparameters[key], run.hyperparameters[key]
+            if value != first:
+                yield run.path, f"{key} = {brief(value)}, in {name_of(runs[0])} it is {brief(first)}"
+                break
 
 
 @result_rule("data-drift", "all runs read the same data set", OURS)
@@ -69,15 +72,17 @@ def data_drift(result: Result) -> Iterator[ResultBreach]:
 def config_drift(result: Result) -> Iterator[ResultBreach]:
     for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
         known = [(run, run.config[name]) for run in result.runs if run.config is not None and name in run.config]
-        other = next(((run, value) for run, value in known if value != known[0][1]), None)
-        if other is not None:
-            named, differing = name_of(known[0][0]), _unlike(other[1], known[0][1])
-            yield other[0].path, f"run_config has another {name} than {named}{differing}"
+        for run, value in known:
+            first, first_value = known[0]
+            if value != first_value:
+                yield run.path, f"run_config has another {name} than {name_of(first)}{_unlike(value, first_value)}"
+                break
 
 
 @result_rule("trial-gap", "the trials of a result are consecutive: none in between was left out", OURS)
 def trial_gap(result: Result) -> Iterator[ResultBreach]:
     trials = sorted({run.trial for run in result.runs if run.trial is not None})
+    # Without gaps the last number is the first plus one less than the number of trials.
     if not result.weak and len(trials) == len(result.runs) and trials and trials[-1] - trials[0] >= len(trials):
         yield None, f"the runs are trials {', '.join(map(str, trials))}: others were run and are not here"
 
@@ -90,11 +95,8 @@ def strong_pruned(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule("scale-drift", "all runs used the same number of nodes and accelerators", HPC)
 def scale_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift(
-        result.runs,
-        "nodes x accelerators per node, ranks",
-        lambda run: (run.nodes, run.accelerators_per_node, run.ranks),
-    )
+    what = "nodes x accelerators per node, ranks"
+    yield from _drift(result.runs, what, lambda run: (run.nodes, run.accelerators_per_node, run.ranks))
 
 
 @result_rule("org-drift", "all runs name the same organisation", OURS)
@@ -166,31 +168,33 @@ def rcp_above(result: Result) -> Iterator[ResultBreach]:
 
 
 def _has_references(result: Result) -> bool:
-    """True where the rules compare with a reference: the closed division."""
+    """True if the rules compare the result with a reference: only the closed division fixes the training."""
     return result.benchmark is not None and result.closed and bool(result.runs)
 
 
 def batch_size(runs: Sequence[RunRecord]) -> int | None:
-    """The batch size of the first run that logs one. Rule hyperparameter-drift finds another."""
+    """Return the batch size of the first run that logs one. Rule hyperparameter-drift finds runs with another."""
     return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
 
 
 def _amount(amount: float, result: Result) -> str:
-    """How long a convergence took as text, in the unit of the benchmark's epoch_num: epochs or samples."""
+    """Render how long a convergence took in the unit of the benchmark's epoch_num: epochs or samples."""
     samples = result.benchmark is not None and result.benchmark.epoch_counts_samples
     return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
 
 
 def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None]:
-    """The mean of epochs to target without best and worst, and the limit it is compared with; None if there is none."""
-    benchmark = result.benchmark
+    """Return the mean of epochs to target without best and worst, and its limit. None for each that does not exist."""
+    benchmark, batch = result.benchmark, batch_size(result.runs)
     if benchmark is None or not result.closed or len(result.runs) < benchmark.required_runs:
         return None, None
-    batch = batch_size(result.runs)
-    firsts = [first_reaching(run, benchmark) for run in result.runs]
-    epochs = sorted(item.epoch if item is not None and item.epoch is not None else float("inf") for item in firsts)
+    epochs = []
+    for run in result.runs:
+        first = first_reaching(run, benchmark)
+        # The one run that may fail counts as the slowest, which the trimmed mean leaves out.
+        epochs.append(math.inf if first is None or first.epoch is None else first.epoch)
     mean = convergence.trimmed_mean(epochs)
-    if mean == float("inf"):
+    if mean == math.inf:
         return None, None
     if batch is None:
         return mean, None
@@ -204,11 +208,13 @@ def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None
 
 
 def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[ResultBreach]:
-    """The first run whose value differs from that of the run that says most. What a run does not say is no difference."""
-    said = [(run, _parts(value(run))) for run in runs]
-    first, most = max(said, key=lambda item: sum(part is not None for part in item[1]), default=(None, ()))
-    for run, parts in said:
-        if first is not None and any(None not in (x, y) and x != y for x, y in zip(parts, most, strict=True)):
+    """Yield the first run whose value differs from that of the run that logs most. Missing values agree."""
+    if not runs:
+        return
+    first = max(runs, key=lambda run: sum(part is not None for part in _parts(value(run))))
+    for run in runs:
+        pairs = zip(_parts(value(run)), _parts(value(first)), strict=True)
+        if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             yield run.path, f"{name}: {brief(value(run))}, in {name_of(first)} {brief(value(first))}"
             return
 
@@ -218,30 +224,8 @@ def _parts(value: object) -> tuple[object, ...]:
 
 
 def _unlike(value: object, other: object) -> str:
-    """The names whose values differ between two mappings, as the end of a message."""
+    """List the names whose values differ between two mappings, as the end of a message."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return ""
     names = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
     return ": " + ", ".join(brief(name) for name in names[:5])
-
-
-RULES: tuple[ResultRule, ...] = (
-    run_count,
-    runs_failed,
-    run_failed,
-    seed_distinct,
-    hyperparameter_drift,
-    data_drift,
-    config_drift,
-    trial_gap,
-    strong_pruned,
-    scale_drift,
-    org_drift,
-    version_drift,
-    size_mixed,
-    rcp_speed,
-    rcp_slower,
-    rcp_given,
-    rcp_missing,
-    rcp_above,
-)

@@ -1,4 +1,4 @@
-"""The rules for what a log of this suite must state, so that nobody switches a comparison off by leaving a value out."""
+"""The rules for what a log of this suite must state: omitting a value must not switch a comparison off."""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from suite.compliance.rules.base import OURS, LogBreach, LogContext, LogRule, log_rule
+from suite.compliance.rules.base import OURS, LogBreach, LogContext, log_rule
 from suite.files import brief
 from suite.log import mllog
 from suite.log.values import finite
@@ -35,7 +35,7 @@ def config_stated(context: LogContext) -> Iterator[LogBreach]:
 def eval_stated(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else None
     keys = (mllog.EVAL_START, mllog.EVAL_STOP, *((metric,) if metric else ()))
-    for event in context.log.until(mllog.RUN_STOP).every(*keys):
+    for event in context.run.every(*keys):
         if finite(event.metadata.get("samples_count")) is None:
             yield event.line, f"{event.key} without a number samples_count"
             return
@@ -59,17 +59,16 @@ PLACEMENTS = {"replicate", "shard", "expert"}  # those that leave the mathematic
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, a split of one dimension, or what is after a sum (Cut of suite.training.parallel.plan)."""
+    """True for a known name, a split of one dimension, or the result of a sum (Cut of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENTS
     if type(value.get("expert", False)) is not bool:
         return False
     if "after" in value:
         return value["after"] == "sum" and value.keys() <= {"after", "expert"}
-    numbers = value.get("split"), value.get("groups", 1)
-    return value.keys() <= {"split", "groups", "units", "expert"} and all(
-        type(each) is int and each >= 0 for each in numbers
-    )
+    if not value.keys() <= {"split", "groups", "units", "expert"}:
+        return False
+    return all(type(number) is int and number >= 0 for number in (value.get("split"), value.get("groups", 1)))
 
 
 @log_rule(
@@ -87,38 +86,24 @@ def plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if named is None:
         yield event.line, "parallel_plan without a plan in run_config"
     plan = event.value if isinstance(event.value, dict) else {}
-    stated = plan.get("mesh")
-    mesh = stated if isinstance(stated, dict) else {}
-    parts = mesh.get("spatial")
-    numbers = [
-        mesh.get("data"),
-        mesh.get("shard", 1),
-        mesh.get("tensor", 1),
-        mesh.get("axial", 1),
-        mesh.get("expert", 1),
-        *(parts if isinstance(parts, list) else [None]),
-    ]
-    if not all(type(number) is int and number > 0 for number in numbers):
-        yield (
-            event.line,
-            f"parallel_plan has mesh = {brief(stated)}: expected data, shard, tensor, axial, expert and spatial, positive numbers",
-        )
-    elif context.record.ranks is not None and prod(numbers) != context.record.ranks:
-        yield (
-            event.line,
-            f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {context.record.ranks}",
-        )
+    problem = _mesh_problem(plan.get("mesh"), context.record.ranks)
+    if problem is not None:
+        yield event.line, problem
     placements = plan.get("parameters")
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
-        yield (
-            event.line,
-            f"parallel_plan has parameters = {brief(placements)}: expected replicate, shard, expert, split or after for each",
-        )
+        expected = "expected replicate, shard, expert, split or after for each"
+        yield event.line, f"parallel_plan has parameters = {brief(placements)}: {expected}"
 
 
-RULES: tuple[LogRule, ...] = (
-    config_stated,
-    eval_stated,
-    trial_stated,
-    plan_stated,
-)
+def _mesh_problem(mesh: object, ranks: int | None) -> str | None:
+    """Return what is wrong with the mesh of a plan: the product of its dimensions must be the number of ranks."""
+    stated = mesh if isinstance(mesh, dict) else {}
+    parts = stated.get("spatial")  # a list: one number for each dimension of space
+    numbers = [stated.get("data"), *(stated.get(name, 1) for name in ("shard", "tensor", "axial", "expert"))]
+    numbers += parts if isinstance(parts, list) else [None]
+    if not all(type(number) is int and number > 0 for number in numbers):
+        expected = "expected data, shard, tensor, axial, expert and spatial, positive numbers"
+        return f"parallel_plan has mesh = {brief(mesh)}: {expected}"
+    if ranks is not None and prod(numbers) != ranks:
+        return f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {ranks}"
+    return None

@@ -1,1 +1,1 @@
-"""Judges whether the result of a package can be reproduced: levels, what was compared, the first cause of a difference."""
+"""Judges by levels whether the result of a package can be reproduced, and names the likeliest cause of a difference."""

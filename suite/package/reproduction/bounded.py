@@ -1,4 +1,4 @@
-"""Runs a command of this suite within limits of time and memory: what a stranger's configuration asks for may have no end."""
+"""Runs a command of this suite within limits of time and memory: a stranger's configuration may ask for anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from suite.launch.local import suite_command
 from suite.log.record import RunRecord
 from suite.processes import end_with_parent
 
-TIMES = 10.0  # as long as the package's longest run a run may take here
-SHORTEST_S, LONGEST_S = 600.0, 7200.0  # of that; another limit has to be stated
-SHARE = 0.8  # of the memory that is free, for all ranks together
-GRACE_S = 60.0  # `mlhpc run` gives its ranks 30 s of them to save
-TAIL = 2**16  # bytes of a command's output that are looked at
+TIMES = 10.0  # a run may take this multiple of the package's longest run
+SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes sets any other
+SHARE = 0.8  # of the free memory, for all ranks together
+GRACE_S = 60.0  # between SIGTERM and SIGKILL; `mlhpc run` gives its ranks 30 s to save
+TAIL = 2**16  # bytes at the end of a command's output that are read
 _NO_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|\bMemoryError\b|Unable to allocate|out of memory|std::bad_alloc"
     r"|ended by signal 9 |Thread creation failed"
@@ -28,7 +28,7 @@ _NO_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds that a command may take, where they come from, and bytes of private memory of each of its processes."""
+    """Limits of a command: seconds, the source of that number, and bytes of private memory of each of its processes."""
 
     seconds: float
     source: str
@@ -37,7 +37,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended: exit code, the last line it printed, and the limit that ended it, in words; None if none did."""
+    """How a command ended: exit code, the last line it printed, and in words the limit that ended it, if any."""
 
     code: int
     last: str
@@ -45,9 +45,9 @@ class Done:
 
 
 def find_bounds(records: Iterable[RunRecord], ranks: int, free: int | None, stated_s: float | None = None) -> Bounds:
-    """The limits of a run here: ``stated_s`` or a multiple of the package's longest run, and each rank's share of ``free`` bytes.
+    """Return the limits of a run here: ``stated_s`` or a multiple of the package's longest run, and memory per rank.
 
-    A log may state any time, so what follows from it has a ceiling of its own.
+    Each rank has its share of ``free`` bytes. A log may state any time, so the multiple has a ceiling.
     """
     memory = None if free is None else max(1, int(free * SHARE) // ranks)
     if stated_s is not None:
@@ -58,10 +58,10 @@ def find_bounds(records: Iterable[RunRecord], ranks: int, free: int | None, stat
 
 
 def execute(words: Sequence[str], log: Path, bounds: Bounds | None = None, ranks: Path | None = None) -> Done:
-    """Run ``mlhpc WORDS``, its output in ``log``, a new file. When its time is over it is told to end, then killed.
+    """Run ``mlhpc WORDS`` with its output in ``log``, a new file. At its time limit it gets SIGTERM, then SIGKILL.
 
-    It also ends with this process. ``ranks``: where it leaves what its ranks print. The limit of memory is that of the
-    writable private memory of each process (RLIMIT_DATA).
+    It also ends with this process. ``ranks`` is the file with the output of its ranks. The limit of memory is that of
+    the writable private memory of each process (RLIMIT_DATA).
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     over, memory = None, None if bounds is None else _allowed(bounds.memory)
@@ -82,28 +82,31 @@ def execute(words: Sequence[str], log: Path, bounds: Bounds | None = None, ranks
                     assert bounds is not None
                     over = f"it was ended after {duration_text(bounds.seconds)} ({bounds.source})"
                     end()
-    said = _tail(log) + ("" if ranks is None else _tail(ranks))
-    if over is None and process.returncode and memory is not None and _NO_MEMORY.search(said):
+    text = _tail(log) + ("" if ranks is None else _tail(ranks))
+    if over is None and process.returncode and memory is not None and _NO_MEMORY.search(text):
         over = f"it needed more memory than the {byte_text(memory)} that each rank may use here"
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(str(words[-1]))]  # no summary
+    # Lines that begin with the output folder are the summary that a run prints last.
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(str(words[-1]))]
     last = (lines[-1] if lines else "no output").removeprefix("mlhpc: ").removeprefix(f"{words[-1]} trial 0: ")
     return Done(process.returncode, last[:300], over)
 
 
 def _seconds(record: RunRecord) -> float:
-    """From init_start to run_stop, as far as the log has them."""
-    ends = record.run_start_s, record.run_stop_s
-    return (record.init_s or 0.0) + (max(0.0, ends[1] - ends[0]) if ends[0] and ends[1] else 0.0)
+    """Compute the seconds from init_start to run_stop, as far as the log has them."""
+    seconds = record.init_s or 0.0
+    if record.run_start_s and record.run_stop_s:
+        seconds += max(0.0, record.run_stop_s - record.run_start_s)
+    return seconds
 
 
 def _allowed(memory: int | None) -> int | None:
-    """Bytes that a process may be allowed: no more than this one is."""
+    """Return the bytes to allow a process: no more than this process may use itself."""
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     return memory if memory is None or most == resource.RLIM_INFINITY else min(memory, most)
 
 
 def _prepare(memory: int | None, ask: Callable[[], None] | None) -> Callable[[], None]:
-    """What the new process does before it becomes the command."""
+    """Return the function that the new process calls before it becomes the command."""
 
     def prepare() -> None:
         if ask is not None:

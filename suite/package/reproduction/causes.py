@@ -1,8 +1,8 @@
-"""Names what differs between two runs, the likeliest cause first: pure functions of what they tell.
+"""Lists the differences between two runs, the likeliest cause first: pure functions of their `RunFacts`.
 
-The order is that in which a cause comes before what follows from it: other data, another configuration, other code, other
-libraries, another machine. Facts that differ between any two runs (times, free memory, names of hosts, numbers of jobs) are not
-compared, nor is what cannot change a number of a run (other workloads' files, tools for tests).
+A cause comes before its consequences: other data, another configuration, other code, other libraries, another machine.
+Facts that differ between any two runs (times, free memory, names of hosts, numbers of jobs) are not compared, nor are
+facts that cannot change a number of a run (other workloads' files, tools for tests).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from suite import REDACTED
 from suite.files import brief
-from suite.log.origin.installed import normal
+from suite.log.origin.installed import Installed, normal
 from suite.machine.facts import UNKNOWN, Facts
 from suite.package.reproduction.document import Difference
-from suite.package.reproduction.told import Told
+from suite.package.reproduction.run_facts import RunFacts
 
 LOST, ALTERED, DATA = "lost file", "altered file", "data"
 CONFIGURATION, DEFAULT, SEED, RANKS = "configuration", "changed default", "seed", "ranks"
@@ -27,25 +29,11 @@ DEVICE, PROCESSOR, LIBRARY, VARIABLE = "device", "processor", "library", "enviro
 KERNEL, CLOCK, LOCALE, TIME_ZONE, OTHER = "kernel", "firmware and clock", "locale", "time zone", "other package"
 ORDER = (
     *(LOST, ALTERED, DATA, CONFIGURATION, DEFAULT, SEED, RANKS, CHANGES, COMMIT, VERSION, FILES),
-    *(
-        TORCH,
-        PACKAGE,
-        PYTHON,
-        CHOICE,
-        THREADS,
-        DEVICE,
-        PROCESSOR,
-        LIBRARY,
-        VARIABLE,
-        KERNEL,
-        CLOCK,
-        OTHER,
-        LOCALE,
-        TIME_ZONE,
-    ),
+    *(TORCH, PACKAGE, PYTHON, CHOICE, THREADS, DEVICE, PROCESSOR, LIBRARY, VARIABLE),
+    *(KERNEL, CLOCK, OTHER, LOCALE, TIME_ZONE),
 )
-# Of the configuration: where things are and how a run is looked after. None changes a loss: of the choices that a machine makes,
-# those that were made are compared.
+# Settings of places and of the supervision of a run, which change no loss. ``choices`` says only how a machine chooses;
+# the choices that it made are compared.
 OPERATIONAL = frozenset(
     {"data", "staging", "checkpoint", "watchdog", "cache_drop_command", "submission", "verify_data", "choices"}
 )
@@ -60,25 +48,30 @@ _MISSING = "none"
 
 
 def rank(differences: Iterator[Difference] | list[Difference]) -> tuple[Difference, ...]:
-    """Put differences into the order of causes; those of one kind stay in theirs."""
+    """Sort differences by cause. Differences of one kind keep their order."""
     return tuple(sorted(differences, key=lambda each: ORDER.index(each.kind)))
 
 
-def compare_told(was: Told, now: Told, *, workload: str | None) -> tuple[Difference, ...]:
-    """List what two runs, or a run and a machine, tell differently, the likeliest cause first.
+def compare_run_facts(was: RunFacts, now: RunFacts, *, workload: str | None) -> tuple[Difference, ...]:
+    """List the differences between two runs, or a run and a machine, the likeliest cause first.
 
-    What one of them does not tell is no difference.
+    A fact that only one of them has is no difference.
     """
     found = [
-        *_compare_config(was.config, now.config),
+        *(
+            compare_configs(was.config, now.config, CONFIGURATION)
+            if was.config is not None and now.config is not None
+            else ()
+        ),
         *_pair(SEED, "seed", was.seed, now.seed),
         *_pair(RANKS, "number of ranks", was.ranks, now.ranks),
         *_pair(RANKS, "number of nodes", was.nodes, now.nodes),
         *_pair(DATA, "data manifest", was.data_manifest, now.data_manifest),
         *_compare_code(was, now, workload),
         *_compare_environment(was, now),
-        *_compare_choices(was.choices, now.choices),
     ]
+    for name in sorted({*was.choices} & {*now.choices}):  # a choice of one run only follows from its configuration
+        found += _pair(CHOICE, name, was.choices[name], now.choices[name])
     if was.facts is not None and now.facts is not None:
         found += compare_facts(was.facts, now.facts, running=now.config is not None)
     for kind, what, key in ((DEVICE, "device", "device"), (THREADS, "threads per rank", "threads_per_rank")):
@@ -87,9 +80,9 @@ def compare_told(was: Told, now: Told, *, workload: str | None) -> tuple[Differe
 
 
 def compare_facts(was: Facts, now: Facts, *, running: bool = True) -> list[Difference]:
-    """List what two nodes tell differently, variables first: OMP_PROC_BIND changes the CPUs that a run may use.
+    """List the differences between two nodes, variables first: OMP_PROC_BIND changes the CPUs that a run may use.
 
-    Not ``running``: ``now`` is a machine before a launcher has set its variables.
+    Without ``running``, ``now`` is a machine on which no launcher has set variables yet.
     """
     found = []
     names = {*was.tuning, *now.tuning} if running else {*now.tuning}
@@ -136,52 +129,44 @@ _FACTS: tuple[tuple[str, str, Callable[[Facts], object]], ...] = (
 
 
 def _pair(kind: str, what: str, was: object, now: object) -> Iterator[Difference]:
-    """The difference of two values, if both are known."""
-    if was != now and not {was, now} & {None, UNKNOWN, f"{UNKNOWN} {UNKNOWN}"} and REDACTED not in f"{was}{now}":
+    """Yield the difference of two values, if both are known."""
+    unknown = {was, now} & {None, UNKNOWN, f"{UNKNOWN} {UNKNOWN}"}
+    if was != now and not unknown and REDACTED not in f"{was}{now}":
         yield Difference(kind=kind, what=what, was=_shown(was), now=_shown(now))
 
 
-def _compare_config(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Iterator[Difference]:
-    if was is not None and now is not None:
-        yield from compare_configs(was, now, CONFIGURATION)
-
-
 def compare_configs(was: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[Difference]:
-    """List the settings that differ, by their dotted names; those that change no number are left out."""
+    """List the settings that differ, by their dotted names, except settings that change no number."""
     one, other = (_flat({key: value for key, value in each.items() if key not in OPERATIONAL}) for each in (was, now))
     for name in sorted({*one, *other}):
         if one.get(name) != other.get(name):
             yield Difference(kind=kind, what=name, was=_shown(one.get(name)), now=_shown(other.get(name)))
 
 
-def _compare_choices(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
-    """The choices that two runs made otherwise; one that only one of them made follows from its configuration or machine."""
-    for name in sorted({*was} & {*now}):
-        yield from _pair(CHOICE, name, was[name], now[name])
-
-
 def _flat(values: Mapping[str, Any], above: str = "", depth: int = 0) -> dict[str, Any]:
-    """The leaves by dotted name. None is what a setting has that is not given; a list counts as one value."""
+    """Return the leaves by dotted name. A setting of None counts as absent, a list as one value."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{above}{key}"
-        if isinstance(value, Mapping) and depth < 8:
+        if isinstance(value, Mapping) and depth < 8:  # a stranger's file may be nested without end
             found |= _flat(value, f"{name}.", depth + 1)
         elif value is not None:
             found[name] = list(value) if isinstance(value, tuple) else value
     return found
 
 
-def _compare_code(was: Told, now: Told, workload: str | None) -> Iterator[Difference]:
-    """What differs of the suite's code. A commit, or changes, without effect on the files that a run uses, is no difference."""
+def _compare_code(was: RunFacts, now: RunFacts, workload: str | None) -> Iterator[Difference]:
+    """Compare the suite's code. A commit or a change without effect on the files of a run is no difference."""
     yield from _pair(VERSION, "suite version", was.suite_version, now.suite_version)
-    one, other = (_used(each.sources, workload) for each in (was, now))
-    files = sorted(name for name in {*one, *other} if one.get(name) != other.get(name)) if one and other else []
+    one, other = _used(was.sources, workload), _used(now.sources, workload)
+    files = _differing(one, other) if one and other else []
     if one and other and not files:
         return
     if was.git is not None and now.git is not None:
-        if was.git.get("diff_sha256") != now.git.get("diff_sha256"):
-            yield Difference(kind=CHANGES, what=_changed(was, now, files), was=_changes(was), now=_changes(now))
+        diffs = was.git.get("diff_sha256"), now.git.get("diff_sha256")
+        if diffs[0] != diffs[1]:
+            what = _changed(was.changes, now.changes, files)
+            yield Difference(kind=CHANGES, what=what, was=_shown(diffs[0], 12), now=_shown(diffs[1], 12))
         yield from _pair(COMMIT, "commit", str(was.git.get("commit"))[:12], str(now.git.get("commit"))[:12])
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -189,49 +174,48 @@ def _compare_code(was: Told, now: Told, workload: str | None) -> Iterator[Differ
         yield Difference(kind=FILES, what=name + more, was=_shown(one.get(name), 12), now=_shown(other.get(name), 12))
 
 
-def _changed(was: Told, now: Told, files: list[str]) -> str:
-    """The files that only one of two sets of uncommitted changes has, or has otherwise."""
-    one, other = (
-        dict(re.findall(r"(?ms)^diff --git a/(\S+) (.*?)(?=^diff --git |\Z)", each.changes)) for each in (was, now)
-    )
-    names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+
+
+def _changed(was: str, now: str, files: list[str]) -> str:
+    """Name the files in which two diffs differ, those that a run uses first."""
+    by_file = re.compile(r"(?ms)^diff --git a/(\S+) (.*?)(?=^diff --git |\Z)")
+    names = _differing(dict(by_file.findall(was)), dict(by_file.findall(now)))
     used = [name for name in names if name in files] or names
     return ", ".join(used[:3]) + (f" and {len(used) - 3} more" if len(used) > 3 else "") or "uncommitted changes"
 
 
-def _changes(told: Told) -> str:
-    return _shown((told.git or {}).get("diff_sha256"), 12)
-
-
 def _used(files: Mapping[str, str], workload: str | None) -> dict[str, str]:
-    """The files that a run of a workload may use: not those of the analysis, of the commands, or of another workload."""
-    inside = re.compile(
-        rf"suite/(?!commands/|compliance/|package/|cli/|launch/).*|workloads/(?:__init__\.py|moe/.*|{re.escape(workload or '')}/.*)"
-    )
+    """Select the files that a run of a workload may use: no analysis, no commands, no other workload."""
+    suite = r"suite/(?!commands/|compliance/|package/|cli/|launch/).*"
+    inside = re.compile(rf"{suite}|workloads/(?:__init__\.py|moe/.*|{re.escape(workload or '')}/.*)")
     return {name: sha256 for name, sha256 in files.items() if inside.fullmatch(name)}
 
 
-def _compare_environment(was: Told, now: Told) -> Iterator[Difference]:
+def _compare_environment(was: RunFacts, now: RunFacts) -> Iterator[Difference]:
     if was.environment is None or now.environment is None:
         return
     yield from _pair(PYTHON, "Python", was.environment.python, now.environment.python)
     one, other = was.environment.by_name(), now.environment.by_name()
     for name in sorted({*one, *other} - {normal("mlhpc")}):
-        a, b = one.get(name), other.get(name)
-        computes = _COMPUTES.fullmatch(name) is not None
-        kind = TORCH if name == "torch" else PACKAGE if computes else OTHER
-        if a is None or b is None:
-            if computes:
-                yield Difference(
-                    kind=kind, what=name, was=a.version if a else _MISSING, now=b.version if b else _MISSING
-                )
-        elif a.version != b.version:
-            yield Difference(kind=kind, what=name, was=a.version, now=b.version)
-        elif computes and None not in (a.record_sha256, b.record_sha256) and a.record_sha256 != b.record_sha256:
-            was_files, now_files = _shown(a.record_sha256, 12), _shown(b.record_sha256, 12)
-            yield Difference(
-                kind=kind, what=f"{name} {a.version}: other files", was=f"files {was_files}", now=f"files {now_files}"
-            )
+        yield from _compare_distributions(name, one.get(name), other.get(name))
+
+
+def _compare_distributions(name: str, was: Installed | None, now: Installed | None) -> Iterator[Difference]:
+    """Compare one distribution in two environments. A missing one matters only if it takes part in a run."""
+    computes = _COMPUTES.fullmatch(name) is not None
+    kind = PACKAGE if computes else OTHER
+    if name == "torch":
+        kind = TORCH
+    versions = was.version if was else _MISSING, now.version if now else _MISSING
+    if versions[0] != versions[1]:
+        if computes or _MISSING not in versions:
+            yield Difference(kind=kind, what=name, was=versions[0], now=versions[1])
+    elif computes and was is not None and now is not None:
+        # Two builds of one version differ in their files, such as torch for CPUs and for CUDA.
+        for found in _pair(kind, f"{name} {was.version}: other files", was.record_sha256, now.record_sha256):
+            yield structs.replace(found, was=f"files {found.was[:12]}", now=f"files {found.now[:12]}")
 
 
 def _shown(value: object, longest: int = 80) -> str:

@@ -1,4 +1,4 @@
-"""The configuration of a package's run as the installed suite may run it: read as data, without what acts on this machine."""
+"""Reads the configuration of a package's run as data, without settings that act on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.package.reproduction.causes import OPERATIONAL
 LARGEST = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
 DEEPEST = 12  # mappings and lists inside each other
 MOST_THREADS = 64
-SUBMISSION = "submission"  # who submits, and in which division: says what the rules allow, and acts on nothing
+SUBMISSION = "submission"  # the submitter and the division: names only, which act on nothing
 _WHY = {
     "cache_drop_command": "a command of a package is never run",
     "data": "the data are those of this machine",
@@ -26,10 +26,10 @@ _WHY = {
 
 
 def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, tuple[str, ...]]:
-    """Read a config.yaml of a package for the installed workload. Also returns what of it is not followed, each with the reason.
+    """Read a config.yaml of a package for the installed workload, and the reasons why some settings are not followed.
 
-    InputError, one line, if it is no such file, is larger or deeper than any that a run writes, has anchors, or if the
-    installed suite refuses a value.
+    InputError, one line, if the file is larger or deeper than any that a run writes, has anchors, or if the installed
+    suite refuses a value.
     """
     source = read_plain_yaml(path)
     left_out = []
@@ -45,7 +45,7 @@ def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, 
 
 
 def read_plain_yaml(path: Path) -> YamlSource:
-    """Read a small YAML mapping without anchors: one that says the same thing a thousand times over would fill the memory."""
+    """Read a small YAML mapping without anchors: nested anchors can expand a small file beyond all memory."""
     if path.is_symlink():
         raise InputError(f"{path}: a symbolic link: not followed")
     try:
@@ -72,14 +72,13 @@ def _line(event: yaml.Event) -> str:
 
 
 def changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple[str, ...]) -> RunConfig:
-    """The configuration to compare with: the original with ``overrides``, or without any the installed suite's own of the size."""
+    """Return the original with ``overrides``. Without overrides, return the installed suite's own of the size."""
     if not overrides:
-        source = YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml")
-        return resolve_config(descriptor, source)
+        return resolve_config(descriptor, YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml"))
     data: dict[str, Any] = plain(original, without_none=True)
     return resolve_config(descriptor, YamlSource(Path("the configuration of the package"), data, {}), overrides)
 
 
 def render_config(config: RunConfig) -> str:
-    """The configuration as a YAML file that `mlhpc run --config` reads."""
+    """Render the configuration as a YAML file that `mlhpc run --config` reads."""
     return yaml.safe_dump(plain(config, without_none=True), sort_keys=False)

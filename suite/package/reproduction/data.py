@@ -12,37 +12,38 @@ from suite.data.manifest import Manifest, check_shard, read_manifest
 from suite.documents import convert
 from suite.errors import InputError
 from suite.package.reproduction.causes import DATA
-from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
 
 CONVERTED = ("converted", "public")  # names of generators that read files of others instead of making data
 
 
 def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> LevelVerdict:
-    """Compare a data set with the manifest's sha256 of the logs; every byte of it is read. ``how``: regenerated or verified.
+    """Compare a data set with the manifest's sha256 in the logs, and read every byte of it.
 
-    ``kept`` is the manifest that the package has; with it the first shard, seed or attribute that differs is named.
+    ``how`` is regenerated or verified. ``kept`` is the manifest in the package, which tells the first shard, seed or
+    attribute that differs.
     """
     try:
         manifest = read_manifest(root)
     except (InputError, OSError) as error:
-        return verdict_of(1, Verdict.INCONCLUSIVE, f"the data cannot be read: {error}")
+        return verdict_of(1, LevelOutcome.INCONCLUSIVE, f"the data cannot be read: {error}")
     compared = {"manifest_sha256": logged, "found_sha256": manifest.sha256, "bytes": manifest.bytes, "how": how}
     if manifest.sha256 != logged:
         cause = _name_difference(parse_kept(kept, logged), manifest)
         why = f"{cause.what} of the data set: {cause.was} in the package, {cause.now} here ({how})"
-        return verdict_of(1, Verdict.NOT_REPRODUCED, why, cause, compared)
+        return verdict_of(1, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
     for entry in manifest.shards:
         problem = check_shard(root, entry, deep=True)
         if problem is not None:
             short = problem.removeprefix(f"{root / entry.file}: ")
             cause = Difference(kind=DATA, what=entry.file, was=f"sha256 {entry.sha256[:12]}", now=short[:120])
-            return verdict_of(1, Verdict.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
+            return verdict_of(1, LevelOutcome.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
     why = f"{how}: {len(manifest.shards)} shards, {manifest.bytes} bytes, all sha256 equal"
-    return verdict_of(1, Verdict.REPRODUCED, why, compared=compared)
+    return verdict_of(1, LevelOutcome.REPRODUCED, why, compared=compared)
 
 
 def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
-    """The manifest that a package has, if it is the one that the logs name."""
+    """Parse the manifest in a package. None if it is not the one that the logs name."""
     try:
         manifest = convert(dict(kept), Manifest)
     except ValidationError:
@@ -51,27 +52,26 @@ def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
 
 
 def why_not_regenerated(manifest: Manifest | None) -> str | None:
-    """Why the data cannot be made anew; None if they can, as far as the manifest tells."""
+    """Return why the data cannot be made again, as far as the manifest tells. None if they can."""
     if manifest is not None and manifest.generator.get("name") in CONVERTED:
         return "the data were converted from files of others; --data ROOT verifies a copy"
     return None
 
 
 def _name_difference(was: Manifest | None, now: Manifest) -> Difference:
-    """The first thing that differs between two data sets, in the order in which one thing follows from another."""
+    """Name the first difference of two data sets, causes before consequences: settings, generator, shards."""
     if was is None:
         return Difference(kind=DATA, what="manifest", was="another sha256", now=now.sha256[:12])
     for what, one, other in (("size", was.size, now.size), ("seed", was.seed, now.seed)):
         if one != other:
             return Difference(kind=DATA, what=f"{what} of the data", was=str(one), now=str(other))
     for key in sorted({*was.generator, *now.generator}):
-        if was.generator.get(key) != now.generator.get(key):
-            one, other = str(was.generator.get(key))[:80], str(now.generator.get(key))[:80]
-            return Difference(kind=DATA, what=f"generator's {key}"[:100], was=one, now=other)
-    theirs = {entry.file: entry.sha256 for entry in was.shards}
-    ours = {entry.file: entry.sha256 for entry in now.shards}
+        one, other = was.generator.get(key), now.generator.get(key)
+        if one != other:
+            return Difference(kind=DATA, what=f"generator's {key}"[:100], was=str(one)[:80], now=str(other)[:80])
+    theirs = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in was.shards}
+    ours = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in now.shards}
     for file in sorted({*theirs, *ours}):
         if theirs.get(file) != ours.get(file):
-            one, other = (f"sha256 {digest[:12]}" if (digest := each.get(file)) else "none" for each in (theirs, ours))
-            return Difference(kind=DATA, what=file, was=one, now=other)
+            return Difference(kind=DATA, what=file, was=theirs.get(file, "none"), now=ours.get(file, "none"))
     return Difference(kind=DATA, what="attributes", was="those of the package", now="others")

@@ -1,9 +1,9 @@
-"""reproduction.json, version 1: what was judged of the results of a package. Its data model, writing and reading."""
+"""reproduction.json, version 1: the verdicts on the results of a package. Writes, reads and renders it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,11 +15,12 @@ from suite.files import write_whole
 
 REPRODUCTION_VERSION: Final = 1
 FILE_NAME = "reproduction.json"
+_LISTED = 12  # differences of a result in the table
 LEVELS = ("log", "data", "numerics", "convergence", "time")  # by number
 
 
-class Verdict(StrEnum):
-    """What is said of a level. ``cannot``: the package lacks what it needs; ``inconclusive``: this attempt does not decide it."""
+class LevelOutcome(StrEnum):
+    """The outcome of a level. ``cannot``: the package lacks something. ``inconclusive``: this attempt cannot tell."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
@@ -41,18 +42,18 @@ class Difference(_Part, frozen=True, kw_only=True):
 
 
 class LevelVerdict(_Part, frozen=True, kw_only=True):
-    """One level: the verdict, one line why, and the numbers that were compared. ``cause``: named where it is not reproduced."""
+    """One level: the outcome, one line why, the numbers compared, and the likeliest cause of a difference."""
 
     level: Annotated[int, Meta(ge=0, le=4)]
     name: str
-    verdict: Verdict
+    verdict: LevelOutcome
     reason: str
     cause: Difference | None = None
     compared: dict[str, Any] = {}
 
 
 class ResultVerdict(_Part, frozen=True, kw_only=True):
-    """One result of the package: ``result`` is the folder of its logs. ``differences`` are ranked, the likeliest cause first."""
+    """One result of the package. ``result`` is the folder of its logs. The likeliest cause comes first."""
 
     result: str
     workload: str | None
@@ -68,7 +69,7 @@ class ResultVerdict(_Part, frozen=True, kw_only=True):
 
 
 class Reproduction(_Part, frozen=True, kw_only=True):
-    """The document. ``reproduced`` is true if every level that was asked for, of every result, was reproduced."""
+    """The document. ``reproduced`` is true if every requested level of every result was reproduced."""
 
     version: Literal[1] = REPRODUCTION_VERSION
     package: str
@@ -80,7 +81,7 @@ class Reproduction(_Part, frozen=True, kw_only=True):
     results: tuple[ResultVerdict, ...]
 
     def text(self) -> str:
-        """The document as it is written."""
+        """Render the document as JSON."""
         return json.dumps(plain(self), indent=1) + "\n"
 
 
@@ -98,12 +99,12 @@ def read_reproduction(path: Path) -> Reproduction:
 
 def verdict_of(
     level: int,
-    verdict: Verdict,
+    verdict: LevelOutcome,
     reason: str,
     cause: Difference | None = None,
     compared: Mapping[str, Any] | None = None,
 ) -> LevelVerdict:
-    """One level's verdict by its number."""
+    """Make the verdict of a level by its number."""
     return LevelVerdict(
         level=level, name=LEVELS[level], verdict=verdict, reason=reason, cause=cause, compared=dict(compared or {})
     )
@@ -112,4 +113,27 @@ def verdict_of(
 def all_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
     """True if there is a result, and every level of every one was reproduced."""
     levels = [level for result in results for level in result.levels]
-    return bool(levels) and all(level.verdict == Verdict.REPRODUCED for level in levels)
+    return bool(levels) and all(level.verdict == LevelOutcome.REPRODUCED for level in levels)
+
+
+def render_table(document: Reproduction) -> str:
+    """Render all results for a terminal, each with a line for each level."""
+    return "\n".join(line for result in document.results for line in _lines(result))
+
+
+def _lines(result: ResultVerdict) -> Iterator[str]:
+    yield f"{result.result}: {result.workload or 'unknown workload'} {result.size or ''}".rstrip()
+    for level in result.levels:
+        yield f"  {level.level} {level.name:<12} {level.verdict:<15} {level.reason}"
+        if level.cause is not None and level.verdict == LevelOutcome.NOT_REPRODUCED:
+            yield f"    first cause: {_text(level.cause)}"
+    if result.differences:
+        yield f"  what differs from {result.against or 'the package'}, the likeliest cause first:"
+        yield from (f"    {_text(each)}" for each in result.differences[:_LISTED])
+        if len(result.differences) > _LISTED:
+            yield f"    and {len(result.differences) - _LISTED} more"
+    yield from (f"  not followed: {text}" for text in result.left_out)
+
+
+def _text(each: Difference) -> str:
+    return f"{each.kind}: {each.what}: {each.was} in the package, {each.now} here"

@@ -1,4 +1,4 @@
-"""The verdicts of the levels from numbers: pure functions. Times, losses and epochs come in, a verdict goes out."""
+"""Judges the levels 2 to 4 from losses, epochs and times: pure functions."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
 from suite.statistics import Outcome, student_t
 from suite.statistics.comparison import ALPHA, compute_equivalence
 
 NUMERICS, CONVERGENCE, TIME = 2, 3, 4
-CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred sound reproductions with other seeds lies outside
+CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred good reproductions with other seeds lies outside
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How far losses may be apart by rounding alone: relative difference at step 0, its factor from step to step, the most."""
+    """The largest relative difference of losses by rounding: at step 0, its growth per step, and its maximum."""
 
     first: float
     factor: float
     most: float
 
     def bound(self, step: int) -> float:
-        """The largest relative difference of the losses of a step, counted from 0."""
+        """Return the largest relative difference of the losses of a step, counted from 0."""
         return min(self.most, self.first * self.factor**step)
 
 
-# Each lies three times or more above every difference that was measured under other roundings (benchmarks/first_losses.py).
-# TF32 was not measured, it needs a GPU: three bits more than bfloat16, and the same growth.
+# Each lies three times or more above every difference that was measured under other roundings
+# (benchmarks/first_losses.py). TF32 was not measured, it needs a GPU: three bits more than bfloat16, and the same
+# growth.
 GROWTHS = {
     "float32": Growth(4e-6, 2.1, 0.1),
     "tf32": Growth(6e-5, 5.0, 0.5),
@@ -38,18 +39,18 @@ GROWTHS = {
 
 
 def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
-    """Level 2: compare the losses of the first steps, bit for bit and within what rounding may do to each step.
+    """Judge level 2: compare the losses of the first steps, bit for bit and within the bound of rounding.
 
-    Named is the step whose difference is the largest part of its bound, or the furthest beyond it.
+    The reason names the step whose difference is largest relative to its bound.
     """
     if not was:
         why = "the package's log has no first_losses; its suite did not log the losses of single steps"
-        return verdict_of(NUMERICS, Verdict.CANNOT, why)
+        return verdict_of(NUMERICS, LevelOutcome.CANNOT, why)
     if not now:
-        return verdict_of(NUMERICS, Verdict.INCONCLUSIVE, "the log of the new run has no first_losses")
+        return verdict_of(NUMERICS, LevelOutcome.INCONCLUSIVE, "the log of the new run has no first_losses")
     if len(was) != len(now):
         why = f"{len(was)} first losses are logged in the package, {len(now)} in the new run"
-        return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
+        return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
     compared: dict[str, object]
     equal = sum(a == b for a, b in zip(was, now, strict=True))
     apart = relative_differences(was, now)
@@ -61,19 +62,19 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
     first = next((step for step, gap in enumerate(apart) if gap), None)
     if first is None:
         return verdict_of(
-            NUMERICS, Verdict.REPRODUCED, f"the first {len(was)} losses are equal bit for bit", compared=compared
+            NUMERICS, LevelOutcome.REPRODUCED, f"the first {len(was)} losses are equal bit for bit", compared=compared
         )
     where = f"from step {first} on, by at most {worst:.2g} of the loss"
     said = f"the first {len(was)} losses differ {where}; at step {step} by {apart[step]:.2g}"
     if apart[step] <= bound:
         why = f"{said}: within {bound:.2g}, what rounding in {precision} may do by then"
-        return verdict_of(NUMERICS, Verdict.REPRODUCED, why, cause, compared)
+        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, cause, compared)
     why = f"{said}: more than {bound:.2g}, what rounding in {precision} may do by then"
-    return verdict_of(NUMERICS, Verdict.NOT_REPRODUCED, why, cause, compared)
+    return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
 
 
 def relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """The difference of each pair of losses, relative to the larger one."""
+    """Compute the difference of each pair of losses, relative to the larger one."""
     return [abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0 for x, y in zip(a, b, strict=True)]
 
 
@@ -85,41 +86,55 @@ def judge_epochs(
     unit: str,
     cause: Difference | None,
 ) -> LevelVerdict:
-    """Level 3: compare epochs to the target, by seed; None: it was not reached. ``reference``: those of the reference points.
+    """Judge level 3: compare epochs to the target by seed. None: the run missed the target.
 
-    Equal epochs with equal seeds are reproduced. Else the mean must lie in the interval in which the mean of so many new runs
-    is expected, from the reference points, or from the package's own runs where there are none.
+    Equal epochs with equal seeds are reproduced. Otherwise the mean must lie in the prediction interval for the mean of
+    the new runs, from the epochs of the reference points (``reference``), else from the package's own runs.
     """
+    # A seed that missed the target in the package too is no failure here.
     failed = sorted(seed for seed, epochs in now.items() if epochs is None and was.get(seed, 0.0) is not None)
     reached = [epochs for epochs in now.values() if epochs is not None]
-    compared = {"seeds": sorted(now), "epochs": [now[seed] for seed in sorted(now)], "unit": unit}
+    compared: dict[str, object] = {"seeds": sorted(now), "epochs": [now[seed] for seed in sorted(now)], "unit": unit}
     if failed:
         why = f"the run with seed {failed[0]} did not reach the target; that of the package did"
-        return verdict_of(CONVERGENCE, Verdict.NOT_REPRODUCED, why, cause, compared)
+        return verdict_of(CONVERGENCE, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
     if all(seed in was and was[seed] == now[seed] for seed in now):
         same = f"{_amounts(reached, unit)} to the target, as in the package with the same seed{'s' * (len(now) > 1)}"
         why = same if reached else "the target is not reached, as in the package with the same seeds"
-        return verdict_of(CONVERGENCE, Verdict.REPRODUCED, why, compared=compared)
+        return verdict_of(CONVERGENCE, LevelOutcome.REPRODUCED, why, compared=compared)
+    return _judge_mean(reached, was, reference, between_evals, unit, cause, compared)
+
+
+def _judge_mean(
+    reached: Sequence[float],
+    was: Mapping[int, float | None],
+    reference: Sequence[float],
+    between_evals: float,
+    unit: str,
+    cause: Difference | None,
+    compared: dict[str, object],
+) -> LevelVerdict:
+    """Judge the mean of new runs by its prediction interval."""
     own = [epochs for epochs in was.values() if epochs is not None]
     basis, source = (reference, "reference points") if len(reference) > 1 else (own, "runs of the package")
     if len(basis) < 2 or not reached:
         why = f"{_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
-        return verdict_of(CONVERGENCE, Verdict.INCONCLUSIVE, why, cause, compared)
+        return verdict_of(CONVERGENCE, LevelOutcome.INCONCLUSIVE, why, cause, compared)
     low, high = expected_mean(basis, len(reached), between_evals)
     mean = statistics.fmean(reached)
     compared |= {"mean": mean, "interval": [low, high], "confidence": CONFIDENCE, "basis": source, "n": len(basis)}
-    inside = low <= mean <= high
-    why = (
-        f"{mean:.4g} {unit} to the target (n={len(reached)}), {'inside' if inside else 'outside'} the {CONFIDENCE:.0%} interval "
-        f"{low:.4g} to {high:.4g} of {len(basis)} {source}"
-    )
-    return verdict_of(CONVERGENCE, Verdict.REPRODUCED if inside else Verdict.NOT_REPRODUCED, why, cause, compared)
+    outcome, place = LevelOutcome.NOT_REPRODUCED, "outside"
+    if low <= mean <= high:
+        outcome, place = LevelOutcome.REPRODUCED, "inside"
+    interval = f"the {CONFIDENCE:.0%} interval {low:.4g} to {high:.4g} of {len(basis)} {source}"
+    why = f"{mean:.4g} {unit} to the target (n={len(reached)}), {place} {interval}"
+    return verdict_of(CONVERGENCE, outcome, why, cause, compared)
 
 
 def expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tuple[float, float]:
     """Compute the prediction interval of the mean of ``new`` runs from two or more known ones.
 
-    A run tells when it reached the target only to an evaluation: the deviation is at least that of this rounding.
+    A run notices the target only at an evaluation: the deviation is at least that of this rounding.
     """
     spread = max(statistics.stdev(basis), between_evals / math.sqrt(12.0))
     half = student_t.quantile(0.5 + CONFIDENCE / 2, len(basis) - 1) * spread * math.sqrt(1.0 / len(basis) + 1.0 / new)
@@ -129,10 +144,12 @@ def expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tup
 
 
 def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause: Difference | None) -> LevelVerdict:
-    """Level 4: judge paired times of the original (A) and the changed configuration (B) on one machine."""
+    """Judge level 4: paired times of the original (A) and the changed configuration (B) on one machine."""
     if len(a_s) < 2:
         why = f"{len(a_s)} pair of runs reached the target; at least two are needed"
-        return verdict_of(TIME, Verdict.INCONCLUSIVE, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)})
+        return verdict_of(
+            TIME, LevelOutcome.INCONCLUSIVE, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)}
+        )
     found = compute_equivalence(a_s, b_s, margin)
     compared = {
         **{"pairs": found.pairs, "ratio": found.ratio, "interval": [found.low, found.high], "margin": margin},
@@ -143,14 +160,14 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
         f"(n={found.pairs} pairs on this machine)"
     )
     if found.outcome == Outcome.EQUIVALENT:
-        return verdict_of(TIME, Verdict.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared)
+        return verdict_of(TIME, LevelOutcome.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared)
     if found.outcome in (Outcome.SLOWER, Outcome.FASTER):
         return verdict_of(
-            TIME, Verdict.NOT_REPRODUCED, f"{text}: {found.outcome} by more than {margin:.0%}", cause, compared
+            TIME, LevelOutcome.NOT_REPRODUCED, f"{text}: {found.outcome} by more than {margin:.0%}", cause, compared
         )
     return verdict_of(
         TIME,
-        Verdict.INCONCLUSIVE,
+        LevelOutcome.INCONCLUSIVE,
         f"{text}: neither equivalent within {margin:.0%} nor different; more --pairs decide",
         cause,
         compared,

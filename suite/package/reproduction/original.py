@@ -1,4 +1,4 @@
-"""Reads the results of a package that are to be reproduced: their scores, and where each run's configuration and facts lie."""
+"""Reads the results of a package that are to be reproduced: their scores, and the files of each run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.descriptor import Descriptor, descriptors
 from suite.errors import InputError
 from suite.log.provenance import find_kept_folder, read_provenance
 from suite.log.record import RunRecord
-from suite.package.reproduction.told import Told, read_log, read_small_json, read_told
+from suite.package.reproduction.run_facts import RunFacts, read_log, read_run_facts, read_small_json
 from suite.package.stated import STATED
 
 _TEXT = re.compile(r"[\w.+ -]{1,100}")
@@ -24,7 +24,7 @@ _TEXT = re.compile(r"[\w.+ -]{1,100}")
 
 @dataclass(frozen=True)
 class Original:
-    """One result of a package. ``folders``: what its run folders left, in order; none in a package of another suite."""
+    """One result of a package. ``folders`` are its run folders in the package; a package of another suite has none."""
 
     package: Path
     scored: Result
@@ -47,7 +47,7 @@ class Original:
 
     @cached_property
     def stated(self) -> Mapping[str, Any]:
-        """result.json, what the package states of the result; empty where there is none."""
+        """result.json, the score that the package states; empty where there is none."""
         return read_small_json(self.folders[0].parent.parent / STATED) if self.folders else {}
 
     @cached_property
@@ -57,7 +57,7 @@ class Original:
 
     @cached_property
     def descriptor(self) -> Descriptor | None:
-        """The installed workload of the result; None if it is not installed, or the result is of no suite that tells."""
+        """The installed workload of the result. None if it is not installed, or if another suite made the result."""
         name = self.info.get("workload")
         return descriptors().get(name) if isinstance(name, str) and self.records[0].suite_version else None
 
@@ -71,17 +71,17 @@ class Original:
             return None
 
     def folder_of(self, record: RunRecord) -> Path | None:
-        """What the run folder of a run left: the one whose origin.json names the log, else the first."""
+        """Return the run folder of a run: the one whose origin.json names the log, else the first."""
         assert record.path is not None
         return find_kept_folder(self.folders, record.path.name)
 
-    def tell(self, record: RunRecord) -> Told:
-        """What a run of the result tells of itself."""
+    def run_facts(self, record: RunRecord) -> RunFacts:
+        """Read the facts of a run of the result."""
         assert record.path is not None
-        return read_told(record, read_log(record.path), self.folder_of(record))
+        return read_run_facts(record, read_log(record.path), self.folder_of(record))
 
     def cannot_run(self) -> str | None:
-        """Why no run of this result can be made here by the installed suite; None if one can."""
+        """Return why the installed suite cannot repeat a run of this result. None if it can."""
         if not self.folders or not self.records[0].suite_version:
             return "the package was not made by mlhpc: it has no configuration that the installed suite could run"
         if self.info.get("loop") is not None:

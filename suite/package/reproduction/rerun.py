@@ -31,12 +31,12 @@ from suite.machine.probes.allowance import usable
 from suite.machine.probes.collect import collect_facts
 from suite.package.reproduction import levels
 from suite.package.reproduction.bounded import Bounds, execute, find_bounds
-from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_told, rank
+from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, rank
 from suite.package.reproduction.config import changed_config, read_package_config, render_config
 from suite.package.reproduction.data import judge_data, parse_kept, why_not_regenerated
-from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
 from suite.package.reproduction.original import Original
-from suite.package.reproduction.told import Told, read_log, read_told, tell_of_here
+from suite.package.reproduction.run_facts import RunFacts, facts_of_this_machine, read_log, read_run_facts
 from suite.package.stated import epochs_to_target
 from suite.world import World
 
@@ -47,18 +47,19 @@ _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Ended:
-    """A new run that did not come to its end: why, and what of it says. ``told``: what it logged before a limit ended it."""
+    """A new run that did not finish: the outcome, the reason, and the facts it logged before a limit ended it."""
 
-    verdict: Verdict
+    verdict: LevelOutcome
     why: str
-    told: Told | None = None
+    facts: RunFacts | None = None
 
 
 @dataclass
 class Rerun:
-    """The attempt to reproduce one result, in ``folder``. ``beside``: a run folder to compare with in place of a new run.
+    """The attempt to reproduce one result, in ``folder``. ``beside`` is a run folder to compare with instead of a new
+    run.
 
-    ``limit_s``: how long a run may take; without it a multiple of what the package's runs took.
+    ``limit_s`` limits the time of a run; the default is a multiple of the package's longest run.
     """
 
     original: Original
@@ -69,37 +70,37 @@ class Rerun:
     beside: Path | None = None
     may_run: bool = False
     left_out: tuple[str, ...] = ()
-    made: list[tuple[RunRecord, Told]] = field(default_factory=list)  # new runs, in order
+    made: list[tuple[RunRecord, RunFacts]] = field(default_factory=list)  # new runs, in order
     limit_s: float | None = None
     failed: Ended | None = None  # the new run that came to no end
     data_cause: Difference | None = None
 
     @property
     def against(self) -> str | None:
-        """What the package was compared with."""
+        """The thing that the package was compared with, in words."""
         if self.beside is not None:
             return f"the run {self.beside.name}"
-        return "the new run" if self.made or (self.failed and self.failed.told) else "this machine"
+        return "the new run" if self.made or (self.failed and self.failed.facts) else "this machine"
 
     @cached_property
-    def was(self) -> Told:
-        """What the first run of the package tells."""
-        return self.original.tell(self.original.records[0])
+    def was(self) -> RunFacts:
+        """The facts of the first run of the package."""
+        return self.original.run_facts(self.original.records[0])
 
     @cached_property
     def config(self) -> RunConfig:
         """The package's configuration as it is run here. InputError if the installed suite cannot run it.
 
-        What its first run measured to be fastest on its machine is kept, not measured again: it is part of what is repeated.
+        The options that its first run measured as fastest are kept, not measured again: they change the arithmetic.
         """
         config, self.left_out = read_package_config(self._descriptor, self.original.folders[0] / "config.yaml")
         return _pinned(config, self.was)
 
     def judge_data(self) -> LevelVerdict:
-        """Level 1: compare the given data, or those made anew, with the manifest that the logs name."""
+        """Judge level 1: compare the given or the regenerated data with the manifest that the logs name."""
         logged = self.was.data_manifest
         if logged is None:
-            return verdict_of(1, Verdict.CANNOT, "the log names no data manifest")
+            return verdict_of(1, LevelOutcome.CANNOT, "the log names no data manifest")
         if self.original.info.get("loop") is not None:
             return self._judge_own_data(logged)
         manifest = parse_kept(self.original.data_manifest, logged)
@@ -111,13 +112,13 @@ class Rerun:
             seed = manifest.seed if manifest is not None else 0
             why = why_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
-                return verdict_of(1, Verdict.INCONCLUSIVE, why)
+                return verdict_of(1, LevelOutcome.INCONCLUSIVE, why)
             found = judge_data(logged, self.original.data_manifest, self._data, "regenerated")
         self.data_cause = found.cause
         return found
 
     def cannot_run(self) -> str | None:
-        """Why the configuration cannot be run on this machine; None if it can."""
+        """Return why the configuration cannot be run on this machine. None if it can."""
         if self.beside is not None or not self.may_run:
             return None
         try:
@@ -133,22 +134,24 @@ class Rerun:
         return None
 
     def judge_numerics(self) -> LevelVerdict:
-        """Level 2: compare the losses of the first steps of one run."""
+        """Judge level 2: compare the losses of the first steps of one run."""
         now = self._now(0)
-        told = now.told if isinstance(now, Ended) else now[1]
-        if told is None or (isinstance(now, Ended) and not told.losses):
-            assert isinstance(now, Ended)
-            return verdict_of(2, now.verdict, now.why, self._cause())
-        was, precision = self._was_with(told.seed), str((self.was.config or {}).get("precision"))
-        if not isinstance(now, Ended) or len(told.losses) >= len(was.losses):
-            return levels.judge_losses(was.losses, told.losses, precision, self._cause())
-        found = levels.judge_losses(was.losses[: len(told.losses)], told.losses, precision, self._cause())
-        if found.verdict == Verdict.NOT_REPRODUCED:
+        ended = now if isinstance(now, Ended) else None
+        facts = now.facts if isinstance(now, Ended) else now[1]
+        if ended is not None and (facts is None or not facts.losses):
+            return verdict_of(2, ended.verdict, ended.why, self._cause())
+        assert facts is not None
+        was, precision = self._was_with(facts.seed), str((self.was.config or {}).get("precision"))
+        if ended is None or len(facts.losses) >= len(was.losses):
+            return levels.judge_losses(was.losses, facts.losses, precision, self._cause())
+        # The run ended within its first steps: compare those that it has.
+        found = levels.judge_losses(was.losses[: len(facts.losses)], facts.losses, precision, self._cause())
+        if found.verdict == LevelOutcome.NOT_REPRODUCED:
             return found
-        return verdict_of(2, now.verdict, f"{found.reason}, but {now.why}", found.cause, found.compared)
+        return verdict_of(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
-        """Level 3: compare the epochs to the target of some runs."""
+        """Judge level 3: compare the epochs to the target of some runs."""
         benchmark = self._benchmark
         count = len(self._beside_records) if self.beside is not None else runs
         for number in range(count):
@@ -167,7 +170,10 @@ class Rerun:
         )
 
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
-        """Level 4: run the original and the changed configuration in pairs, and test their times for equivalence."""
+        """Judge level 4:
+
+        run the original and the changed configuration in pairs, and test if their times are equivalent.
+        """
         changed = changed_config(self._descriptor, self.config, tuple(overrides))
         one, other = (plain(each) for each in (self.config, changed))
         cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
@@ -187,20 +193,21 @@ class Rerun:
         return levels.judge_times(times["A"], times["B"], margin, cause)
 
     def differences(self) -> tuple[Difference, ...]:
-        """What the package and what it was compared with tell differently, the likeliest cause first."""
-        ended = self.failed.told if self.failed is not None else None
-        now = self.made[0][1] if self.made else ended or tell_of_here(collect_facts(os.environ))
-        found = list(compare_told(self.was, now, workload=self._descriptor.name if self.original.descriptor else None))
-        if (
-            self.beside is None
-        ):  # a new run has the package's settings: another value is a default of the installed suite
+        """List the differences from the package, the likeliest cause first."""
+        ended = self.failed.facts if self.failed is not None else None
+        now = self.made[0][1] if self.made else ended or facts_of_this_machine(collect_facts(os.environ))
+        workload = self._descriptor.name if self.original.descriptor else None
+        found = list(compare_run_facts(self.was, now, workload=workload))
+        if self.beside is None:
+            # A new run has the package's settings, so another value is a default of the installed suite.
             found = [structs.replace(each, kind=DEFAULT) if each.kind == CONFIGURATION else each for each in found]
         found += self._changed_defaults({each.what for each in found})
         return rank(([self.data_cause] if self.data_cause else []) + found)
 
-    def _was_with(self, seed: int | None) -> Told:
-        """What the package's run with a seed tells; without one, its first run."""
-        return next((each for each in map(self.original.tell, self.original.records) if each.seed == seed), self.was)
+    def _was_with(self, seed: int | None) -> RunFacts:
+        """Return the facts of the package's run with a seed; if it has none, those of its first run."""
+        every = map(self.original.run_facts, self.original.records)
+        return next((facts for facts in every if facts.seed == seed), self.was)
 
     def _cause(self) -> Difference | None:
         return next(iter(self.differences()), None)
@@ -224,20 +231,20 @@ class Rerun:
         return self.ranks or self.was.ranks or 1
 
     def _seed(self, number: int) -> int:
-        """The seed of a new run: that of the package's run of this number, or further ones after the last."""
+        """Return the seed of a new run: that of the package's run of this number, else the next larger ones."""
         seeds = [record.seed for record in self.original.records if record.seed is not None] or [0]
         if self.seed is not None:
             return self.seed + number
         return seeds[number] if number < len(seeds) else max(seeds) + 1 + number - len(seeds)
 
-    def _now(self, number: int) -> tuple[RunRecord, Told] | Ended:
-        """A run to compare with, made now if it is not there yet; or how it ended."""
+    def _now(self, number: int) -> tuple[RunRecord, RunFacts] | Ended:
+        """Return a run to compare with, and make it if necessary; or how it ended."""
         while len(self.made) <= number:
             if self.failed is not None:
                 return self.failed
             if self.beside is not None:
                 if not self._beside_records:
-                    return Ended(Verdict.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
+                    return Ended(LevelOutcome.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
                 self.made.append(self._beside_records[len(self.made)])
                 continue
             count = len(self.made)
@@ -250,23 +257,23 @@ class Rerun:
         return self.made[number]
 
     @cached_property
-    def _beside_records(self) -> list[tuple[RunRecord, Told]]:
+    def _beside_records(self) -> list[tuple[RunRecord, RunFacts]]:
         """The runs of the folder that was given, those with seeds of the package first."""
         assert self.beside is not None
         found = [self._read(path, self.beside) for path in RunFolder(self.beside).results()]
         seeds = [record.seed for record in self.original.records]
         return sorted(found, key=lambda each: each[0].seed not in seeds)
 
-    def _read(self, path: Path, folder: Path) -> tuple[RunRecord, Told]:
+    def _read(self, path: Path, folder: Path) -> tuple[RunRecord, RunFacts]:
         log = read_log(path)
         record = record_of(log, ruleset(str(summarise(log).ruleset or self.original.records[0].ruleset)))[0]
-        return record, read_told(record, log, folder)
+        return record, read_run_facts(record, log, folder)
 
     @cached_property
     def _bounds(self) -> Bounds:
         return find_bounds(self.original.records, self._ranks, usable().memory_free, self.limit_s)
 
-    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told] | Ended:
+    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts] | Ended:
         """Run a configuration once, within the limits; return the run, or how it ended."""
         settings = folder.with_suffix(".yaml")
         write_whole(settings, render_config(structs.replace(config, data=self._data.absolute())))
@@ -279,16 +286,16 @@ class Rerun:
         )
         logs = RunFolder(folder).results()
         if done.over is not None:
-            told = self._read(logs[0], folder)[1] if logs else None
-            return Ended(Verdict.INCONCLUSIVE, f"the run did not come to its end: {done.over}", told)
+            facts = self._read(logs[0], folder)[1] if logs else None
+            return Ended(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
         if not logs or done.code not in (0, 1):
-            return Ended(Verdict.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
+            return Ended(LevelOutcome.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
         ended = made[0].run_stop_s is None
-        return Ended(Verdict.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
+        return Ended(LevelOutcome.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
 
     def _make_data(self, seed: int) -> str | None:
-        """Make the data set in the output folder; why not, if it could not be made."""
+        """Make the data set in the output folder. Returns why it could not be made, or None."""
         name, size = self._descriptor.name, str(self._benchmark.size)
         needed = self._descriptor.card().size(size).data_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -302,36 +309,41 @@ class Rerun:
         return None if done.code == 0 else f"the data cannot be made: {done.last}"
 
     def _judge_own_data(self, logged: str) -> LevelVerdict:
-        """The data of a person's own loop: only a copy of them can be compared."""
+        """Judge the data of a person's own loop: only a copy of them can be compared."""
         if self.given_data is None:
-            return verdict_of(1, Verdict.CANNOT, "the data are the submitter's own; --data compares a copy")
+            return verdict_of(1, LevelOutcome.CANNOT, "the data are the submitter's own; --data compares a copy")
         found, read = fingerprint(self.given_data, World.create())
         compared = {"manifest_sha256": logged, "found_sha256": found, "bytes": read.bytes}
         if found == logged:
-            return verdict_of(1, Verdict.REPRODUCED, f"verified: {read.files} files, equal sha256", compared=compared)
+            return verdict_of(
+                1, LevelOutcome.REPRODUCED, f"verified: {read.files} files, equal sha256", compared=compared
+            )
         cause = Difference(kind="data", what="sha256 of the data", was=logged[:12], now=found[:12])
-        return verdict_of(1, Verdict.NOT_REPRODUCED, "the data have another sha256", cause, compared)
+        return verdict_of(1, LevelOutcome.NOT_REPRODUCED, "the data have another sha256", cause, compared)
 
     def _judge_beside(self, logged: str) -> LevelVerdict:
-        """The data of a run that is there already, which compared them with its manifest before it began."""
+        """Judge the data of an existing run, which compared them with its manifest before it began."""
         if not self._beside_records:
-            return verdict_of(1, Verdict.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
-        record, told = self._beside_records[0]
+            return verdict_of(1, LevelOutcome.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
+        record, facts = self._beside_records[0]
         assert record.path is not None
         checked = read_log(record.path).first(mllog.DATA_VERIFIED)
-        compared = {"manifest_sha256": logged, "found_sha256": told.data_manifest, "how": "by the run"}
-        if told.data_manifest != logged:
-            cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(told.data_manifest)[:12])
+        compared = {"manifest_sha256": logged, "found_sha256": facts.data_manifest, "how": "by the run"}
+        if facts.data_manifest != logged:
+            cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(facts.data_manifest)[:12])
             self.data_cause = cause
-            return verdict_of(1, Verdict.NOT_REPRODUCED, "the run read other data", cause, compared)
+            return verdict_of(1, LevelOutcome.NOT_REPRODUCED, "the run read other data", cause, compared)
         if checked is None or checked.value is None:
             return verdict_of(
-                1, Verdict.INCONCLUSIVE, "the run did not verify its data; --data does", compared=compared
+                1, LevelOutcome.INCONCLUSIVE, "the run did not verify its data; --data does", compared=compared
             )
-        return verdict_of(1, Verdict.REPRODUCED, "the run verified data with this manifest", compared=compared)
+        return verdict_of(1, LevelOutcome.REPRODUCED, "the run verified data with this manifest", compared=compared)
 
     def _changed_defaults(self, known: set[str]) -> list[Difference]:
-        """Settings that the installed suite's own configuration of the size has otherwise, with the --set of the run's command."""
+        """List the defaults of the size that have changed in the installed suite.
+
+        The --set of the run's command apply.
+        """
         command = self.original.info.get("command")
         if self.original.descriptor is None or not isinstance(command, list) or "--config" in command:
             return []
@@ -344,6 +356,6 @@ class Rerun:
         return [each for each in compare_configs(theirs, ours, DEFAULT) if each.what not in known]
 
 
-def _pinned(config: RunConfig, was: Told) -> RunConfig:
-    """The configuration with the choices of a run; where it logged none, those of the fixed rules."""
+def _pinned(config: RunConfig, was: RunFacts) -> RunConfig:
+    """Return the configuration with the choices of a run. If it logged none, fixed rules choose."""
     return structs.replace(config, choices=Choosing(measure=False, pinned=dict(was.choices)))

@@ -1,4 +1,4 @@
-"""Level 0, the log: the package is whole, and the scores recomputed from its logs are those that it, or its round, states."""
+"""Level 0, the log: files are intact, and scores recomputed from the logs equal the stated or published ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.log.provenance import problem_of_config
 from suite.log.results_tree import MANIFEST, list_files
 from suite.log.score import Throughput
 from suite.package.reproduction.causes import ALTERED, LOST
-from suite.package.reproduction.document import Difference, LevelVerdict, Verdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
 from suite.package.reproduction.original import Original
 from suite.package.stated import list_differences, state_result
 from suite.plugins import SCORES, find_plugins
@@ -24,31 +24,31 @@ _LISTED = 20
 
 
 def judge_log(original: Original, changes: Sequence[Difference]) -> LevelVerdict:
-    """Level 0 of one result. ``changes``: how the package differs from its manifest (`list_changes`)."""
+    """Judge level 0 of one result. ``changes`` are the package's differences from its manifest (`list_changes`)."""
     if changes:
         more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
         why = f"the package is not whole: {changes[0].kind} {changes[0].what}{more}"
         return verdict_of(
-            0, Verdict.NOT_REPRODUCED, why, changes[0], {"changed": [each.what for each in changes[:_LISTED]]}
+            0, LevelOutcome.NOT_REPRODUCED, why, changes[0], {"changed": [each.what for each in changes[:_LISTED]]}
         )
     altered = _find_altered_config(original)
     if altered is not None:
         why = f"{altered.what} is not the file that the run was made with: the log has another sha256"
-        return verdict_of(0, Verdict.NOT_REPRODUCED, why, altered)
+        return verdict_of(0, LevelOutcome.NOT_REPRODUCED, why, altered)
     if original.stated:
         return _compare_stated(original)
     official = _find_official(original)
     if official is not None:
         return _compare_official(original, official)
     why = f"the package states no score to compare with; its logs give {_score_text(original)}"
-    return verdict_of(0, Verdict.CANNOT, why, compared=_found(original))
+    return verdict_of(0, LevelOutcome.CANNOT, why, compared=_found(original))
 
 
 def list_changes(package: Path) -> list[Difference]:
-    """List how a package differs from its manifest; nothing for a package without one, as published rounds are."""
-    listed = read_package_manifest(package / MANIFEST)
+    """List how a package differs from its manifest. Packages of published rounds have none, so nothing differs."""
     if not (package / MANIFEST).is_file():
         return []
+    listed = read_package_manifest(package / MANIFEST)
     there = {path.relative_to(package).as_posix() for path in list_files(package)}
     lost = sorted((listed or {}).keys() - there)
     found = [Difference(kind=LOST, what=name[:200], was="in the manifest", now="gone") for name in lost[:_LISTED]]
@@ -71,21 +71,21 @@ def _find_altered_config(original: Original) -> Difference | None:
 def _compare_stated(original: Original) -> LevelVerdict:
     benchmark = original.benchmark
     if benchmark is None:
-        return verdict_of(0, Verdict.CANNOT, f"the benchmark is not known here; {original.cannot_run()}")
+        return verdict_of(0, LevelOutcome.CANNOT, f"the benchmark is not known here; {original.cannot_run()}")
     found = state_result(original.scored.score, benchmark)
     different = list_differences(original.stated, found)
     compared: dict[str, Any] = _found(original) | {"runs": len(original.records)}
     if not different:
         why = f"{_score_text(original)} and the times of {len(original.records)} runs are those that result.json states"
-        return verdict_of(0, Verdict.REPRODUCED, why, compared=compared)
+        return verdict_of(0, LevelOutcome.REPRODUCED, why, compared=compared)
     name, was, now = different[0]
     cause = Difference(kind=ALTERED, what=f"result.json: {name}"[:200], was=was, now=now)
     why = f"{len(different)} values are not those that result.json states; first: {name}: {was}, from the logs {now}"
-    return verdict_of(0, Verdict.NOT_REPRODUCED, why, cause, compared)
+    return verdict_of(0, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
 
 
 def _find_official(original: Original) -> dict[str, Any] | None:
-    """The official score of a published result, from the tables that are installed."""
+    """Find the official score of a published result in the installed tables."""
     group = original.scored.group
     names = (group.round, group.submitter, group.system, original.scored.scenario, group.benchmark)
     for plugin in find_plugins(SCORES).values():
@@ -100,17 +100,16 @@ def _compare_official(original: Original, official: dict[str, Any]) -> LevelVerd
     name = "models_per_min" if isinstance(result, Throughput) else "score_s"
     was, now = official.get(name), _found(original)[name]
     compared = {**_found(original), "official": was, "source": official.get("source")}
-    equal = (was is None and now is None) or (
-        was is not None and now is not None and math.isclose(was, now, rel_tol=OFFICIAL_DIGITS)
-    )
-    if equal and now is not None:
-        why = f"{_score_text(original)} recomputed from {len(original.records)} logs is the official one"
-        return verdict_of(0, Verdict.REPRODUCED, why, compared=compared)
-    if equal:
+    if was is None and now is None:
         why = f"the round states no score, and the logs give none: {result.reason}"
-        return verdict_of(0, Verdict.REPRODUCED, why, compared=compared)
+        return verdict_of(0, LevelOutcome.REPRODUCED, why, compared=compared)
+    if was is not None and now is not None and math.isclose(was, now, rel_tol=OFFICIAL_DIGITS):
+        why = f"{_score_text(original)} recomputed from {len(original.records)} logs is the official one"
+        return verdict_of(0, LevelOutcome.REPRODUCED, why, compared=compared)
     cause = Difference(kind=ALTERED, what=name, was=brief(was), now=brief(now))
-    return verdict_of(0, Verdict.NOT_REPRODUCED, f"{name} is officially {was}, from the logs {now}", cause, compared)
+    return verdict_of(
+        0, LevelOutcome.NOT_REPRODUCED, f"{name} is officially {was}, from the logs {now}", cause, compared
+    )
 
 
 def _found(original: Original) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import yaml
 from suite.documents import convert
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import Reproduction, Verdict, read_reproduction, verdict_of
+from suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction, verdict_of
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.package_mutations import example
@@ -113,7 +113,7 @@ def test_a_package_that_is_not_whole(package: Path, tmp_path: Path, name: str) -
     damage(package)
     found = reproduce(package, tmp_path / "out", "--level", 0, code=1)
     (level,) = found.results[0].levels
-    assert level.verdict == Verdict.NOT_REPRODUCED
+    assert level.verdict == LevelOutcome.NOT_REPRODUCED
     assert level.cause is not None
     assert level.cause.kind == kind
     assert what in level.cause.what
@@ -145,7 +145,7 @@ def test_other_losses_name_the_first_difference_as_their_cause(package: Path, tm
     again = left_by_run(tmp_path / "again", losses=[loss * 1.1 for loss in LOSSES], facts={"cpu": {"model": "Model Z"}})
     found = reproduce(package, tmp_path / "out", "--with", again, code=1)
     level = found.results[0].levels[2]
-    assert (level.verdict, level.cause and level.cause.what) == (Verdict.NOT_REPRODUCED, "processor")
+    assert (level.verdict, level.cause and level.cause.what) == (LevelOutcome.NOT_REPRODUCED, "processor")
     assert level.compared["equal_bits"] == 0
     table = mlhpc("reproduce", package, "--with", again, "-o", tmp_path / "table").stdout
     assert "first cause: processor: processor: Model T in the package, Model Z here" in table
@@ -154,7 +154,7 @@ def test_other_losses_name_the_first_difference_as_their_cause(package: Path, tm
 def test_a_package_without_losses_cannot_be_compared_at_level_2(stage: Path, tmp_path: Path) -> None:
     package = package_of(left_by_run(tmp_path / "old", losses=None), tmp_path)
     found = reproduce(package, tmp_path / "out", "--with", stage / "again", code=1)
-    assert found.results[0].levels[2].verdict == Verdict.CANNOT
+    assert found.results[0].levels[2].verdict == LevelOutcome.CANNOT
     assert "first_losses" in found.results[0].levels[2].reason
 
 
@@ -231,7 +231,7 @@ def test_a_hostile_configuration_is_refused_with_one_line(
     forge(package, lambda folder: (folder / "config.yaml").write_bytes(content))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 2, "--data", stage / "again", code=1)
     last = found.results[0].levels[-1]
-    assert last.verdict == Verdict.CANNOT
+    assert last.verdict == LevelOutcome.CANNOT
     assert "refuses the configuration" in last.reason
     assert not list(tmp_path.rglob("RAN"))
     assert not list((tmp_path / "out").rglob("run_*"))
@@ -246,7 +246,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
     monkeypatch.setattr(bounded, "suite_command", lambda *words: fails)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
     assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
     assert all("no memory" in level.reason for level in found.results[0].levels[2:])
@@ -300,7 +300,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
         assert "Traceback" not in done.stderr
         found = read_reproduction(out / "reproduction.json")
         assert not found.reproduced
-        assert (found.results[0].levels[0].verdict == Verdict.NOT_REPRODUCED) == (manifest == "as it was")
+        assert (found.results[0].levels[0].verdict == LevelOutcome.NOT_REPRODUCED) == (manifest == "as it was")
     assert not ran.exists()
     assert package.is_dir()
 
@@ -344,18 +344,18 @@ def test_times_are_compared_in_pairs_whose_order_changes(
     from suite.config import RunConfig
     from suite.log.record import RunRecord
     from suite.package.reproduction import rerun
-    from suite.package.reproduction.told import Told
+    from suite.package.reproduction.run_facts import RunFacts
 
     started: list[tuple[str, int, int]] = []
 
-    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, Told]:
+    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts]:
         started.append((folder.name, config.window_steps, seed))
         record, told = self.original.records[0], self.was
         seconds = (10.0 + len(started) * 0.01) * (factor if folder.name.endswith("B") else 1.0)
         return replace(record, seed=seed, time_to_train_s=seconds), told
 
     monkeypatch.setattr(rerun.Rerun, "_start", start)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
     code = 0 if verdict == "reproduced" else 1
     found = reproduce(
         package, tmp_path / "out", "--run", "--level", 4, "--pairs", 4, "--data", stage / "again", *words, code=code
@@ -378,7 +378,7 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     from suite.package.reproduction import rerun
     from suite.package.reproduction.bounded import Bounds, Done
     from suite.package.reproduction.original import Original
-    from suite.package.reproduction.told import Told
+    from suite.package.reproduction.run_facts import RunFacts
 
     written: list[str] = []
 
@@ -386,14 +386,14 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
         written.append(Path(words[words.index("--config") + 1]).read_text())
         return Done(1, "not run")
 
-    def tell(self: Original, record: object) -> Told:
+    def tell(self: Original, record: object) -> RunFacts:
         told = real(self, record)  # type: ignore[arg-type]
         return replace(told, choices={"experts": f"loop, bmm to {told.seed}"}) if told.seed in (1, 2) else told
 
-    real = Original.tell
-    monkeypatch.setattr(Original, "tell", tell)
+    real = Original.run_facts
+    monkeypatch.setattr(Original, "run_facts", tell)
     monkeypatch.setattr(rerun, "execute", execute)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
     for seed in (1, 2, 3):
         words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
         reproduce(stage / "ACME", tmp_path / f"out_{seed}", *words, code=1)
@@ -433,7 +433,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
         return [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
     monkeypatch.setattr(bounded, "suite_command", command)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, Verdict.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
     words = ("--run", "--level", 4, "--limit-minutes", 0.005, "--data", stage / "again")
     found = reproduce(package, tmp_path / "out", *words, code=1)
     assert verdicts(found)[2:] == verdicts_after

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from suite.compliance.all_rules import RESULT_RULES
 from suite.compliance.result import Result
-from suite.compliance.rules import power_rules
 from suite.compliance.ruleset import ruleset
 from suite.log.energy.score import energy_of_run, energy_to_solution, read_meters
 from suite.log.record import RunRecord
@@ -53,7 +53,8 @@ def broken(root: Path, records: tuple[RunRecord, ...]) -> set[str]:
     others = (root / "power",)
     group = Group(root, tuple(each.path for each in records if each.path), others=others)
     result = Result(group, records, rules, None, None)
-    return {rule.name for rule in power_rules.RULES if list(rule.check(result))}
+    rules_of_power = [rule for rule in RESULT_RULES if rule.name.startswith("power-")]
+    return {rule.name for rule in rules_of_power if list(rule.check(result))}
 
 
 def rewrite(path: str, change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.forensics.likeness import FALSE_ALARMS, Curves, Runs, series_of
+from suite.compliance.forensics.similarity import FALSE_ALARMS, Curves, Runs, series_of
 from suite.log.reader import Log
 from suite.log.record import MetricValue, summarise
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
@@ -290,5 +290,5 @@ def test_the_false_alarm_rate_is_small() -> None:
     seen: Runs[int] = Runs()
     for number in range(300):
         item = honest(draw, number)
-        assert seen.find(item) is None
+        assert seen.find_duplicate(item) is None
         seen.add(number, item)

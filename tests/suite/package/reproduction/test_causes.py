@@ -12,8 +12,8 @@ from msgspec import structs
 
 from suite.documents import convert, plain
 from suite.machine.facts import Accelerator, Facts
-from suite.package.reproduction.causes import ORDER, compare_told
-from suite.package.reproduction.told import Told
+from suite.package.reproduction.causes import ORDER, compare_run_facts
+from suite.package.reproduction.run_facts import RunFacts
 from tests.fixtures.reproduction import ENVIRONMENT, FILES, LOSSES
 from tests.fixtures.runs import node
 
@@ -35,7 +35,7 @@ FACTS = node(
     tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"},
     limits={"cpus_allowed": 2},
 )
-WAS = Told(
+WAS = RunFacts(
     config=CONFIG,
     about={"device": "cpu", "threads_per_rank": 1},
     seed=7,
@@ -52,19 +52,19 @@ WAS = Told(
 )
 
 
-def first(now: Told, was: Told = WAS) -> tuple[str, str] | None:
-    found = compare_told(was, now, workload="cosmoflow")
+def first(now: RunFacts, was: RunFacts = WAS) -> tuple[str, str] | None:
+    found = compare_run_facts(was, now, workload="cosmoflow")
     return (found[0].kind, found[0].what) if found else None
 
 
-def facts(**parts: Mapping[str, Any] | tuple[Any, ...]) -> Told:
+def facts(**parts: Mapping[str, Any] | tuple[Any, ...]) -> RunFacts:
     document = plain(FACTS)
     for name, values in parts.items():
         document[name] = document[name] | values if isinstance(values, Mapping) else values
     return replace(WAS, facts=convert(document, Facts))
 
 
-def environment(**versions: str | None) -> Told:
+def environment(**versions: str | None) -> RunFacts:
     kept = [
         structs.replace(item, version=versions.get(item.name, item.version))
         for item in ENVIRONMENT.distributions
@@ -73,7 +73,7 @@ def environment(**versions: str | None) -> Told:
     return replace(WAS, environment=structs.replace(ENVIRONMENT, distributions=tuple(kept)))
 
 
-def rebuilt(name: str) -> Told:
+def rebuilt(name: str) -> RunFacts:
     kept = [
         structs.replace(item, record_sha256="e" * 64) if item.name == name else item
         for item in ENVIRONMENT.distributions
@@ -87,7 +87,7 @@ def files(**changed: str) -> Mapping[str, str]:
 
 DIFF = "diff --git a/suite/training/loop.py b/suite/training/loop.py\n--- a\n+++ b\n"
 OTHER_LOOP = files(suite__training__loop="9" * 64)
-DRIFTS: dict[str, tuple[Told, tuple[str, str]]] = {
+DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     "a data set": (replace(WAS, data_manifest="1" * 64), ("data", "data manifest")),
     "a setting": (replace(WAS, config=CONFIG | {"global_batch_size": 16}), ("configuration", "global_batch_size")),
     "a hyperparameter": (
@@ -146,7 +146,7 @@ def test_a_drift_is_named_first(name: str) -> None:
     assert first(now) == expected
 
 
-HARMLESS: dict[str, Callable[[], Told]] = {
+HARMLESS: dict[str, Callable[[], RunFacts]] = {
     "nothing": lambda: WAS,
     "another place of the data": lambda: replace(WAS, config=CONFIG | {"data": "there"}),
     "another checkpoint interval": lambda: replace(WAS, config=CONFIG | {"checkpoint": {"interval_s": 1.0}}),
@@ -164,7 +164,7 @@ HARMLESS: dict[str, Callable[[], Told]] = {
     "a kernel that is not known": lambda: facts(software={"kernel": "unknown"}),
     "no facts": lambda: replace(WAS, facts=None),
     "no environment": lambda: replace(WAS, environment=None),
-    "a log alone": lambda: Told(seed=7),
+    "a log alone": lambda: RunFacts(seed=7),
 }
 
 
@@ -175,11 +175,11 @@ def test_what_changes_no_number_is_not_named(name: str) -> None:
 
 def test_of_two_drifts_the_likelier_cause_is_first() -> None:
     now = replace(environment(torch="2.13.1"), seed=8, facts=facts(cpu={"model": "Model U"}).facts)
-    assert [each.kind for each in compare_told(WAS, now, workload="cosmoflow")] == ["seed", "torch", "processor"]
+    assert [each.kind for each in compare_run_facts(WAS, now, workload="cosmoflow")] == ["seed", "torch", "processor"]
     assert len(set(ORDER)) == len(ORDER)
 
 
 def test_a_machine_on_which_nothing_ran_is_not_held_against_the_launchers_variables() -> None:
     unset = replace(WAS, config=None, facts=structs.replace(FACTS, tuning={"TZ": "UTC"}))
-    found = compare_told(WAS, unset, workload="cosmoflow")
+    found = compare_run_facts(WAS, unset, workload="cosmoflow")
     assert [each.what for each in found] == ["TZ"]

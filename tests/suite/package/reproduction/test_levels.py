@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.package.reproduction.document import Difference, Verdict
+from suite.package.reproduction.document import Difference, LevelOutcome
 from suite.package.reproduction.levels import (
     GROWTHS,
     compute_equivalence,
@@ -28,7 +28,7 @@ LOSSES = [2.0 / (step + 1) for step in range(20)]
 
 def test_equal_losses_are_equal_bit_for_bit() -> None:
     found = judge_losses(LOSSES, LOSSES, "float32", CAUSE)
-    assert (found.verdict, found.cause) == (Verdict.REPRODUCED, None)
+    assert (found.verdict, found.cause) == (LevelOutcome.REPRODUCED, None)
     assert "bit for bit" in found.reason
     assert found.compared["equal_bits"] == 20
 
@@ -36,18 +36,18 @@ def test_equal_losses_are_equal_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("factor", "precision", "verdict"),
     [
-        (1 + 1e-6, "float32", Verdict.REPRODUCED),
-        (1 + 1e-4, "float32", Verdict.REPRODUCED),
-        (1 + 1e-3, "float32", Verdict.NOT_REPRODUCED),
-        (1 + 1e-1, "bfloat16", Verdict.REPRODUCED),
-        (2.5, "bfloat16", Verdict.NOT_REPRODUCED),
-        (1 + 1e-1, "tf32", Verdict.REPRODUCED),
-        (-1.0, "float32", Verdict.NOT_REPRODUCED),
-        (1 + 2e-3, "None", Verdict.NOT_REPRODUCED),
+        (1 + 1e-6, "float32", LevelOutcome.REPRODUCED),
+        (1 + 1e-4, "float32", LevelOutcome.REPRODUCED),
+        (1 + 1e-3, "float32", LevelOutcome.NOT_REPRODUCED),
+        (1 + 1e-1, "bfloat16", LevelOutcome.REPRODUCED),
+        (2.5, "bfloat16", LevelOutcome.NOT_REPRODUCED),
+        (1 + 1e-1, "tf32", LevelOutcome.REPRODUCED),
+        (-1.0, "float32", LevelOutcome.NOT_REPRODUCED),
+        (1 + 2e-3, "None", LevelOutcome.NOT_REPRODUCED),
     ],
 )
 def test_losses_that_differ_are_held_against_the_bound_of_the_precision(
-    factor: float, precision: str, verdict: Verdict
+    factor: float, precision: str, verdict: LevelOutcome
 ) -> None:
     now = [*LOSSES[:7], *(loss * factor for loss in LOSSES[7:])]
     found = judge_losses(LOSSES, now, precision, CAUSE)
@@ -82,32 +82,32 @@ def test_a_bound_grows_to_its_most() -> None:
 
 
 def test_logs_without_losses_are_not_compared() -> None:
-    assert judge_losses([], LOSSES, "float32", None).verdict == Verdict.CANNOT
-    assert judge_losses(LOSSES, [], "float32", None).verdict == Verdict.INCONCLUSIVE
-    assert judge_losses(LOSSES, LOSSES[:10], "float32", None).verdict == Verdict.NOT_REPRODUCED
-    assert judge_losses([0.0], [0.0], "float32", None).verdict == Verdict.REPRODUCED
+    assert judge_losses([], LOSSES, "float32", None).verdict == LevelOutcome.CANNOT
+    assert judge_losses(LOSSES, [], "float32", None).verdict == LevelOutcome.INCONCLUSIVE
+    assert judge_losses(LOSSES, LOSSES[:10], "float32", None).verdict == LevelOutcome.NOT_REPRODUCED
+    assert judge_losses([0.0], [0.0], "float32", None).verdict == LevelOutcome.REPRODUCED
 
 
 def test_equal_seeds_with_equal_epochs_are_reproduced_whatever_the_reference() -> None:
     found = judge_epochs({1: 9.0, 2: None}, {1: 9.0}, (4.0, 4.0, 4.0), 1.0, "epochs", CAUSE)
-    assert (found.verdict, found.cause) == (Verdict.REPRODUCED, None)
+    assert (found.verdict, found.cause) == (LevelOutcome.REPRODUCED, None)
     both = judge_epochs({2: None}, {2: None}, (4.0, 4.0), 1.0, "epochs", CAUSE)
-    assert both.verdict == Verdict.REPRODUCED
+    assert both.verdict == LevelOutcome.REPRODUCED
 
 
 @pytest.mark.parametrize(
     ("now", "reference", "verdict"),
     [
-        ({8: 5.0}, (4.0, 4.0, 4.0, 4.0, 4.0), Verdict.REPRODUCED),  # an evaluation later
-        ({8: 9.0}, (4.0, 4.0, 4.0, 4.0, 4.0), Verdict.NOT_REPRODUCED),
-        ({8: 1.0}, (4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), Verdict.NOT_REPRODUCED),
-        ({8: 6.0, 9: 7.0}, (4.0, 8.0, 6.0, 7.0, 5.0), Verdict.REPRODUCED),
-        ({1: None}, (4.0, 4.0), Verdict.NOT_REPRODUCED),
-        ({8: 5.0}, (), Verdict.INCONCLUSIVE),  # one run of the package is no basis
+        ({8: 5.0}, (4.0, 4.0, 4.0, 4.0, 4.0), LevelOutcome.REPRODUCED),  # an evaluation later
+        ({8: 9.0}, (4.0, 4.0, 4.0, 4.0, 4.0), LevelOutcome.NOT_REPRODUCED),
+        ({8: 1.0}, (4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0), LevelOutcome.NOT_REPRODUCED),
+        ({8: 6.0, 9: 7.0}, (4.0, 8.0, 6.0, 7.0, 5.0), LevelOutcome.REPRODUCED),
+        ({1: None}, (4.0, 4.0), LevelOutcome.NOT_REPRODUCED),
+        ({8: 5.0}, (), LevelOutcome.INCONCLUSIVE),  # one run of the package is no basis
     ],
 )
 def test_other_epochs_are_held_against_the_reference_points(
-    now: dict[int, float | None], reference: tuple[float, ...], verdict: Verdict
+    now: dict[int, float | None], reference: tuple[float, ...], verdict: LevelOutcome
 ) -> None:
     found = judge_epochs({1: 4.0}, now, reference, 1.0, "epochs", CAUSE)
     assert found.verdict == verdict
@@ -127,21 +127,21 @@ def test_the_interval_of_epochs_holds_its_error_rate() -> None:
 @pytest.mark.parametrize(
     ("ratio", "spread", "verdict"),
     [
-        (1.0, 0.01, Verdict.REPRODUCED),
-        (1.3, 0.01, Verdict.NOT_REPRODUCED),
-        (0.7, 0.01, Verdict.NOT_REPRODUCED),
-        (1.0, 0.3, Verdict.INCONCLUSIVE),
-        (1.05, 0.02, Verdict.INCONCLUSIVE),
+        (1.0, 0.01, LevelOutcome.REPRODUCED),
+        (1.3, 0.01, LevelOutcome.NOT_REPRODUCED),
+        (0.7, 0.01, LevelOutcome.NOT_REPRODUCED),
+        (1.0, 0.3, LevelOutcome.INCONCLUSIVE),
+        (1.05, 0.02, LevelOutcome.INCONCLUSIVE),
     ],
 )
-def test_times_are_equivalent_apart_or_undecided(ratio: float, spread: float, verdict: Verdict) -> None:
+def test_times_are_equivalent_apart_or_undecided(ratio: float, spread: float, verdict: LevelOutcome) -> None:
     draw = random.Random(1)
     a = [10 * math.exp(draw.gauss(0, 0.5)) for _ in range(6)]
     b = [time * ratio * math.exp(draw.gauss(0, spread)) for time in a]
     found = judge_times(a, b, 0.05, CAUSE)
     assert found.verdict == verdict, found.reason
     assert "n=6 pairs" in found.reason
-    assert (found.cause is None) == (verdict == Verdict.REPRODUCED)
+    assert (found.cause is None) == (verdict == LevelOutcome.REPRODUCED)
 
 
 def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twenty() -> None:
@@ -156,5 +156,5 @@ def test_times_as_far_apart_as_the_margin_are_called_equivalent_one_time_in_twen
 
 
 def test_one_pair_decides_nothing() -> None:
-    assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == Verdict.INCONCLUSIVE
+    assert judge_times([1.0], [2.0], 0.05, CAUSE).verdict == LevelOutcome.INCONCLUSIVE
     assert compute_equivalence([1.0, 1.0], [1.0, 1.0], 0.05).outcome == Outcome.EQUIVALENT

@@ -1,8 +1,8 @@
-"""How alike two runs are: the chance that two honest runs share a stretch of evaluations, or of times between them.
+"""The similarity of two runs: the chance that two honest runs share a stretch of evaluations, or of times between them.
 
 Two seeds give two curves. How close they come by chance was measured on all published pairs of runs that differ
-(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt): given all values before, the next value is within a share x of
-`_OF_ROUGHNESS` of the curve's roughness in at most a share x of all cases, and the same holds for durations and
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Given all values before, the next value is within a
+share x of `_OF_ROUGHNESS` of the curve's roughness in at most a share x of all cases. The same holds for durations and
 `_OF_DURATION`. So n consecutive values, each within x, have a chance of at most x to the power of n.
 """
 
@@ -18,35 +18,32 @@ from typing import Generic, TypeVar
 
 from suite.log.record import RunRecord
 
+# Limit of the chance that an honest run is called a copy: the bound above, times the number of all places compared.
 FALSE_ALARMS = 1e-5
-"""The chance that an honest run is called a copy. It is below this by the bound above, times all places that are compared."""
 _OF_ROUGHNESS = 0.2  # of a curve's median second difference, as a deviation
 _SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
 _LUCK = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
 _MOST_PARTS = 10_000
 _LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
 _OF_DURATION = 6e-4  # of a duration
-_STAMP_S, _SAME_STAMP, _SHORTEST_S = (
-    0.002,
-    0.2,
-    1.0,
-)  # durations from 1 s are within 2 ms in at most a fifth of all cases
+# Durations from 1 s are within 2 ms of each other in at most a fifth of all cases.
+_STAMP_S, _SAME_STAMP, _SHORTEST_S = 0.002, 0.2, 1.0
 _LONGEST_S = 1e9  # no duration counts for more, whatever a log says
 _FEWEST = 3  # values, or durations, that are evidence
 _SMALLEST = 1e-300  # no chance is printed as zero
-_LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # closeness of the stretches that are looked at
-_WIDTH = 1e-3  # of the classes by which candidates are found, in the logarithm: wider than any change that hides a copy
-_CROWD = 32  # runs with one pair of values beyond which it finds no further candidates: keeps the search linear
+_LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # of the closeness of a stretch, tried in turn
+_WIDTH = 1e-3  # of the hash classes of values, in the logarithm: wider than any change that hides a copy
+_CROWD = 32  # runs remembered for one pair of values: more would make the search quadratic
 
-
+EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
 Class = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Likeness:
+class Similarity:
     """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
 
-    ``p`` is the chance that an honest run has such a stretch in common with any of the runs it is compared with.
+    ``p`` is the chance that an honest run shares such a stretch with any of the runs to which it is compared.
     """
 
     what: str
@@ -55,7 +52,7 @@ class Likeness:
     p: float
 
     def text(self) -> str:
-        """The likeness as a part of a message."""
+        """Render the similarity as a part of a message."""
         within = f"within {self.within:.1g}" if self.within > 0.0 else "equal"
         return f"{self.count} consecutive {self.what} {within} (p = {self.p:.0e})"
 
@@ -74,23 +71,24 @@ class Series:
 
     @cached_property
     def roughness(self) -> float:
-        """The deviation of the values from a smooth curve: a curve that is a straight line has none and is no evidence."""
+        """The deviation of the values from a smooth curve. A straight line has none, so it is no evidence."""
         logs = self.logs
         bends = [abs(a - 2.0 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
         return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0
 
     @cached_property
     def grain(self) -> float:
-        """The step of the grid that all values lie on, as a share of them: accuracies of few samples are often equal.
+        """The relative step of the grid that all values lie on: accuracies of few samples are often equal by chance.
 
-        Values in single precision lie on it but for their rounding. Zero if there is no grid, or so fine a one that any values
-        could lie on it by chance.
+        Values in single precision lie on the grid but for their rounding. Zero if there is no grid, or if the grid is
+        so fine that any values could lie on it by chance.
         """
         rounding = _SINGLE_ROUNDING * max(self.numbers)
         ordered = sorted(self.numbers)
         gaps = [b - a for a, b in pairwise(ordered) if b - a > 2.0 * rounding]
         if not gaps:
             return math.inf
+        # Try the smallest gap, its half, its third ... as the step, until a step would fit any values.
         finest, parts, luck = min(gaps), 1, 0.0
         while parts == 1 or (luck < _LUCK and parts < _MOST_PARTS):
             step = finest / parts
@@ -102,7 +100,7 @@ class Series:
 
     @cached_property
     def classes(self) -> tuple[tuple[int, Class], ...]:
-        """(place, class) of every two consecutive values: a copy has most of its classes in common with its original."""
+        """(place, class) of every two consecutive values. A copy shares most of its classes with its original."""
         if len(self.numbers) < _FEWEST:
             return ()
         if self.what == EVALUATIONS:
@@ -112,39 +110,36 @@ class Series:
         return tuple((place, (self.what, *pair)) for place, pair in enumerate(pairwise(marks)))
 
     def scale(self, other: Series) -> float:
-        """The deviation, in the logarithm, by which honest evaluations of two such series differ at least."""
+        """Return the least deviation of honest evaluations of two such series, in the logarithm."""
         return min(_OF_ROUGHNESS * min(self.roughness, other.roughness), _LARGEST_SCALE)
 
     def overlap(self, other: Series, shift: int) -> range:
-        """The places of values that have a counterpart in a series ``shift`` places on."""
+        """Return the places of values that have a counterpart in another series, shifted by ``shift`` places."""
         return range(max(0, -shift), min(len(self.numbers), len(other.numbers) - shift))
 
     def closeness(self, other: Series, shift: int, at: range) -> list[float]:
-        """The closeness of values to those of a series ``shift`` places on: a bound of the chance of it, above 1 if far."""
-        mine, its = slice(at.start, at.stop), slice(at.start + shift, at.stop + shift)
+        """Bound the chance that each value is so close to its counterpart. Above 1 for values that are far apart."""
+        here, there = slice(at.start, at.stop), slice(at.start + shift, at.stop + shift)
         if self.what == EVALUATIONS:
             scale = self.scale(other)
             grain = max(self.grain, other.grain)
-            logs = zip(self.logs[mine], other.logs[its], strict=True)
+            logs = zip(self.logs[here], other.logs[there], strict=True)
             return [max(abs(a - b), grain) / scale if scale > 0.0 else math.inf for a, b in logs]
-        return [_duration_closeness(a, b) for a, b in zip(self.numbers[mine], other.numbers[its], strict=True)]
+        return [_duration_closeness(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
 
-    def maybe_alike(self, other: Series, shift: int, place: int) -> bool:
-        """False if the two values at ``place`` are all of a stretch that two series share: nearly all candidates are chance."""
+    def may_share_stretch(self, other: Series, shift: int, place: int) -> bool:
+        """True if a value before or after the two values at ``place`` is close too. Most candidates fail this."""
         whole = self.overlap(other, shift)
-        return any(
-            self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0]
-            for at in (place - 1, place + 2)
-            if at in whole
-        )
+        neighbours = [at for at in (place - 1, place + 2) if at in whole]
+        return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
 
 
 Curves = tuple[Series, Series]
-EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
 
 
 def series_of(run: RunRecord) -> Curves:
-    """The evaluations of a run, without those before any training, which all runs share, and the durations between them."""
+    """Return the evaluations of a run and the durations between them."""
+    # All runs share the evaluations before any training.
     evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0]
     values = tuple(abs(item.value) for item in evals)
     times = [item.time_s for item in evals]
@@ -155,21 +150,22 @@ def series_of(run: RunRecord) -> Curves:
 _series = lru_cache(4096)(Series)  # a run is compared with those of its result, then with those of all others
 
 
-def likeness(series: Series, other: Series, shift: int, places: int) -> Likeness | None:
-    """The stretch of two series that is least likely by chance, if any is; ``places`` is the number of pairs of places compared."""
+def similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:
+    """Find the stretch of two series that is least likely by chance. ``places`` counts the pairs of places compared."""
     whole = series.overlap(other, shift)
     close = series.closeness(other, shift, whole)
-    best: Likeness | None = None
+    best: Similarity | None = None
     for limit in _LIMITS:
         begin, count = _longest(close, limit)
         if count < _FEWEST:
             break
         worst = max(close[begin : begin + count])
+        # Bonferroni: a stretch could be anywhere, and under any of the limits.
         p = min(1.0, max(worst**count, _SMALLEST) * places * len(_LIMITS))
         if best is None or p < best.p:
             at = begin + whole.start
             within = max(abs(series.logs[n] - other.logs[n + shift]) for n in range(at, at + count))
-            best = Likeness(series.what, count, within, p)
+            best = Similarity(series.what, count, within, p)
     return best
 
 
@@ -177,36 +173,36 @@ Owner = TypeVar("Owner")
 
 
 class Runs(Generic[Owner]):
-    """The runs seen so far (as `series_of` gives them), each with its owner, and which of them a further run is too much like."""
+    """An index of runs, each with its owner, that finds the run of which another is a copy."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Owner, Series]] = []
         self._at: dict[Class, list[tuple[int, int]]] = {}
         self._places = {EVALUATIONS: 0, DURATIONS: 0}
 
-    def find(
-        self, run: Curves, telling: Callable[[Owner, str], bool] = lambda owner, what: True
-    ) -> tuple[Owner, Likeness] | None:
-        """The first run that this one is more like than chance allows, or None.
+    def find_duplicate(
+        self, run: Curves, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
+    ) -> tuple[Owner, Similarity] | None:
+        """Find the first run to which this one is more similar than chance allows. None if there is none.
 
-        ``telling`` is asked whether a likeness to a run, in evaluations or durations, says anything.
+        ``is_evidence`` decides whether a similarity to a run, in evaluations or durations, counts.
         """
         for series, number, shift in self.candidates(run):
             owner, other = self._seen[number]
             places = len(series.numbers) * self._places[series.what]
-            found = likeness(series, other, shift, places)
-            if found is not None and found.p < FALSE_ALARMS and telling(owner, series.what):
+            found = similarity(series, other, shift, places)
+            if found is not None and found.p < FALSE_ALARMS and is_evidence(owner, series.what):
                 return owner, found
         return None
 
     def candidates(self, run: Curves) -> Iterator[tuple[Series, int, int]]:
-        """(series, number of a series seen, shift) wherever two consecutive values are nearly those of this run."""
+        """Yield (series, number of an earlier series, shift) for each pair of values that nearly equals one here."""
         for series in run:
             tried: set[tuple[int, int]] = set()
             for place, key in series.classes:
                 for number, at in self._at.get(key, ()):
                     shift = at - place
-                    if (number, shift) not in tried and series.maybe_alike(self._seen[number][1], shift, place):
+                    if (number, shift) not in tried and series.may_share_stretch(self._seen[number][1], shift, place):
                         tried.add((number, shift))
                         yield series, number, shift
 
@@ -224,13 +220,13 @@ class Runs(Generic[Owner]):
 def _duration_closeness(a: float, b: float) -> float:
     difference, shortest = abs(a - b), min(a, b)
     if difference > _STAMP_S and difference > _OF_DURATION * shortest:
-        return math.inf  # as nearly all are: it is above all limits
+        return math.inf  # most durations: above all limits
     relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _OF_DURATION
     return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
 
 
 def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
-    """True if the distances (ascending) are multiples of the step, which each distance that is one makes more precise."""
+    """True if the ascending distances are multiples of the step. Each multiple makes the step more precise."""
     known = 1  # steps of the longest distance so far: the step is known to the rounding, divided by this
     for distance in distances:
         steps = round(distance / step)
@@ -242,7 +238,7 @@ def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
 
 
 def _longest(close: Sequence[float], limit: float) -> tuple[int, int]:
-    """(first place, count) of the longest stretch that is within a limit."""
+    """Return (first place, count) of the longest stretch that is within a limit."""
     best = begin = 0
     count = 0
     for place, value in enumerate((*close, math.inf)):

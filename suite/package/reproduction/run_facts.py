@@ -1,12 +1,12 @@
-"""What a run tells of itself, from its log and the files beside it: of a package, of a run folder, or of this machine now.
+"""Collects the facts of a run from its log and the files beside it, in a package or a run folder, or of this machine.
 
-Everything is read as data of bounded size. A file that is a link, or no document of its kind, tells nothing.
+All files are read as data of bounded size. A file that is a link, or no document of its kind, counts as absent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,11 +28,12 @@ Model = TypeVar("Model", bound=Struct)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is known of one run. None, or empty: it does not say.
+class RunFacts:
+    """The known facts of one run. None, or empty, for an unknown fact.
 
-    ``about`` is the metadata of run_config, ``sources`` the digests of the suite's files by path, ``changes`` the uncommitted
-    changes. ``losses`` are those of the first steps, ``choices`` what was measured to be fastest on its machine.
+    ``about`` is the metadata of run_config, ``sources`` has the digests of the suite's files by path, ``changes`` the
+    uncommitted changes, ``losses`` those of the first steps, ``choices`` the options measured as fastest on its
+    machine.
     """
 
     config: Mapping[str, Any] | None = None
@@ -51,12 +52,12 @@ class Told:
     choices: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_told(record: RunRecord, log: Log, folder: Path | None) -> Told:
-    """Read what a log and the folder that its run left (run.json and beside it) tell; without a folder only the log."""
+def read_run_facts(record: RunRecord, log: Log, folder: Path | None) -> RunFacts:
+    """Read the facts of a run from its log, and from the folder of its run.json if there is one."""
     configured, first = log.first(mllog.RUN_CONFIG), log.first(mllog.FIRST_LOSSES)
     values = first.value if first is not None and isinstance(first.value, list) else []
     losses = [finite(value) for value in values[:64]]
-    told = Told(
+    facts = RunFacts(
         config=record.config,
         about=configured.metadata if configured is not None else {},
         seed=record.seed,
@@ -67,7 +68,7 @@ def read_told(record: RunRecord, log: Log, folder: Path | None) -> Told:
         suite_version=record.suite_version,
         choices=read_choices(log),
     )
-    return told if folder is None else _beside(told, RunFolder(folder))
+    return facts if folder is None else _add_files(facts, RunFolder(folder))
 
 
 def read_log(path: Path) -> Log:
@@ -75,11 +76,11 @@ def read_log(path: Path) -> Log:
     return read_events(path, steps=False)
 
 
-def tell_of_here(facts: Facts) -> Told:
-    """What this machine and this installed suite tell, without a run; ``facts`` are those of the machine."""
+def facts_of_this_machine(facts: Facts) -> RunFacts:
+    """Collect the facts of this machine and this installed suite without a run."""
     git = read_git_state()
     document = digest_suite()
-    return Told(
+    return RunFacts(
         suite_version=document["suite_version"],
         git=None if git is None else git.logged(),
         changes="" if git is None else git.diff,
@@ -90,7 +91,7 @@ def tell_of_here(facts: Facts) -> Told:
 
 
 def read_small_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a stranger's package; empty for a link, and for what is no such file."""
+    """Read a JSON object of a stranger's package. Empty for a link, and for a file that is no JSON object."""
     try:
         data = {} if path.is_symlink() else read_json(path, limits().json)
     except (OSError, ValueError):
@@ -98,23 +99,22 @@ def read_small_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _beside(told: Told, folder: RunFolder) -> Told:
+def _add_files(facts: RunFacts, folder: RunFolder) -> RunFacts:
+    """Add the facts in the files of a run folder to those of its log."""
     info = read_small_json(folder.info_path)
-    sources = read_small_json(folder.sources_path).get("files")
-    named = sources if isinstance(sources, dict) else {}
-    nodes = [path for path in folder.node_facts()[:4096] if not folder.facts.is_symlink()]
-    known = (facts for path in nodes if (facts := _document(path, Facts)) is not None)
     git = info.get("git")
-    return Told(
-        **{
-            **vars(told),
-            "git": git if isinstance(git, dict) else None,
-            "changes": _text(folder.changes_path),
-            "sources": {key: value for key, value in named.items() if isinstance(value, str)},
-            "environment": _document(folder.environment_path, Environment),
-            "facts": next(known, None),
-            "ranks": told.ranks if told.ranks is not None else whole(info.get("ranks")),
-        }
+    sources = read_small_json(folder.sources_path).get("files")
+    named = sources.items() if isinstance(sources, dict) else ()
+    nodes = [] if folder.facts.is_symlink() else folder.node_facts()[:4096]  # a stranger may add any number
+    known = (_document(path, Facts) for path in nodes)
+    return replace(
+        facts,
+        git=git if isinstance(git, dict) else None,
+        changes=_text(folder.changes_path),
+        sources={path: sha256 for path, sha256 in named if isinstance(sha256, str)},
+        environment=_document(folder.environment_path, Environment),
+        facts=next((node for node in known if node is not None), None),
+        ranks=facts.ranks if facts.ranks is not None else whole(info.get("ranks")),
     )
 
 
