@@ -273,7 +273,7 @@ def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
 
 
 def _measure_baselines(chosen: Descriptor, root: Path) -> None:
-    from suite.data.baselines import measure_baselines, standard_error, told
+    from suite.data.baselines import is_oracle, measure_baselines, standard_error
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
@@ -287,7 +287,7 @@ def _measure_baselines(chosen: Descriptor, root: Path) -> None:
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
         error = standard_error(value)
         shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
-        note = "attainable: told the rule of the data; " if told(value) else ""
+        note = "attainable: told the rule of the data; " if is_oracle(value) else ""
         print_line(f"  {card.metric_name} of {name}: {shown} ({note}target {card.threshold:g})")
 
 

@@ -88,7 +88,7 @@ def _has_scores(item: Result, *, energy: bool) -> bool:
 
 def lines(scored: Result, *, explain: bool) -> list[str]:
     """One result for a terminal; with ``explain`` a line for each run."""
-    from suite.data.baselines import beside
+    from suite.data.baselines import render_baselines
 
     first, runs = first_named(scored.runs), scored.score.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
@@ -102,7 +102,7 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
         text.append(f"  {scored.verdict}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
-        baselines |= dict.fromkeys(beside(run.baselines, run.attainable))
+        baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
     text += [f"  {line}" for line in baselines]
     if explain:
         width = max(len(run_name(run)) for run in runs)

@@ -1,6 +1,7 @@
-"""The shares of each global batch, one per rank: even in samples, or nearly even in cost. The samples of the batch stay the same.
+"""Divides each global batch into shares, one per rank: even in samples, or nearly even in cost.
 
-Everything is a pure function of the costs and the order of the epoch, so every rank computes all shares without communication.
+The samples of the batch stay the same. The shares are pure functions of the costs and of the order of the epoch, so
+every rank computes all shares without communication.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Costs = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
 def summed_shares(costs: Costs, shares: int) -> list[Indices]:
-    """Split samples into shares with nearly equal sums of costs. Returns indices into ``costs``, ascending in each share.
+    """Split samples into shares with nearly equal sums of costs. Returns indices into ``costs``, ascending in each
+    share.
 
     Greedy: the largest cost first, each to the share with the smallest sum so far.
     """
@@ -36,16 +38,15 @@ def summed_shares(costs: Costs, shares: int) -> list[Indices]:
 
 
 def padded_shares(costs: Costs, shares: int) -> list[Indices]:
-    """Split samples into shares that minimise the largest padded cost (samples x longest). Returns indices into ``costs``.
+    """Split samples into shares that minimise the largest padded cost (samples x longest). Returns indices into
+    ``costs``.
 
     An optimal split is contiguous in the sorted costs; bisection finds its largest padded cost to six digits.
     """
     order = np.argsort(-costs, kind="stable")
     descending = costs[order].astype(np.float64)
-    low, high = (
-        0.0,
-        descending[0] * -(-len(descending) // shares),
-    )  # the same number of samples for every share suffices
+    # The upper bound is the cost of the largest share if all shares have the same number of samples.
+    low, high = 0.0, descending[0] * -(-len(descending) // shares)
     cuts = _find_cuts(descending, shares, high)
     assert cuts is not None, "fewer samples than shares"
     while high - low > 1e-6 * high:
@@ -59,7 +60,7 @@ def padded_shares(costs: Costs, shares: int) -> list[Indices]:
 
 
 def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
-    """Where to cut descending costs into ``shares`` non-empty shares of padded cost up to ``limit``. None if impossible."""
+    """Cut descending costs into ``shares`` non-empty shares of padded cost up to ``limit``. None if impossible."""
     cuts: list[int] = []
     begin = 0
     for later_shares in reversed(range(shares)):
@@ -73,10 +74,10 @@ def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> li
 
 
 class EvenShares:
-    """Finds the shares that a global batch is given out in: one per rank, or per part of each rank where gradients are accumulated.
+    """Finds all shares of a global batch from one of them. A rank that accumulates gradients has several shares.
 
-    The harness gives share s of n every n-th sample of a global batch from position s on (`sampling.train_batches`), part p
-    of rank r being share r + p * ranks. So one share tells which batch it is of, and how many shares there are.
+    Share s of n has every n-th sample of a global batch from position s on (`sampling.train_batches`); part p of rank r
+    is share r + p * ranks. So one share determines its batch and the number of shares.
     """
 
     def __init__(self, samples: int, global_batch_size: int) -> None:
@@ -86,12 +87,12 @@ class EvenShares:
         self._order = self._position_of = np.empty(0, dtype=np.int64)
 
     def shares(self, indices: Indices, *, seed: int, epoch: int) -> tuple[list[Indices], int]:
-        """All shares of the global batch that ``indices`` are a share of, and the number of theirs."""
+        """Return all shares of the global batch of ``indices``, and the position of ``indices`` among them."""
         batch, own, shares = self._find(indices, seed, epoch)
         return [batch[share::shares] for share in range(shares)], own
 
     def _find(self, indices: Indices, seed: int, epoch: int) -> tuple[Indices, int, int]:
-        with self._lock:
+        with self._lock:  # loader threads share this object
             if self._epoch != (seed, epoch):
                 self._epoch, self._order = (seed, epoch), epoch_order(self._samples, seed=seed, epoch=epoch)
                 self._position_of = np.argsort(self._order)
@@ -107,8 +108,8 @@ class EvenShares:
 class Balance(EvenShares):
     """Replaces the shares of a global batch by balanced ones. The global batch is the same on any number of ranks.
 
-    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `summed_shares` or
-    `padded_shares`.
+    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `summed_shares`
+    or `padded_shares`.
     """
 
     def __init__(
@@ -122,11 +123,11 @@ class Balance(EvenShares):
         self._cost, self._divide = cost, divide
 
     def shares(self, indices: Indices, *, seed: int, epoch: int) -> tuple[list[Indices], int]:
-        """The balanced shares of the global batch that ``indices`` are an even share of, and the number of theirs."""
+        """Return the balanced shares of the global batch of ``indices``, and the position of this rank's share."""
         batch, own, shares = self._find(indices, seed, epoch)
         return [batch[places] for places in self._divide(self._cost(batch, seed, epoch), shares)], own
 
     def share(self, indices: Indices, *, seed: int, epoch: int) -> Indices:
-        """The balanced share in place of ``indices``."""
+        """Return the balanced share in place of ``indices``."""
         shares, own = self.shares(indices, seed=seed, epoch=epoch)
         return shares[own]

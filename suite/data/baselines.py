@@ -1,8 +1,8 @@
-"""The metric that trivial and analytic predictors reach on a data set. Measured once, when the data set is made.
+"""Measures the metric that trivial and analytic predictors reach on a data set, once, when the data set is made.
 
 <data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value},
                              "standard_errors": {name: of the value, over evaluation samples, or null},
-                             "attainable": {name: value of a predictor that is told the rule that made the data}}
+                             "attainable": {name: value of an oracle that knows the rule that made the data}}
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ BASELINES_NAME = "baselines.json"
 
 
 def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> Mapping[str, float]:
-    """Compute the workload's baselines on the data set under ``root`` and write them into its folder. Returns name to metric.
+    """Compute the workload's baselines on the data set under ``root`` and write them into its folder.
 
-    Those that are told the rule of the data (`told`) are among what is returned, but the file has them apart.
+    Returns name to metric. The result includes oracles (`is_oracle`); the file stores them separately.
     """
     config = load_config(descriptor, size)
     values: Mapping[str, float] = load_workload(descriptor)(config).baselines(root)
@@ -32,45 +32,43 @@ def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manife
         "version": BASELINES_VERSION,
         "data_manifest": data_manifest,
         "metric": descriptor.card().size(size).metric,
-        "values": {name: float(value) for name, value in values.items() if not told(value)},
+        "values": {name: float(value) for name, value in values.items() if not is_oracle(value)},
         "standard_errors": {name: standard_error(value) for name, value in values.items()},
-        "attainable": {name: float(value) for name, value in values.items() if told(value)},
+        "attainable": {name: float(value) for name, value in values.items() if is_oracle(value)},
     }
     write_whole(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
     return values
 
 
 def standard_error(value: float) -> float | None:
-    """The standard error of a baseline over evaluation samples. None if the workload does not state it, or for one sample."""
+    """Return the standard error of a baseline over evaluation samples. None if it is unknown, or for one sample."""
     error = value.standard_error if isinstance(value, Baseline) else math.nan
     return error if math.isfinite(error) else None
 
 
-def told(value: float) -> bool:
-    """True for what a predictor reaches that is told the rule of the data: it is attainable, and no baseline."""
+def is_oracle(value: float) -> bool:
+    """True for the value of a predictor that knows the rule of the data: a bound for learning, and no baseline."""
     return isinstance(value, Baseline) and value.told
 
 
-def beside(values: Mapping[str, float], attainable: Mapping[str, float]) -> list[str]:
-    """Render the lines under a result: it is worth what it is beyond the baselines. ``attainable`` is none and stands apart."""
+def render_baselines(values: Mapping[str, float], attainable: Mapping[str, float]) -> list[str]:
+    """Render the lines under a result: one for baselines, one for oracles, none for an empty mapping."""
     heads = {"without learning": values, "attainable, told the rule of the data": attainable}
-    return [
-        f"{head}: {', '.join(f'{name} {value:.4f}' for name, value in each.items())}"
-        for head, each in heads.items()
-        if each
-    ]
+    lines = []
+    for head, numbers in heads.items():
+        if numbers:
+            lines.append(f"{head}: {', '.join(f'{name} {value:.4f}' for name, value in numbers.items())}")
+    return lines
 
 
 def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Read the baselines of this data set, and what is attainable. Empty if they were never measured, or on other data."""
-    path = root / BASELINES_NAME
+    """Read the baselines and the oracles of this data set. Empty if they were never measured, or on other data."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads((root / BASELINES_NAME).read_text())
     except (OSError, ValueError):
         return {}, {}
     if not isinstance(content, dict) or content.get("data_manifest") != data_manifest:
         return {}, {}
-    values, attainable = (
-        {str(name): float(value) for name, value in content.get(part, {}).items()} for part in ("values", "attainable")
-    )
+    values = {str(name): float(value) for name, value in content.get("values", {}).items()}
+    attainable = {str(name): float(value) for name, value in content.get("attainable", {}).items()}
     return values, attainable

@@ -53,8 +53,8 @@ class Piece:
 class DataSetPlan(Generic[Summary]):
     """The data set to build.
 
-    ``recipe`` determines every byte of the data set; the manifest stores it as ``generator``. ``summarise`` reduces one shard,
-    new or from an interrupted build, to what ``attributes`` needs of it; a summary is sent to rank 0 and should be small.
+    ``recipe`` determines every byte of the data set; the manifest stores it as ``generator``. ``summarise`` reduces one
+    shard, new or from an interrupted build, to a small summary, which is sent to rank 0 for ``attributes``.
     ``attributes`` gets the summaries of each split in order of shard and returns the manifest's attributes, or raises
     InputError if the data set is unusable (samples of one split occur in the other, say).
     """
@@ -70,7 +70,7 @@ class DataSetPlan(Generic[Summary]):
 
 
 def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
-    """A generator's settings for a size. InputError for an unknown size, or a seed outside 0 to 2^63 - 1."""
+    """Return a generator's settings for a size. InputError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
         raise InputError(f"{workload}: {unknown('size', size, sizes)}")
     if not 0 <= seed < 2**63:
@@ -86,10 +86,10 @@ def numbered_pieces(
     world: World,
     progress: Progress | None,
 ) -> list[Piece]:
-    """Plan the shards of items that are generated from their numbers: training from 0, validation from `VALIDATION_INDEX`.
+    """Plan the shards of numbered items: training items from 0, validation items from `VALIDATION_INDEX`.
 
-    ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes; ``progress`` is called
-    with the sum for this rank.
+    ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes; ``progress`` is
+    called with the sum for this rank.
     """
     numbers = (range(train), range(VALIDATION_INDEX, VALIDATION_INDEX + validation))
     plan = [
@@ -109,10 +109,11 @@ def numbered_pieces(
 
 
 def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progress | None = None) -> None:
-    """Write the data set under ``root``. Intact shards of an interrupted build are kept; a complete data set is not touched.
+    """Write the data set under ``root``. Intact shards of an interrupted build, and a complete data set, stay as they
+    are.
 
-    All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds other
-    data, another process is building it, or a shard cannot be made.
+    All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds
+    other data, another process is building it, or a shard cannot be made.
     """
     recipe = json.loads(json.dumps(plan.recipe))
     if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
@@ -143,9 +144,8 @@ def _build(
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. InputError says how to make it, or which data set is there instead."""
     if not (root / MANIFEST_NAME).exists():
-        raise InputError(
-            f"{root}: no data set here; make it with: mlhpc data generate {workload} --size {size} -o {root}"
-        )
+        command = f"mlhpc data generate {workload} --size {size} -o {root}"
+        raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):
         raise InputError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
@@ -153,7 +153,7 @@ def find_data(root: Path, workload: str, size: str) -> Manifest:
 
 
 def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) -> None:
-    """Check that training and validation have no number in common. InputError names the ``kind`` and what would ``leak``."""
+    """Check that training and validation share no number. InputError names the ``kind`` and what would ``leak``."""
     shared = set(splits["train"]) & set(splits["validation"])
     if shared:
         raise InputError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")
@@ -168,7 +168,7 @@ class _Shard(Generic[Summary]):
 
 
 def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
-    """True on every rank if the data set is complete already. Otherwise rank 0 has written the recipe into the folder."""
+    """Return True on every rank if the data set is complete. Otherwise rank 0 writes the recipe into the folder."""
     complete, problem = False, None
     if world.is_first:
         try:
@@ -180,7 +180,7 @@ def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
 
 
 def _claim(root: Path, recipe: dict[str, Any]) -> bool:
-    """Write the recipe into an empty folder, or compare it with the one there. True if the data set is complete."""
+    """Write the recipe into an empty folder, or compare it with the one there. Returns True for a complete data set."""
     complete = (root / MANIFEST_NAME).exists()
     note = root / UNFINISHED_NAME
     if complete:
@@ -207,7 +207,10 @@ Records = Mapping[str, Collection[ShardEntry]]
 def _write_all(
     root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World, progress: Progress | None
 ) -> list[_Shard[Summary]]:
-    """Write this rank's shards that are not there yet. Rank 0 gets those of all ranks in order; an error on one ends all."""
+    """Write this rank's missing shards.
+
+    Rank 0 returns the shards of all ranks in order; an error on one rank ends all.
+    """
     shards, problem = [], None
     record = root / RECORDS.replace("*", f"{os.uname().nodename}.{os.getpid()}")
     try:
@@ -235,7 +238,7 @@ def _write_all(
 
 
 def _record(path: Path, entry: ShardEntry) -> None:
-    """Add the entry of a shard that is whole on the disk to this process's record, and force that to the disk."""
+    """Add the entry of a complete shard to this process's record, and force the record to the disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write(as_json(entry) + "\n")
         file.flush()
@@ -254,13 +257,13 @@ def _read_records(root: Path) -> Records:
 
 
 def _find_intact(root: Path, path: Path, recorded: Records) -> ShardEntry | None:
-    """The recorded entry of a shard of an interrupted build, if the file still is what was written; else None."""
+    """Return the recorded entry of a shard of an interrupted build if the file is undamaged, else None."""
     entries = recorded.get(path.relative_to(root).as_posix(), ())
     return next((entry for entry in entries if check_shard(root, entry, deep=True) is None), None)
 
 
 def _remove_parts(root: Path) -> None:
-    """Remove the files that killed builds were writing: their names hold a process id, so no later build writes over them."""
+    """Remove the files of killed builds: their names have a process id, so no later build overwrites them."""
     for path in root.rglob(f"*{PART_SUFFIX}"):
         path.unlink(missing_ok=True)
 

@@ -1,8 +1,9 @@
-"""The datasets of one shard as memory-mapped columns: random access to their samples without calls into HDF5.
+"""Maps the datasets of one shard into memory as columns: random access to samples without calls into HDF5.
 
-A dataset holds samples of one shape (contiguous, or gzip with one chunk per sample), or it is ragged: its samples differ in
-length, and the dataset ``AXIS.offsets`` (int64, samples + 1 values that rise from 0) says which rows of ``AXIS.name`` belong
-to which sample. HDF5 is asked once per shard where each dataset lies; from then on samples are read out of the map.
+A dataset holds samples of one shape (contiguous, or gzip with one chunk per sample), or it is ragged: its samples
+differ in length, and the dataset ``AXIS.offsets`` (int64, samples + 1 values that rise from 0) says which rows of
+``AXIS.name`` belong to which sample. HDF5 returns the position of each dataset once per shard; all samples are read
+from the map.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ def map_columns(path: Path) -> dict[str, Column]:
 
 
 def offsets_name(name: str) -> str:
-    """The dataset that makes ``name`` ragged if it exists: ``AXIS.offsets`` for ``AXIS.name``, "" for names without axis."""
+    """Return the dataset that would make ``name`` ragged:
+
+    ``AXIS.offsets`` for ``AXIS.name``, "" for names without axis.
+    """
     axis, separator, _ = name.partition(".")
     return axis + OFFSETS if separator and not name.endswith(OFFSETS) else ""
 
 
 def check_offsets(values: NDArray[Any]) -> str | None:
-    """What is wrong with the values of an offsets dataset, as the end of a message; None if nothing."""
+    """Return what is wrong with the values of an offsets dataset, as the end of a message, or None."""
     if values.ndim != 1 or len(values) < 2 or values.dtype != np.int64 or values[0] != 0 or (np.diff(values) < 0).any():
         return f"is {values.dtype} {brief(values.tolist())}: expected int64 offsets that rise from 0"
     return None
@@ -79,7 +83,7 @@ def _open(path: Path) -> h5py.File:
 
 
 def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
-    """The offsets in the file. They are checked here, because every later read relies on them."""
+    """Read the offsets of a ragged axis. They are checked here, because every later read relies on them."""
     values = np.asarray(dataset[...])
     problem = check_offsets(values)
     if problem is not None:
@@ -102,9 +106,8 @@ def _map_column(
 
 def _map_ragged(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np.int64]) -> Column:
     if dataset.chunks is not None or len(dataset) != offsets[-1]:
-        raise InputError(
-            f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: expected {offsets[-1]}, contiguous, as its offsets say"
-        )
+        expected = f"expected {offsets[-1]}, contiguous, as its offsets say"
+        raise InputError(f"{path}: dataset {dataset.name!r} has {len(dataset)} rows: {expected}")
     begin, rows = _map_array(path, mapped, dataset)
     samples, row_bytes = len(offsets) - 1, dataset.dtype.itemsize * math.prod(dataset.shape[1:])
 
@@ -150,7 +153,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
 
 
 def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:
-    """The position of a contiguous dataset in its file, and its values as a view of the map."""
+    """Return the position of a contiguous dataset in its file, and its values as a view of the map."""
     if dataset.size == 0:  # HDF5 gives it no place
         return 0, np.empty(dataset.shape, dataset.dtype)
     offset = dataset.id.get_offset()
@@ -160,17 +163,16 @@ def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArra
 
 
 def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable[[int], None] | None:
-    """A function that requests a whole sample at once, whose (position, size) is in ``extents``; None if samples are small.
+    """Return a function that requests a whole sample at once, or None if samples are small.
 
-    The kernel's own read-ahead is smaller than a large sample and does not know where samples end.
+    ``extents`` has the (position, size) of each sample. The kernel's own read-ahead is smaller than a large sample and
+    does not know where samples end.
     """
     if max(size for _, size in extents) < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
         return None
 
     def prefetch(index: int) -> None:
-        begin, size = extents[index]
-        skew = begin % mmap.PAGESIZE  # madvise takes whole pages
-        mapped.madvise(mmap.MADV_WILLNEED, begin - skew, size + skew)
+        mapped.madvise(mmap.MADV_WILLNEED, *_whole_pages(*extents[index]))
 
     return prefetch
 
@@ -178,9 +180,10 @@ def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable
 def _prefetch_part(
     mapped: mmap.mmap, extents: Sequence[tuple[int, int]], shape: tuple[int, ...]
 ) -> Callable[[int, Part], None]:
-    """A function that requests the pages of a part of a sample and no others: the kernel would read on into the rest.
+    """Return a function that requests the pages of a part of a sample and no others: the kernel would read on.
 
-    ``shape`` is that of a sample, and last the bytes of a value. Samples smaller than the kernel's read-ahead are left to it.
+    ``shape`` is the shape of a sample, followed by the bytes of a value. The kernel's read-ahead suffices for samples
+    that are smaller than it.
     """
 
     def prefetch(index: int, part: Part) -> None:
@@ -200,8 +203,8 @@ def _whole_pages(begin: int, size: int) -> tuple[int, int]:
 
 
 def page_runs(begin: int, part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(Position, bytes) of the runs of whole pages that a part of a sample at ``begin`` lies on, in order."""
-    steps = [math.prod(shape[d + 1 :]) for d in range(len(part))]
+    """List (position, bytes) of the runs of whole pages of a part of a sample at ``begin``, in order."""
+    steps = [math.prod(shape[d + 1 :]) for d in range(len(part))]  # bytes from one position to the next, by dimension
     rows = np.array([begin])
     for step, positions in zip(steps[:-1], part[:-1], strict=True):
         rows = (rows[:, None] + step * positions).reshape(-1)
@@ -209,6 +212,7 @@ def page_runs(begin: int, part: Part, shape: tuple[int, ...]) -> list[tuple[int,
     last = (rows + steps[-1] * (int(part[-1].max()) + 1) - 1) // mmap.PAGESIZE
     order = np.argsort(first)
     first, reach = first[order], np.maximum.accumulate(last[order])
+    # A run starts where a page does not touch any page before it; rows may overlap or be out of order.
     starts = np.concatenate([[True], first[1:] > reach[:-1] + 1])
     ends = np.concatenate([starts[1:], [True]])
     pairs = zip(first[starts].tolist(), reach[ends].tolist(), strict=True)

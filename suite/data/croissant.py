@@ -1,4 +1,4 @@
-"""croissant.json: a data set described as Croissant 1.1 (MLCommons), from its manifest and the header of one shard of each split.
+"""Renders croissant.json: a data set as Croissant 1.1 (MLCommons), from its manifest and the headers of a few shards.
 
 The checksums are those of the manifest: no data are read. http://mlcommons.org/croissant/1.1
 """
@@ -20,55 +20,35 @@ _HDF5 = "application/x-hdf5"
 _KINDS = {"b": "sc:Boolean", "f": "cr:Float{}", "i": "cr:Int{}", "u": "cr:UInt{}"}
 # Not mlcroissant: it installs 343 MiB in 27 distributions, pandas and rdflib among them (1.1.1), for this one document.
 # tests/reference/test_tools.py reads ours with it.
+# The terms of Croissant's own vocabulary
+_TERMS = (
+    *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract", "field", "fileObject"),
+    *("fileProperty", "fileSet", "format", "includes", "isArray", "isLiveDataset", "jsonPath", "key", "md5"),
+    *("parentField", "path", "recordSet", "references", "regex", "repeated", "replace", "samplingRate"),
+    *("separator", "source", "subField", "transform"),
+)
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "arrayShape": "cr:arrayShape",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
     "conformsTo": "dct:conformsTo",
-    "containedIn": "cr:containedIn",
     "cr": "http://mlcommons.org/croissant/",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
     "description": {"@container": "@language"},
-    "equivalentProperty": "cr:equivalentProperty",
     "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isArray": "cr:isArray",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
     "name": {"@container": "@language"},
-    "parentField": "cr:parentField",
-    "path": "cr:path",
     "rai": "http://mlcommons.org/croissant/RAI/",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    **{term: f"cr:{term}" for term in _TERMS},
 }
 
 
 def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
     """Render the description of a data set; ``about`` is a sentence on the data.
 
-    No licence, date and citation: nobody has told them. InputError if a shard whose header is needed is missing or damaged.
+    Licence, date and citation are unknown, so they are left out. InputError if the first shard of a split is missing or
+    damaged.
     """
     recipe = manifest.generator
     version = recipe.get("version")
@@ -78,7 +58,8 @@ def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": f"{manifest.workload}-{manifest.size}",
         "description": f"{about} Made by the recipe {recipe.get('name', 'of its workload')!r} with seed {manifest.seed}; "
-        f"{manifest.bytes} bytes in {len(manifest.shards)} shards (HDF5), listed with their checksums in manifest.json.",
+        f"{manifest.bytes} bytes in {len(manifest.shards)} shards (HDF5), "
+        "listed with their checksums in manifest.json.",
         "identifier": f"sha256:{manifest.sha256}",
         "version": f"{version}.0.0" if isinstance(version, int) else "1.0.0",
         "distribution": [item for split in manifest.splits for item in _files(split, manifest.splits[split])],
@@ -88,7 +69,7 @@ def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
 
 
 def _files(split: str, entries: tuple[ShardEntry, ...]) -> Iterator[dict[str, Any]]:
-    """Each shard with its checksum, then all shards of the split as one set."""
+    """Yield each shard with its checksum, then all shards of the split as one set."""
     for entry in entries:
         yield {
             "@type": "cr:FileObject",
@@ -113,22 +94,20 @@ def _set_of(split: str) -> str:
 
 
 def _records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -> dict[str, Any]:
-    columns = map_columns(root / entries[0].file)
+    path = root / entries[0].file  # all shards of a split have the same datasets
+    columns = {name: column for name, column in map_columns(path).items() if not name.endswith(OFFSETS)}
+    samples = sum(entry.samples for entry in entries)
     return {
         "@type": "cr:RecordSet",
         "@id": quote(split),
         "name": split,
-        "description": f"The {sum(entry.samples for entry in entries)} samples of the split {split}, in order of the shards.",
-        "field": [
-            _field(root / entries[0].file, split, name, column)
-            for name, column in columns.items()
-            if not name.endswith(OFFSETS)
-        ],
+        "description": f"The {samples} samples of the split {split}, in order of the shards.",
+        "field": [_field(path, split, name, column) for name, column in columns.items()],
     }
 
 
 def _field(path: Path, split: str, name: str, column: Column) -> dict[str, Any]:
-    """One dataset of the shards. Samples of a ragged one differ in their number of rows: -1."""
+    """Describe one dataset of the shards. Samples of a ragged one differ in their number of rows: -1."""
     dtype = column.dtype
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
         raise InputError(f"{path}: dataset {name!r} is of {dtype}: Croissant describes integers, floats and booleans")

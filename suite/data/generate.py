@@ -1,7 +1,7 @@
-"""Generates data sets of numbered items: one head for every workload whose data are synthetic.
+"""Generates data sets of numbered items for every workload with synthetic data.
 
-An item is what is generated at once: a sample, or a universe, trajectory or family that gives several samples. How an item
-is made, and what the manifest says of the data, is the workload's.
+An item is the unit of generation: a sample, or a universe, trajectory or family with several samples. The workload
+defines how an item is made, and the attributes in the manifest.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Generator(Generic[Settings]):
     def generate(self, root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
         """Generate a data set. A complete one is left as it is, an interrupted one is continued.
 
-        ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a missing
-        tool, or a folder that holds other data.
+        ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a
+        missing tool, or a folder that holds other data.
         """
         settings = size_settings(self.workload, self.sizes, size, seed)
         if self.check_tools is not None and not (root / MANIFEST_NAME).exists():  # before anything is written

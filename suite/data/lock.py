@@ -1,7 +1,8 @@
 """A lock on a trial or a data set: one owner at a time on any file system that hosts share, Lustre and NFS included.
 
-The lock is a small file that names its owner. It is made with link(2), which fails if the name is taken and needs no lock
-daemon; the owner sets its time stamp anew as long as it lives. The lock of an owner that is gone is taken over.
+The lock is a small file that names its owner. link(2) makes it, which fails if the name is taken and needs no lock
+daemon. The owner refreshes its time stamp as long as it lives. Another process may take over the lock of an owner that
+is gone.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from suite.processes import start_of
 from suite.world import World, node_name
 
 REFRESH_S = 20.0
-SILENT_S = 180.0  # an owner on another host that has not refreshed its lock for so long is gone
-BREAKING_S = 60.0  # taking over a lock takes milliseconds: who needs longer was killed meanwhile
+SILENT_S = 180.0  # an owner on another host is gone if its lock is older
+BREAKING_S = 60.0  # taking over a lock takes milliseconds: a process that needs longer was killed
 TRIES, PAUSE_S = 100, 0.05
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """Who holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` tell its process from a later one."""
+    """The process that holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` identify it."""
 
     token: str
     host: str
@@ -44,7 +45,7 @@ class Owner(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
-        """This process as the owner of a new lock."""
+        """Return this process as the owner of a new lock."""
         restart = environ.get("SLURM_RESTART_COUNT", "0")
         return Owner(
             token=secrets.token_hex(8),
@@ -59,7 +60,7 @@ class Owner(Struct, frozen=True, kw_only=True):
         )
 
     def is_gone(self, seeker: Owner, silent_s: float) -> bool:
-        """True if this owner's process ended, as far as ``seeker`` can know. ``silent_s``: since it last set the time stamp.
+        """True if this owner's process ended, as far as ``seeker`` can know. ``silent_s`` is the age of the lock.
 
         On the same kernel, in the same process namespace, the process is looked up. Elsewhere it counts as gone after
         `SILENT_S`, or if the seeker is the same job, which was started again.
@@ -94,7 +95,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
-    """Hold a lock for all ranks of a world, on rank 0; all call it. InputError on every rank if another process has it."""
+    """Hold a lock on rank 0 for all ranks; all call it. InputError on every rank if another process has it."""
     error = None
     with ExitStack() as stack:
         if world.is_first:
@@ -140,7 +141,7 @@ def _create(path: Path, owner: Owner) -> float | None:
             os.link(own, path)
         except FileExistsError:
             return now
-        except FileNotFoundError:  # who holds the lock removed ours with other part files
+        except FileNotFoundError:  # the owner of the lock removed our file together with other part files
             return now
         except OSError:  # a file system without hard links
             with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
@@ -153,7 +154,8 @@ def _create(path: Path, owner: Owner) -> float | None:
 
 
 def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
-    """Remove the lock of an owner that is gone. One process at a time does so: another could remove the next owner's lock."""
+    """Remove the lock of an owner that is gone."""
+    # One process at a time does so, under a lock of its own: a second one could remove the lock of the next owner.
     breaker = path.with_name(f".{path.name}.break{PART_SUFFIX}")
     now = _create(breaker, owner)
     if now is None:
@@ -171,7 +173,7 @@ def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
 
 
 def _read(path: Path) -> tuple[Owner | None, float | None]:
-    """The owner that a lock names, None if it names none, and when it was last refreshed; None if there is no lock."""
+    """Return the owner that a lock names, or None, and the time of its last refresh, or None if there is no lock."""
     try:
         written = path.stat().st_mtime
         return json.decode(path.read_bytes(), type=Owner), written

@@ -1,4 +1,4 @@
-"""The manifest of a data set: which shards it consists of, with their sizes and checksums. Reads, writes and verifies it.
+"""Reads, writes and verifies the manifest of a data set: the list of its shards with sizes and checksums.
 
 <root>/manifest.json              version 1, written last: a data set with a manifest is complete
 <root>/<split>/shard_00000.h5     the shards (`suite.data.shards`)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -44,7 +44,7 @@ class ShardEntry(_Frozen, frozen=True, kw_only=True):
 
 
 class Manifest(_Frozen, frozen=True, kw_only=True):
-    """The content of a data set. ``generator`` says how the data were made, ``attributes`` what the workload needs to know."""
+    """The content of a data set. ``generator`` is the recipe of the data, ``attributes`` are for the workload."""
 
     version: Literal[1] = MANIFEST_VERSION
     workload: str
@@ -60,7 +60,10 @@ class Manifest(_Frozen, frozen=True, kw_only=True):
 
     @property
     def sha256(self) -> str:
-        """Checksum of the manifest file, in hex. It identifies the data set, because the manifest has every shard's checksum."""
+        """Checksum of the manifest file, in hex.
+
+        It identifies the data set: the manifest has every shard's checksum.
+        """
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     @property
@@ -96,8 +99,8 @@ def read_manifest(root: Path) -> Manifest:
 def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
     """Compare the files of a data set with its manifest: one line per file that differs, none if all agree.
 
-    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` is called with the
-    size of each shard after it was checked.
+    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` is called with
+    the size of each shard after it was checked.
     """
     try:
         manifest = read_manifest(root)
@@ -114,7 +117,7 @@ def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = N
 
 
 def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
-    """One line that says how a shard differs from its entry: missing, of another size, with ``deep`` damaged. None if not."""
+    """Return in one line how a shard differs from its entry: missing, truncated, with ``deep`` damaged. None if not."""
     path = root / entry.file
     try:
         size = path.stat().st_size
@@ -135,15 +138,11 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
 
 
 def compute_checksums(path: Path) -> tuple[str, str]:
-    """sha256 and crc32c of a file, in hex. Staging checks the crc32c, which is fast; the sha256 is safe against forgery."""
+    """Compute sha256 and crc32c of a file, in hex."""
+    # Staging checks the crc32c, which is fast; the sha256 is safe against forgery.
     sha256, crc = hashlib.sha256(), 0
-    for block in _read_blocks(path):
-        sha256.update(block)
-        crc = google_crc32c.extend(crc, block)
-    return sha256.hexdigest(), f"{crc:08x}"
-
-
-def _read_blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
-            yield block
+            sha256.update(block)
+            crc = google_crc32c.extend(crc, block)
+    return sha256.hexdigest(), f"{crc:08x}"

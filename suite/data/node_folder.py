@@ -1,7 +1,7 @@
-"""The folder of a staged copy on a node: nobody else can put files into it, and what killed jobs left in it is removed.
+"""Makes the folder of a staged copy on a node: only its owner can write into it, and part files of killed jobs go.
 
-Its name is known beforehand, and node-local storage is often a place where everybody may write: another user could have put a
-folder or a link there.
+Its name is predictable, and everybody may write into many node-local storages: another user could have put a folder or
+a link there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _WRITER = re.compile(r"\.(\d+)\.part$")  # the process id in the name of a part 
 
 
 def make_folders(target: Path, splits: Iterable[str]) -> None:
-    """Make the folder of a copy and those of its splits, and remove what killed jobs left there.
+    """Make the folder of a copy and those of its splits, and remove part files of killed jobs.
 
-    What is made where everybody may write is for its owner only. InputError if another user could have made or could replace
-    a folder on the way: one that belongs to neither this user nor root, or that lies where everybody may write and rename.
+    A new folder in a place where everybody may write is for its owner only. InputError if another user could have made,
+    or could replace, a folder on the way: it belongs to neither this user nor root, or everybody may rename it.
     """
     _make_trusted(target)
     for split in splits:
@@ -35,7 +35,7 @@ def make_folders(target: Path, splits: Iterable[str]) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove part files whose writer was killed: a living writer holds a lock on its own or is the process in its name."""
+    """Remove part files whose writer was killed: a living writer holds a lock, or is the process in the file's name."""
     for part in target.rglob("*.part"):
         with suppress(FileNotFoundError, BlockingIOError):
             file = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
@@ -48,7 +48,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def check_space(target: Path, needed: int, node: str) -> None:
-    """InputError if the disk of the folder has not as many bytes free, and some to spare."""
+    """Raise InputError unless the disk of the folder has the needed bytes free, and some to spare."""
     disk = os.statvfs(target)
     free = disk.f_bavail * disk.f_frsize
     if free < needed + SPARE_BYTES:
@@ -63,7 +63,7 @@ def create_part(path: Path, size: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         file = os.open(path, flags, 0o644)
-    except FileExistsError:  # of a killed process that had this number
+    except FileExistsError:  # from a killed process with the same process id
         path.unlink()
         file = os.open(path, flags, 0o644)
     fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,8 +1,8 @@
-"""The order of samples: which rank reads which sample in which step. Pure functions of (n, seed, epoch, rank, size).
+"""Computes the samples of each rank and step: pure functions of (n, seed, epoch, rank, size).
 
-The order of an epoch is one permutation of all samples, the same on every rank. A global batch is a contiguous piece of it,
-and rank r takes every size-th sample of the piece from r on. So global batches do not depend on the number of ranks. Samples
-are neither repeated nor padded.
+The order of an epoch is one permutation of all samples, the same on every rank. A global batch is a contiguous piece of
+it, and rank r takes every size-th sample of the piece from r on. So global batches do not depend on the number of
+ranks. Samples are neither repeated nor padded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from suite.errors import InputError
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The permutation of 0..n-1 for one epoch (1-based), from a counter-based generator with the key (seed, epoch)."""
+    """Return the permutation of 0..n-1 for an epoch (1-based), from a counter-based generator with key (seed, epoch)."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
 
 
 def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """One random 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
+    """Draw one 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
     value = np.zeros(len(indices), dtype=np.uint64)
     for part in (seed, epoch, indices):
         value = value ^ np.asarray(part).astype(np.uint64)
@@ -33,9 +33,9 @@ def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uin
 
 
 def steps_per_epoch(n: int, global_batch_size: int) -> int:
-    """The number of full global batches in an epoch. InputError if there is none.
+    """Count the full global batches in an epoch. InputError if there is none.
 
-    Fewer than a batch of samples are left over; they differ between epochs, because the orders do.
+    The samples left over are fewer than a batch, and others in each epoch, because the orders differ.
     """
     if n < global_batch_size:
         raise InputError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
@@ -46,13 +46,14 @@ def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> No
     """Raise InputError unless a global batch divides evenly over all ranks and all their accumulation steps."""
     parts = ranks * accumulation
     if global_batch_size % parts:
-        choices = [b for b in range(parts, 2 * global_batch_size + parts, parts) if abs(b - global_batch_size) < parts]
-        steps = f" in {accumulation} accumulation steps" if accumulation > 1 else ""
+        below = global_batch_size // parts * parts
+        batches = [batch for batch in (below, below + parts) if batch > 0]
         fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % (n * accumulation) == 0]
-        near = [*[n for n in fitting if n < ranks][-1:], *[n for n in fitting if n > ranks][:1]]
+        near = [n for n in fitting if n < ranks][-1:] + [n for n in fitting if n > ranks][:1]
+        steps = f" in {accumulation} accumulation steps" if accumulation > 1 else ""
         raise InputError(
-            f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; nearest batch that can: "
-            + " or ".join(map(str, choices))
+            f"global_batch_size {global_batch_size} cannot be split evenly over {ranks} ranks{steps}; "
+            f"nearest batch that can: {' or '.join(map(str, batches))}"
             + (f"; nearest number of ranks: {' or '.join(map(str, near))}" if near else "")
         )
 
@@ -67,7 +68,10 @@ def train_batches(
 
 
 def eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield this rank's evaluation samples in batches of at most ``batch_size``. All ranks together get each of 0..n-1 once."""
+    """Yield this rank's evaluation samples in batches of at most ``batch_size``.
+
+    All ranks together get each of 0..n-1 once.
+    """
     mine = np.arange(rank, n, size, dtype=np.int64)
     for begin in range(0, len(mine), batch_size):
         yield mine[begin : begin + batch_size]

@@ -1,7 +1,7 @@
-"""Shards of a data set: HDF5 files with some samples of one split. Writes them and reads samples. Knows no workload.
+"""Writes shards of a data set, HDF5 files with some samples of one split, and reads their samples. Knows no workload.
 
-Every dataset has the samples in its first dimension, or is ragged (`suite.data.columns`). Large datasets begin on a page and
-are contiguous, or gzip with one chunk per sample, so that the reader can map the file and leave HDF5 alone.
+Every dataset has the samples in its first dimension, or is ragged (`suite.data.columns`). Large datasets begin on a
+page and are contiguous, or gzip with one chunk per sample, so that the reader can map the file.
 """
 
 from __future__ import annotations
@@ -35,26 +35,19 @@ def shard_path(root: Path, split: str, index: int) -> Path:
 def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: Compression = "none") -> ShardEntry:
     """Write the arrays to ``<root>/<split>/<name>.h5`` atomically and return the manifest entry.
 
-    The first dimension of an array counts samples, or rows if it is ragged; ragged arrays are never compressed. The same
-    arrays give the same file, byte for byte. InputError if the arrays do not have the same number of samples.
+    The first dimension of an array counts samples, or rows if it is ragged; ragged arrays are never compressed. The
+    same arrays give the same file, byte for byte. InputError if the arrays do not have the same number of samples.
     """
     samples = _count_samples(path, arrays)
-    with (
-        written_whole(path) as part,
-        h5py.File(
-            part, "w", libver="earliest", alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES
-        ) as file,
-    ):
+    page = {"alignment_threshold": ALIGNMENT_BYTES, "alignment_interval": ALIGNMENT_BYTES}
+    with written_whole(path) as part, h5py.File(part, "w", libver="earliest", **page) as file:
         for name, array in arrays.items():
             sample_bytes = array.nbytes // samples
             ragged = offsets_name(name) in arrays
-            chunked = compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES and not ragged
-            layout = (
-                {"chunks": (1, *array.shape[1:]), "compression": "gzip", "compression_opts": GZIP_LEVEL}
-                if chunked
-                else {}
-            )
-            # Times would make two files with the same arrays differ
+            layout: dict[str, Any] = {}
+            if compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES and not ragged:
+                layout = {"chunks": (1, *array.shape[1:]), "compression": "gzip", "compression_opts": GZIP_LEVEL}
+            # Times would make two files with the same arrays differ.
             file.create_dataset(name, data=np.ascontiguousarray(array), track_times=False, **layout)
     return shard_entry(path)
 
@@ -70,7 +63,10 @@ def shard_entry(path: Path) -> ShardEntry:
 
 
 class ShardReader:
-    """Random access to the samples of one split. Several threads may call `read`. A shard is opened when first needed."""
+    """Random access to the samples of one split.
+
+    Several threads may call `read`. A shard is opened when first needed.
+    """
 
     def __init__(self, root: Path, split: str) -> None:
         manifest = read_manifest(root)
@@ -88,31 +84,29 @@ class ShardReader:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, indices: ArrayLike, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Copies of the samples ``indices``, in that order, by dataset. ``names`` are the datasets wanted, by default all.
+        """Copy the samples ``indices``, in that order, by dataset. ``names`` selects datasets; the default is all.
 
         Rows of ragged datasets are joined, with offsets that count from the first sample read. IndexError for a sample
         that does not exist; InputError names a shard that is missing or damaged.
         """
-        samples = np.asarray(indices, dtype=np.int64)
-        if len(samples) == 0 or samples.min() < 0 or samples.max() >= len(self):
-            raise IndexError(f"samples {brief(samples.tolist())}: expected one or more of 0..{len(self) - 1}")
-        numbers = np.searchsorted(self._ends, samples, side="right")
-        from_end = (samples - self._ends[numbers]).tolist()  # negative, as Python indexes from the end
-        shards = [self._shards[number] or self._open(number) for number in numbers.tolist()]
-        batch = {
-            name: _read_samples(name, [(shard[name], index) for shard, index in zip(shards, from_end, strict=True)])
-            for name in shards[0]
-            if names is None or name in names
-        }
+        shards, from_end = self._locate(indices)
+        batch = {}
+        for name in shards[0]:
+            if names is None or name in names:
+                columns = [shard[name] for shard in shards]
+                batch[name] = _read_samples(name, list(zip(columns, from_end, strict=True)))
         _READ.add(sum(array.nbytes for array in batch.values()))
         return batch
 
     def read_parts(self, name: str, indices: ArrayLike, parts: Sequence[Part]) -> list[NDArray[Any]]:
-        """Copies of a part of each sample of one dataset: per leading dimension the positions wanted, in that order.
+        """Copy a part of each sample of one dataset: the wanted positions per leading dimension, in that order.
 
-        Only these are touched in storage, unless the dataset is compressed; then whole samples count as read. Errors as `read`.
+        Only these are read from storage, unless the dataset is compressed; then whole samples count as read. Raises the
+        errors of `read`.
         """
-        found, wanted = [], list(zip(*self._columns(name, indices), parts, strict=True))
+        shards, from_end = self._locate(indices)
+        wanted = list(zip([shard[name] for shard in shards], from_end, parts, strict=True))
+        found = []
         for column, index, part in wanted:
             if column.prefetch_part is not None:
                 column.prefetch_part(index, part)
@@ -122,14 +116,14 @@ class ShardReader:
             _READ.add(found[-1].nbytes if column.prefetch_part is not None else sample.nbytes)
         return found
 
-    def _columns(self, name: str, indices: ArrayLike) -> tuple[list[Column], list[int]]:
-        """The column of each sample, and the sample's index in it."""
+    def _locate(self, indices: ArrayLike) -> tuple[list[dict[str, Column]], list[int]]:
+        """Return the shard of each sample, and the sample's index in it."""
         samples = np.asarray(indices, dtype=np.int64)
         if len(samples) == 0 or samples.min() < 0 or samples.max() >= len(self):
             raise IndexError(f"samples {brief(samples.tolist())}: expected one or more of 0..{len(self) - 1}")
         numbers = np.searchsorted(self._ends, samples, side="right")
         from_end = (samples - self._ends[numbers]).tolist()  # negative, as Python indexes from the end
-        return [(self._shards[number] or self._open(number))[name] for number in numbers.tolist()], from_end
+        return [self._shards[number] or self._open(number) for number in numbers.tolist()], from_end
 
     def _open(self, number: int) -> dict[str, Column]:
         with self._lock:
@@ -153,13 +147,13 @@ class ShardReader:
 
 
 def stored_bytes(path: Path) -> int:
-    """Bytes of all arrays of a shard, without compression."""
+    """Count the bytes of all arrays of a shard, without compression."""
     with h5py.File(path) as file:
         return sum(file[name].nbytes for name in file)
 
 
 def bytes_read() -> int:
-    """Bytes of samples that this process has read from shards since it began, on all threads."""
+    """Return the bytes of samples that this process has read from shards since it began, on all threads."""
     return _READ.total
 
 
@@ -177,7 +171,7 @@ _READ = _Tally()  # one per process, as the kernel's own count in /proc/self/io 
 
 
 def _read_samples(name: str, samples: Sequence[tuple[Column, int]]) -> NDArray[Any]:
-    """One array of the given samples of dataset ``name``. Large samples are all requested before the first is read."""
+    """Read samples of dataset ``name`` into one array. Large samples are all requested before the first is read."""
     for column, index in samples:
         if column.prefetch is not None:
             column.prefetch(index)
@@ -191,7 +185,7 @@ def _read_samples(name: str, samples: Sequence[tuple[Column, int]]) -> NDArray[A
 
 
 def _count_samples(path: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """The number of samples that all arrays have. InputError if they differ or offsets do not fit their rows."""
+    """Count the samples of all arrays. InputError if the counts differ or offsets do not fit their rows."""
     counts = {name: _count_samples_of(path, name, arrays) for name in arrays}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise InputError(f"{path}: expected arrays with one number of samples in the first dimension, found {counts}")

@@ -1,9 +1,10 @@
 """Copies a sharded data set to node-local storage: each byte leaves the shared file system once per job.
 
-One node reads a shard and broadcasts it to the ranks with the same local rank on the other nodes. The schedule is a pure
-function of the manifest and of what the nodes lack, so that all ranks make the same collective calls. An error is kept until
-the check at the end of the round, which raises it on every rank. A shard gets its name only after its checksum is verified
-and its bytes are on the disk, and the manifest is written last: a file under its final name is complete.
+One node reads a shard and broadcasts it to the ranks with the same local rank on the other nodes. The schedule is a
+pure function of the manifest and of the missing shards, so that all ranks make the same collective calls. An error
+waits for the check at the end of the round, which raises it on every rank. A shard gets its name only after its
+checksum is verified and its bytes are on the disk, and the manifest is written last: a file under its final name is
+complete.
 """
 
 from __future__ import annotations
@@ -32,18 +33,16 @@ from suite.messages import decode, encode
 from suite.world import World
 
 BLOCK_BYTES = 1 << 20  # small enough to stay in the cache between read and write
-WRITE_BYTES = (
-    256 << 10
-)  # longer writes make ext4 use larger folios: 3 times the CPU time on a virtual machine (measured)
+WRITE_BYTES = 256 << 10  # longer writes made ext4 use larger folios, and cost 3 times the CPU time on a virtual machine
 BUFFERS = 4  # blocks in flight between two stages of the pipeline
 ROUND_BLOCKS = 16  # blocks of each reading node between two checks for errors on any rank
 
 
 @dataclass(frozen=True)
 class StagingReport:
-    """The result of staging. ``bytes`` and ``files`` count each copied shard once, however many nodes received it.
+    """The result of staging. ``bytes`` and ``files`` count each copied shard once, for any number of nodes.
 
-    ``damaged`` counts shards of an earlier staging whose checksum was wrong, on all nodes; they were copied again.
+    ``damaged`` counts the shards of an earlier staging with wrong checksums, on all nodes; they were copied again.
     """
 
     root: Path
@@ -57,7 +56,7 @@ class StagingReport:
     damaged: int
 
     def stats(self, *, overlapped: bool) -> dict[str, Any]:
-        """The value of the ``staging_stats`` event. ``gb_per_s`` is the rate at which one node received data."""
+        """Return the value of the ``staging_stats`` event. ``gb_per_s`` is the rate at which one node received data."""
         return {
             "bytes": self.bytes,
             "seconds": self.seconds,
@@ -76,12 +75,15 @@ class StagingReport:
 
 
 def own_world(world: World) -> World:
-    """Copy a world with new communicators, for staging in a thread while training uses the old ones. All ranks call it."""
+    """Copy a world with new communicators, for staging in a thread while training uses the old ones.
+
+    All ranks call it.
+    """
     return replace(world, transport=world.transport.split(0), peers=world.transport.split(world.local_rank))
 
 
 def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
-    """The folder of a staged data set on a node, named by its checksum. ``{node}`` in the directory becomes the node's name."""
+    """Return the folder of a staged data set on a node. ``{node}`` in the directory becomes the node's name."""
     return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
 
 
@@ -90,9 +92,9 @@ def stage(
 ) -> StagingReport:
     """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
 
-    Complete shards of an earlier staging are kept, with ``verify`` only those whose checksum is right. InputError, the same on
-    every rank, if the source is damaged, a node lacks space or a copy fails. Called in a thread, it needs the world of
-    `own_world`.
+    Complete shards of an earlier staging are kept; with ``verify`` only if their checksums are right. InputError, the
+    same on every rank, if the source is damaged, a node lacks space or a copy fails. A thread must call it with the
+    world of `own_world`.
     """
     begin = time.monotonic()
     manifest = _read_manifest(source, world)
@@ -131,7 +133,8 @@ class Block:
 
 
 def assignment(todo: Sequence[int], *, lanes: int, nodes: int) -> list[list[Sequence[int]]]:
-    """The shards that each rank reads, in order: ``[local rank][node]``. A lane is one local rank; its nodes send in turn."""
+    """Return the shards that each rank reads, in order: ``[local rank][node]``."""
+    # A lane is one local rank; its nodes send in turn.
     return [[todo[lane::lanes][node::nodes] for node in range(nodes)] for lane in range(lanes)]
 
 
@@ -144,15 +147,19 @@ def blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: in
 
 
 def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[int]]], block_bytes: int) -> int:
-    """Rounds needed by the node with the most blocks in any lane. Every rank makes that many."""
-    longest = max(
-        sum(-(-shards[number].bytes // block_bytes) for number in numbers) for lane in plan for numbers in lane
-    )
+    """Count the rounds of the node with the most blocks in any lane. Every rank makes as many."""
+    longest = 0
+    for lane in plan:
+        for numbers in lane:
+            longest = max(longest, sum(-(-shards[number].bytes // block_bytes) for number in numbers))
     return -(-longest // ROUND_BLOCKS)
 
 
 def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
-    """Yield the next round of a lane as (sending node, block): first one block of every node, then the second, and so on."""
+    """Yield the next round of a lane as (sending node, block):
+
+    first one block of every node, then the second, and so on.
+    """
     for _ in range(ROUND_BLOCKS):
         for node, stream in enumerate(streams):
             block = next(stream, None)
@@ -175,7 +182,7 @@ def _read_manifest(source: Path, world: World) -> Manifest:
 def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) -> tuple[list[list[int]], int]:
     """Prepare the folder on every node and check its free space.
 
-    Returns the shards that each node lacks, and how many of them are there but damaged.
+    Returns the shards that each node lacks, and the number of those that are damaged rather than missing.
     """
     _on_each_node(world, target, lambda: make_folders(target, manifest.splits))
     lacks: list[int] = []
@@ -212,7 +219,7 @@ def _on_each_node(world: World, target: Path, do: Callable[[], None]) -> None:
 
 
 def _open_copy(target: Path, manifest: Manifest, needed: int, world: World) -> None:
-    """Remove the manifest, which means completeness, if shards are lacking; write it if none is."""
+    """Remove the manifest, a sign of completeness, if shards are missing; else write it."""
     if needed:
         (target / MANIFEST_NAME).unlink(missing_ok=True)
         check_space(target, needed, world.node_names[world.node])
@@ -229,7 +236,7 @@ def _copy(
     world: World,
     block_bytes: int,
 ) -> int:
-    """Copy the shards of the plan. Returns the bytes that this rank read. Ranks without a lane only take part in checks."""
+    """Copy the shards of the plan. Returns the bytes that this rank read. Ranks without a lane only join the checks."""
     shards = manifest.shards
     lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
     streams = [blocks(shards, numbers, block_bytes) for numbers in lane]
@@ -351,7 +358,7 @@ class _Part:
 
 
 class _Writer:
-    """Writes blocks and computes checksums in a thread. A second thread forces complete shards to the disk and renames them."""
+    """Writes blocks and computes checksums in a thread. Another thread forces complete shards to the disk."""
 
     def __init__(self, source: Path, target: Path, manifest: Manifest, node: str) -> None:
         self.error: Exception | None = None
@@ -420,7 +427,7 @@ class _Writer:
 
 
 def _named(problem: Exception, path: Path) -> Exception:
-    """Turn an OSError into a InputError that names its file; other errors name theirs already."""
+    """Turn an OSError into an InputError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
         return InputError(f"{problem.filename or path}: {problem.strerror or problem}")
     return problem

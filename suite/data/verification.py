@@ -23,14 +23,14 @@ READ_BYTES = 256 << 10  # stays in the second-level cache between the read and t
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, by all ranks together, and how long the slowest rank took."""
+    """The bytes and files that all ranks compared, and the seconds of the slowest rank."""
 
     bytes: int
     files: int
     seconds: float
 
     def value(self) -> dict[str, Any]:
-        """The value of the ``data_verified`` event."""
+        """Return the value of the ``data_verified`` event."""
         return asdict(self) | {"gb_per_s": self.bytes / self.seconds / 1e9}
 
 
@@ -39,8 +39,8 @@ def verify_shards(
 ) -> Verification:
     """Compare the crc32c of every shard with its entry; all ranks call, each reads its share.
 
-    InputError, the same on every rank, names the first shard of the lowest rank that found one which is missing, of another
-    size or damaged. ``tick`` is called after every block read.
+    InputError, the same on every rank, names a shard that is missing, of another size or damaged. ``tick`` is called
+    after every block read.
     """
     begin = time.monotonic()
     problem = None
@@ -54,7 +54,7 @@ def verify_shards(
 
 
 def check_crc32c(root: Path, entry: ShardEntry, tick: Callable[[], None] = lambda: None) -> str | None:
-    """One line that says how a shard differs from its entry: missing, of another size, damaged. None if not."""
+    """Return in one line how a shard differs from its entry: missing, of another size, damaged. None if not."""
     problem = check_shard(root, entry, deep=False)
     if problem is not None:
         return problem

@@ -146,8 +146,8 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
         for record in run.records:
             if record.org not in (None, submitter):
                 raise InputError(
-                    f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; logs are not edited: "
-                    f"expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
+                    f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
+                    f"logs are not edited: expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
                 )
 
 

@@ -157,7 +157,8 @@ mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
 
 _OWN_DATASETS = """\
 #!/bin/bash
-# The data of {workload} {size} are the submitter's. DATA: their file or folder. Fails if they are not those of the runs.
+# The data of {workload} {size} are the submitter's. DATA: their file or folder.
+# Fails if they are not those of the runs.
 set -euo pipefail
 : "${{DATA:?set it to the file or folder of the data}}"
 found=$(python3 - "$DATA" <<'END'

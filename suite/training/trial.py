@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from suite import VERSION
-from suite.data.baselines import beside, read_baselines
+from suite.data.baselines import read_baselines, render_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
@@ -287,7 +287,7 @@ class _Trial:
         )
         self.in_run = False
         self._say(outcome.reason)
-        for line in beside(*read_baselines(self.source, self.manifest.sha256)):
+        for line in render_baselines(*read_baselines(self.source, self.manifest.sha256)):
             self._say(line)
 
 

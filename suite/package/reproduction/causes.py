@@ -39,7 +39,8 @@ OPERATIONAL = frozenset(
 )
 # Distributions that take part in the arithmetic or the data, and those that come with them
 _COMPUTES = re.compile(
-    "torch|triton|nvidia-.*|numpy|scipy|h5py|mpi4py|mpich|openmpi|impi-rt|google-crc32c|ase|matscipy|lmdb|intel-.*|mkl.*"
+    "torch|triton|nvidia-.*|numpy|scipy|h5py|mpi4py|mpich|openmpi|impi-rt|google-crc32c|ase|matscipy|lmdb|intel-.*"
+    "|mkl.*"
 )
 _THREADS = re.compile("(?:OMP|KMP|GOMP|MKL|OPENBLAS|BLIS)_.*")
 _LOCALE = re.compile("LANG|LANGUAGE|LC_[A-Z]+")

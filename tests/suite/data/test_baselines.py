@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from suite.commands.score import score
-from suite.data.baselines import BASELINES_NAME, beside, measure_baselines, read_baselines, standard_error
+from suite.data.baselines import BASELINES_NAME, measure_baselines, read_baselines, render_baselines, standard_error
 from suite.log.reader import read_events
 from suite.log.record import summarise
 from suite.workload import Baseline
@@ -73,7 +73,7 @@ def test_the_folder_of_the_data_keeps_values_and_standard_errors(
 def test_the_baselines_stand_beside_a_score(tmp_path: Path) -> None:
     done = CliRunner().invoke(score, [str(our_runs(tmp_path / "r"))])
     assert "  without learning: mean 0.5000" in done.output.splitlines()
-    assert beside({}, {}) == []
+    assert render_baselines({}, {}) == []
 
 
 def test_what_is_attainable_is_logged_and_shown_apart_from_baselines(tmp_path: Path) -> None:
