@@ -51,13 +51,13 @@ def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
     damaged.
     """
     recipe = manifest.generator
-    version = recipe.get("version")
+    name, version = recipe.get("name", "of its workload"), recipe.get("version")
     document = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": f"{manifest.workload}-{manifest.size}",
-        "description": f"{about} Made by the recipe {recipe.get('name', 'of its workload')!r} with seed {manifest.seed}; "
+        "description": f"{about} Made by the recipe {name!r} with seed {manifest.seed}; "
         f"{manifest.bytes} bytes in {len(manifest.shards)} shards (HDF5), "
         "listed with their checksums in manifest.json.",
         "identifier": f"sha256:{manifest.sha256}",

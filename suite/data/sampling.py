@@ -16,7 +16,7 @@ from suite.errors import InputError
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the permutation of 0..n-1 for an epoch (1-based), from a counter-based generator with key (seed, epoch)."""
+    """Return the permutation of 0..n-1 for an epoch (1-based): Philox, a counter-based generator, with key (seed, epoch)."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
 
 

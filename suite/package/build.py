@@ -147,7 +147,8 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
             if record.org not in (None, submitter):
                 raise InputError(
                     f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
-                    f"logs are not edited: expected --submitter {record.org!r}, or runs made with --set submission.org={submitter}"
+                    f"logs are not edited: expected --submitter {record.org!r}, "
+                    f"or runs made with --set submission.org={submitter}"
                 )
 
 
