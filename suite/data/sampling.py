@@ -16,7 +16,8 @@ from suite.errors import InputError
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the permutation of 0..n-1 for an epoch (1-based): Philox, a counter-based generator, with key (seed, epoch)."""
+    """Return the permutation of 0..n-1 for an epoch (1-based)."""
+    # Philox is counter-based: any epoch's order follows from its key without the orders before it.
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from suite.compliance.result import Result, trained_samples
@@ -94,16 +95,20 @@ def facts_agree(result: Result) -> Iterator[ResultBreach]:
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
     surveyed = not any(_accelerators_unknown(document) for document in facts)
     if surveyed:
-        fewest = min(len(_accelerators(document)) for document in facts)
-        for run in result.runs:
-            if (run.accelerators_per_node or 0) > fewest:
-                claim = f"accelerators_per_node = {run.accelerators_per_node}"
-                yield run.path, f"{claim}, the facts of a node name {fewest}"
-                break
+        yield from islice(_too_many_accelerators(result, facts), 1)
     if result.system is not None and not result.system.problem:
         yield from ((result.system.path, text) for text in _other_models(result.system, facts, surveyed=surveyed))
     if any(document.fields.get("simulated") is True for document in facts):
         yield None, "the facts are those of a simulated machine"
+
+
+def _too_many_accelerators(result: Result, facts: Sequence[SystemFile]) -> Iterator[ResultBreach]:
+    """Yield the runs that claim more accelerators per node than the facts of a node list."""
+    fewest = min(len(_accelerators(document)) for document in facts)
+    for run in result.runs:
+        if (run.accelerators_per_node or 0) > fewest:
+            claim = f"accelerators_per_node = {run.accelerators_per_node}"
+            yield run.path, f"{claim}, the facts of a node name {fewest}"
 
 
 def _other_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: bool) -> Iterator[str]:
