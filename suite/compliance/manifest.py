@@ -28,6 +28,7 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
         lines = read_bytes(path, limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
+    # sha256sum writes two blanks, or a blank and an asterisk for binary mode, which `mlhpc package` never writes.
     pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
     if any(len(pair) != 2 or len(pair[0]) != _SHA256_DIGITS for pair in pairs):
         return None

@@ -18,6 +18,7 @@ def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple
     record = known or summarise(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
     if benchmark is not None and record.metric_key not in (None, benchmark.metric):
+        # Without a benchmark the first metric of the log counts; here it was another one.
         record = summarise(log, benchmark.metric)
     if benchmark is not None and benchmark.parts:
         record = replace(record, metric_key=benchmark.metric, evals=_joined(log, benchmark, record))

@@ -218,7 +218,7 @@ def _plain(log: Log) -> bool:
 def _tool(folder: Path, name: str, *arguments: str) -> str:
     """Run one of their modules in ``folder`` and return its stdout and stderr as one text."""
     command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
-    if name != "system_desc_checker":
+    if name != "system_desc_checker":  # the only one without a log file
         command += ["--log_output", str(folder / "tool.log")]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)

@@ -32,6 +32,7 @@ def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
         last_reached=reached.format("s['last']"),
     )
     header = _HEADER.format(workload=benchmark.workload, size=benchmark.size, division=division)
+    # The engine sees one event at a time, so it remembers the values on which other keys depend.
     conditional = {name: rule for name, rule in keys.items() if rule.when}
     remembered = {*conditional, *(key for rule in conditional.values() for key in rule.when or {})}
     parts = [_key(name, rule, remembered=name in remembered) for name, rule in keys.items()]

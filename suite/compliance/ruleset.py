@@ -376,6 +376,7 @@ def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     entry = card.size(size)
     points = read_reference_points(descriptor.folder, size)
     keys = {key: KeyRule(**structs.asdict(rule)) for key, rule in entry.constraints.items()}
+    # The card restricts hyperparameters; these numbers are properties of the data and the model.
     batch = keys.get("global_batch_size", KeyRule(at_least=1))
     keys["global_batch_size"] = structs.replace(batch, integer=True)
     keys["train_samples"] = KeyRule(equals=entry.train_samples)

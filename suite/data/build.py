@@ -115,11 +115,13 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progre
     All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds
     other data, another process is building it, or a shard cannot be made.
     """
-    recipe = json.loads(json.dumps(plan.recipe))
+    recipe = json.loads(json.dumps(plan.recipe))  # as a file has it: lists in place of tuples
+    # A complete data set may lie on a read-only file system, where no lock can be made.
     if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
         _start(root, recipe, world)
         return
     with locked_together(root / LOCK_NAME, "this data set", world):
+        # Another process may have completed it while this one waited.
         if not _start(root, recipe, world):
             _build(root, plan, recipe, world, progress)
 

@@ -49,7 +49,7 @@ class Column:
 def map_columns(path: Path) -> dict[str, Column]:
     """Map every dataset of a shard, by name. InputError if the file is not HDF5, is damaged or has another layout."""
     with _open(path) as shard:
-        with path.open("rb") as file:
+        with path.open("rb") as file:  # the map stays valid after the file is closed
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
@@ -190,7 +190,7 @@ def _prefetch_part(
         begin, size = extents[index]
         if size < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
             return
-        mapped.madvise(mmap.MADV_RANDOM, *_whole_pages(begin, size))
+        mapped.madvise(mmap.MADV_RANDOM, *_whole_pages(begin, size))  # switches the kernel's own read-ahead off
         for first, length in page_runs(begin, part, shape):
             mapped.madvise(mmap.MADV_WILLNEED, first, min(length, len(mapped) - first))
 

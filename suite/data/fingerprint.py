@@ -61,6 +61,7 @@ def _read_all(root: Path, files: list[str], world: World, tick: Callable[[], Non
     except OSError as caught:
         error = InputError(f"{caught.filename}: cannot be read: {caught.strerror}")
     world.check_together(error)
+    # The digests of all files on every rank, so that all ranks return the same sha256 without another message.
     parts = world.allgather((lines, size, time.monotonic() - begin))
     known = {name: digest for part, _, _ in parts for name, digest in part.items()}
     text = "".join(f"{known[name]}  {name}\n" for name in files)

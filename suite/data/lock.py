@@ -81,6 +81,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
     """Hold a lock while the body runs. InputError names the owner if another living process has it."""
     owner = Owner.this_process()
     _acquire(path, owner, what)
+    # The thread refreshes the lock also while the body computes or waits for other ranks.
     done = threading.Event()
     thread = threading.Thread(target=_refresh, args=(path, owner, done), name="lock", daemon=True)
     thread.start()
@@ -136,7 +137,7 @@ def _create(path: Path, owner: Owner) -> float | None:
             file.write(as_json(owner) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        now = own.stat().st_mtime
+        now = own.stat().st_mtime  # the file server's clock, by which the age of the lock is measured
         try:
             os.link(own, path)
         except FileExistsError:

@@ -67,7 +67,7 @@ def create_part(path: Path, size: int) -> int:
         path.unlink()
         file = os.open(path, flags, 0o644)
     fcntl.flock(file, fcntl.LOCK_EX)
-    os.posix_fallocate(file, 0, size)
+    os.posix_fallocate(file, 0, size)  # a full disk is an error here, not in the middle of the copy
     return file
 
 
@@ -79,7 +79,7 @@ def _make_trusted(folder: Path) -> None:
         public = bool(above.st_mode & stat.S_IWOTH)
         with suppress(FileExistsError):
             place.mkdir(PRIVATE if public else 0o777)
-        found = place.lstat()
+        found = place.lstat()  # not stat: a link of another user must not pass for his folder
         if public:
             _check_owner(place, found, above)
         if not stat.S_ISDIR(place.stat().st_mode):

@@ -126,7 +126,7 @@ class ShardReader:
         return [self._shards[number] or self._open(number) for number in numbers.tolist()], from_end
 
     def _open(self, number: int) -> dict[str, Column]:
-        with self._lock:
+        with self._lock:  # two loader threads may need the same shard first
             columns = self._shards[number]
             if columns is None:
                 columns = self._map(self._entries[number])

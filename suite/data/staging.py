@@ -245,6 +245,7 @@ def _copy(
     writer = _Writer(source, target, manifest, world.node_names[world.node])
     received = _pool(block_bytes)
     try:
+        # Every rank makes the same broadcasts in the same order, also for blocks that its node has already.
         for _ in range(count_rounds(shards, plan, block_bytes)):
             for node, block in turns(streams):
                 here = node == world.node
@@ -255,11 +256,11 @@ def _copy(
                     writer.put(block, buffer, home)
                 else:
                     home.put(buffer)
-            world.check_together(reader.error or writer.error)
+            world.check_together(reader.error or writer.error)  # once a round: a check is a collective call itself
     finally:
         reader.close()
         writer.close()
-    world.check_together(writer.error)
+    world.check_together(writer.error)  # the last blocks were still in the writer's queue
     return reader.bytes
 
 
@@ -335,7 +336,7 @@ class _Reader:
         if size != wanted:
             os.close(file)
             raise InputError(f"{self._path(shard)}: {size} bytes, manifest says {wanted}")
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the kernel's read-ahead
         return file
 
 
@@ -343,7 +344,7 @@ def _fill(file: int, buffer: _Buffer, offset: int) -> None:
     view = buffer.data
     while view:
         count = os.preadv(file, [view], offset)
-        if count == 0:
+        if count == 0:  # the end of the file, although its size was right when it was opened
             raise OSError(errno.EIO, "became shorter while it was read")
         view, offset = view[count:], offset + count
 
@@ -407,6 +408,7 @@ class _Writer:
             count = os.pwrite(part.file, view[:WRITE_BYTES], offset)
             view, offset = view[count:], offset + count
         if block.last:
+            # The checksum covers the read, the broadcast and the buffers.
             if f"{part.crc:08x}" != entry.crc32c:
                 raise InputError(
                     f"{self._source / entry.file}: damaged: crc32c {part.crc:08x} arrived on node {self._node}, "
@@ -417,7 +419,7 @@ class _Writer:
 
     def _finish(self, part: _Part, path: Path) -> None:
         try:
-            os.fsync(part.file)
+            os.fsync(part.file)  # before the rename: after a crash the final name must not show an empty file
             part.path.replace(path)
         except OSError as problem:
             part.path.unlink(missing_ok=True)

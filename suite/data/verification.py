@@ -48,6 +48,7 @@ def verify_shards(
         problem = check_crc32c(root, entry, tick)
         if problem is not None:
             break
+    # The first damaged shard ends a rank's work: the data set cannot be used in any case.
     world.check_together(None if problem is None else InputError(problem))
     seconds = max(world.allgather(time.monotonic() - begin))
     return Verification(sum(entry.bytes for entry in shards), len(shards), seconds)

@@ -98,7 +98,7 @@ def build_package(
             _write_logs(staged, result, meter, network_w)
             personal += write_implementation(staged, result, redact)
         _move(staged, package)
-    write_crate(package)
+    write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
     warnings = tuple(_blank(package, results))
     return Package(package, results, tuple(notes(results, division)), warnings, tuple(describe(personal)))
@@ -179,6 +179,7 @@ def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:
 
 def _write_system(staged: Path, package: Path, result: Result, system: System, names: tuple[str, str, str]) -> None:
     first = result.scored[0]
+    # Instances of a throughput result run on parts of the system, so its nodes are those of all instances.
     nodes = len({node.node for run in result.runs for node in run.nodes}) if result.scenario == "weak" else first.nodes
     submitter, division, status = names
     description = system_description(

@@ -112,6 +112,7 @@ def render_crate(package: Path) -> str:
     head.add(agent["@id"], "Organization", name=submitter)
     text = "The submitter has stated no licence in this package; ask before you use more of it than its facts."
     head.add("#licence", "CreativeWork", name="no licence stated", description=text)
+    # RO-Crate asks for its own descriptor and the root data entity first.
     document = {"@context": list(CONTEXT), "@graph": [*head.entities.values(), *graph.entities.values()]}
     return json.dumps(document, indent=1) + "\n"
 

@@ -19,6 +19,7 @@ from suite.machine.secrets import SECRET_VALUES, redact_secrets
 KINDS = ("hosts", "paths", "account")
 
 _PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
+# Paths below these folders are the same on all machines.
 _OF_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
 _ACCOUNT = re.compile(r"""(?:--account[= ]|(?<=\s)-A[= ]?|SLURM_JOB_ACCOUNT\W+|SBATCH_ACCOUNT\W+)["']?([\w.@+-]+)""")
 _NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')

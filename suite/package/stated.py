@@ -59,6 +59,7 @@ def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> lis
         a, b = one.get(file, {}), other.get(file, {})
         keys = [key for key in ("sha256", "seed", "time_s", "epochs", "converged") if a.get(key) != b.get(key)]
         different += [(f"{file}: {key}", a.get(key), b.get(key)) for key in keys]
+    # A stranger's document may hold texts of any length.
     return [(name, str(was)[:80], str(now)[:80]) for name, was, now in different]
 
 

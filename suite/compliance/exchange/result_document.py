@@ -130,6 +130,7 @@ def _document(scored: Result, name: str) -> dict[str, Any]:
 
 
 def _runs_scored(result: TimeToTrain | Throughput) -> int:
+    # A throughput result has no dropped runs: it counts all instances that converged.
     if isinstance(result, TimeToTrain):
         return len(result.scored)
     return result.converged if result.valid else 0

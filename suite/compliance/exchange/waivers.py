@@ -39,6 +39,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
     """Read a file of waivers. InputError names file, line and value, and refuses a file inside of a checked path."""
+    # A submitter must not waive findings in his own package.
     inside = next((item for item in checked if path.resolve().is_relative_to(item.resolve())), None)
     if inside is not None:
         raise InputError(f"{path}: lies in {inside}, which is judged: nobody waives his own findings")

@@ -61,6 +61,7 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
             return
         total += step
     training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _unfinished_s(context)
+    # The log rounds both; phases of a rank are measured by another clock than time stamps.
     if training and total > 1.01 * training + 0.1:
         yield None, f"{key} sum to {total:.3f} s, all epochs take {training:.3f} s"
 

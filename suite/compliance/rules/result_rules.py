@@ -53,6 +53,7 @@ def seed_distinct(result: Result) -> Iterator[ResultBreach]:
 def hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
     if result.benchmark is None or not result.runs:
         return
+    # Keys that a ruleset does not restrict may change the convergence, too.
     keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
     for key in sorted(keys):
         runs = [run for run in result.runs if key in run.hyperparameters]

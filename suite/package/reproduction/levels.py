@@ -54,7 +54,7 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
     compared: dict[str, object]
     equal = sum(a == b for a, b in zip(was, now, strict=True))
     apart = relative_differences(was, now)
-    growth = GROWTHS.get(precision, GROWTHS["float32"])
+    growth = GROWTHS.get(precision, GROWTHS["float32"])  # an unknown precision gets the strictest bound
     step = max(range(len(apart)), key=lambda step: apart[step] / growth.bound(step))
     worst, bound = max(apart), growth.bound(step)
     compared = {"steps": len(was), "equal_bits": equal, "largest_relative_difference": worst}

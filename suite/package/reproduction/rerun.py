@@ -129,6 +129,7 @@ class Rerun:
             why = f"the run had {self.was.nodes} nodes, and this command starts ranks on one"
             return f"{why}; --ranks N runs it here, --with RUN compares with a run of mlhpc submit"
         wanted, cores = self._ranks, usable().cores
+        # A stranger's log may claim any number of ranks; a person who states --ranks may oversubscribe further.
         if wanted > 64 * cores or (self.ranks is None and wanted > cores * 4):
             return f"the run had {wanted} ranks, this machine has {cores} cores; --ranks N runs it with fewer"
         return None
@@ -288,7 +289,7 @@ class Rerun:
         if done.over is not None:
             facts = self._read(logs[0], folder)[1] if logs else None
             return Ended(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
-        if not logs or done.code not in (0, 1):
+        if not logs or done.code not in (0, 1):  # 1: the run missed its target, which level 3 judges
             return Ended(LevelOutcome.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
         ended = made[0].run_stop_s is None
