@@ -121,7 +121,7 @@ def check(
 
 def rulesets_of_logs(path: Path) -> dict[Path, str]:
     """Map each log below a path, pruned ones too, to the name of the ruleset that `check` would judge it by."""
-    names = {}
+    names: dict[Path, str] = {}
     for _, groups in _judged_together(find(path.absolute(), partly=True)):
         selected = select_ruleset(groups, path.absolute())
         names.update({log: selected.name for group in groups for log in (*group.logs, *group.pruned)})
