@@ -47,8 +47,8 @@ def _official(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None
         benchmark, batch, epochs = fields.get("Benchmark"), fields.get("BS"), fields.get("Epochs to converge")
         numbers = [finite(item) for item in epochs] if isinstance(epochs, list) else []
         positive = [number for number in numbers if number is not None and number > 0.0]
-        sound = isinstance(benchmark, str) and type(batch) is int and batch > 0
-        if not sound or not numbers or len(positive) < len(numbers):
+        all_positive = bool(numbers) and len(positive) == len(numbers)
+        if not isinstance(benchmark, str) or type(batch) is not int or batch < 1 or not all_positive:
             raise InputError(f"{path}: {brief(name)}: expected Benchmark, BS and Epochs to converge, a list of numbers")
         # Their file may have several entries of one batch size, each with some runs.
         found[benchmark, None, batch] = (*found.get((benchmark, None, batch), ()), *positive)
