@@ -66,9 +66,10 @@ def _name_difference(was: Manifest | None, now: Manifest) -> Difference:
         if one != other:
             return Difference(kind=DATA, what=f"{what} of the data", was=str(one), now=str(other))
     for key in sorted({*was.generator, *now.generator}):
-        one, other = was.generator.get(key), now.generator.get(key)
-        if one != other:
-            return Difference(kind=DATA, what=f"generator's {key}"[:100], was=str(one)[:80], now=str(other)[:80])
+        recipe_was, recipe_now = was.generator.get(key), now.generator.get(key)
+        if recipe_was != recipe_now:
+            what = f"generator's {key}"[:100]
+            return Difference(kind=DATA, what=what, was=str(recipe_was)[:80], now=str(recipe_now)[:80])
     theirs = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in was.shards}
     ours = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in now.shards}
     for file in sorted({*theirs, *ours}):
