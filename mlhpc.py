@@ -1,4 +1,5 @@
-"""Benchmark suite for AI on supercomputers. This module is its Python API: the names in `__all__` are stable, all else may change.
+"""Benchmark suite for AI on supercomputers. This module is its Python API: the names in `__all__` are stable, all else
+may change.
 
 Importing it loads nothing heavy; a name loads what it needs when it is first used. docs/api.md describes every name.
 """
@@ -62,7 +63,8 @@ __all__ = ["check", "compare", "load", "published", "score", *_ELSEWHERE]
 
 
 def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
-    """Load results: run folders, packages, rounds, logs, or patterns such as ``"runs/*"``; ceilings and sweeps beside them.
+    """Load results: run folders, packages, rounds, logs, or patterns such as ``"runs/*"``; ceilings and sweeps beside
+    them.
 
     ``cards`` are the files of card-only benchmarks. InputError for a path that does not exist, or if there is no log.
     """
@@ -74,9 +76,9 @@ def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
 def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()) -> Verdict:
     """Check logs, run folders, packages or rounds, as ``mlhpc check`` does. Reads only.
 
-    Of the verdict, ``compliant`` is a bool, ``findings`` have rule, severity, file, line and message, and ``rulesets`` names what
-    they were judged by. ``ruleset`` is for all paths; by default each is judged by that of its round. InputError for a path that
-    does not exist.
+    Of the verdict, ``compliant`` is a bool, ``findings`` have rule, severity, file, line and message, and ``rulesets``
+    names what they were judged by. ``ruleset`` is for all paths; by default each is judged by that of its round.
+    InputError for a path that does not exist.
     """
     from suite.compliance.check import check
     from suite.descriptor import with_cards
@@ -88,7 +90,8 @@ def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
 def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()) -> list[dict[str, Any]]:
     """Score every result at the paths: for each the fields of ``mlhpc score --format json``, times in minutes.
 
-    ``valid`` is true for the score of a compliant result; ``reason`` says why it is not. InputError for a path that does not exist.
+    ``valid`` is true for the score of a compliant result; ``reason`` says why it is not. InputError for a path that
+    does not exist.
     """
     from suite.compliance.check import check
     from suite.compliance.exchange.result_document import result_documents
@@ -101,11 +104,12 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
 def compare(
     a: Place, *others: Place, tolerance: float = 0.0, any_runs: bool = False, cards: Sequence[Place] = ()
 ) -> list[dict[str, Any]]:
-    """Compare the results at ``others`` with those at ``a``: for each pair the fields of ``mlhpc compare --format json``.
+    """Compare the results at ``others`` with those at ``a``: for each pair the fields of ``mlhpc compare --format
+    json``.
 
     ``verdict`` is faster, slower, equivalent or inconclusive; ``ratio`` is the time of the other over that of ``a``,
-    with its ``interval``. ``tolerance`` is in percent; ``any_runs`` compares runs that are no score too. InputError if they
-    have no benchmark and size in common.
+    with its ``interval``. ``tolerance`` is in percent; ``any_runs`` compares runs that are no score too. InputError if
+    they have no benchmark and size in common.
     """
     from suite.commands.compare import as_data, compare_results
     from suite.descriptor import with_cards
@@ -119,7 +123,8 @@ def compare(
 
 
 def published() -> pd.DataFrame:
-    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md)."""
+    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md).
+    """
     from analysis.published.scores import published
 
     return published().copy()

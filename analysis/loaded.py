@@ -36,7 +36,10 @@ MOST_SHOWN = 200
 
 
 def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
-    """The paths that are given, or match a pattern with * and ?. InputError for one that does not exist, or matches nothing."""
+    """The paths that are given, or match a pattern with * and ?.
+
+    InputError for one that does not exist, or matches nothing.
+    """
     found: list[Path] = []
     for pattern in patterns:
         path = as_path(pattern)
@@ -52,8 +55,8 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
 class Results:
     """Results as tables and figures. docs/tables.md says what the columns of the tables mean.
 
-    ``runs``, ``results``, ``epochs``, ``evals``, ``phases``, ``ranks``, ``experts`` and ``systems`` are data frames; change a
-    copy, not them: the figures are made of them.
+    ``runs``, ``results``, ``epochs``, ``evals``, ``phases``, ``ranks``, ``experts`` and ``systems`` are data frames;
+    change a copy, not them: the figures are made of them.
     """
 
     def __init__(self, paths: Sequence[str | Path], cards: Sequence[str | Path] = ()) -> None:
@@ -110,7 +113,10 @@ class Results:
         return tuple(figures())
 
     def figure(self, name: str) -> Figure:
-        """Draw a figure of the report; `savefig` of it writes a file. InputError for an unknown name, or without its data."""
+        """Draw a figure of the report; `savefig` of it writes a file.
+
+        InputError for an unknown name, or without its data.
+        """
         from analysis.drawing.axes import style
         from analysis.figures import figures
 

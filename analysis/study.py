@@ -1,4 +1,6 @@
-"""`Study`: all that figures and the report are made from, namely the tables of logs, every run decomposed, and the results."""
+"""`Study`: all that figures and the report are made from, namely the tables of logs, every run decomposed, and the
+results.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Study:
     """``runs`` is `decompose.per_run` of every log, ``results`` has one row per group of runs; both have a ``label``.
 
     ``inputs`` are the ceilings and counters files of the command line, ``networks`` the fitted all-to-all sweeps, and
-    ``between`` the pairs of results (groups of one class, from and to) that the user named. With ``prices`` of devices the
-    results have a ``cost``.
+    ``between`` the pairs of results (groups of one class, from and to) that the user named. With ``prices`` of devices
+    the results have a ``cost``.
     """
 
     tables: Tables

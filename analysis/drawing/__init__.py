@@ -1,1 +1,3 @@
-"""Drawing tools that figures share: style and axes, names and values of marks, numbers as text, and the SVG of a figure."""
+"""Drawing tools that figures share: style and axes, names and values of marks, numbers as text, and the SVG of a
+figure.
+"""

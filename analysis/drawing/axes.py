@@ -122,7 +122,9 @@ def log_frame(axis: Axes, x: tuple[float, float], y: tuple[float, float]) -> Non
 
 @dataclass(frozen=True)
 class Diagonals:
-    """Lines of equal ``scale`` · x^power · y in a log-log panel, at powers of ten; they stand beside the frame with ``unit``."""
+    """Lines of equal ``scale`` · x^power · y in a log-log panel, at powers of ten; they stand beside the frame with
+    ``unit``.
+    """
 
     unit: str
     scale: float = 1.0
@@ -148,7 +150,10 @@ def loglog(axis: Axes, x: Sequence[float], y: Sequence[float], lines: Diagonals 
 
 
 def _diagonals(axis: Axes, lines: Diagonals, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """Draw the lines that cross the frame. Their values stand outside it, where a line leaves at the right or at the top."""
+    """Draw the lines that cross the frame.
+
+    Their values stand outside it, where a line leaves at the right or at the top.
+    """
     ends = [lines.scale * a**lines.power * b for a in x for b in y]
     above = []
     for exponent in range(-9, 16):
@@ -169,7 +174,9 @@ def _diagonals(axis: Axes, lines: Diagonals, x: tuple[float, float], y: tuple[fl
 
 
 def _write_above(axis: Axes, above: Sequence[tuple[float, str]]) -> None:
-    """Write texts above the frame at these shares of its width, the rightmost first, as far as they have room; title higher."""
+    """Write texts above the frame at these shares of its width, the rightmost first, as far as they have room; title
+    higher.
+    """
     free = 1.0
     width_in = (
         0.8 * WIDTH_IN * axis.get_position().width
@@ -193,7 +200,8 @@ def listed(statements: Sequence[str], most: int = 6) -> str:
 
 
 def stacked(axis: Axes, parts: Iterable[tuple[str, str, NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """Draw horizontal bars of parts (title, colour, widths by bar) one after another, and return where each bar ends."""
+    """Draw horizontal bars of parts (title, colour, widths by bar) one after another, and return where each bar ends.
+    """
     ends = np.zeros(1)
     for title, colour, width in parts:
         ends = np.broadcast_to(ends, width.shape)
@@ -208,7 +216,10 @@ def beside(axis: Axes, x: float, y: float, text: str) -> None:
 
 
 def clip(text: object, length: int = 44) -> str:
-    """A label of at most ``length`` printable characters. Longer ones are cut in the middle: names differ at both ends."""
+    """A label of at most ``length`` printable characters.
+
+    Longer ones are cut in the middle: names differ at both ends.
+    """
     line = str(text)
     if not line.isprintable():
         line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)

@@ -12,8 +12,9 @@ SECONDS = (  # from which upper end on, seconds per unit, its name
 def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
     """ "12 s [9, 16]": a value and its interval, with 1 to 3 digits: as many as the interval's half width allows.
 
-    The interval is rounded outwards, so it is never narrower than it was; its ends keep one more digit than the value where
-    rounding would add more than a fifth of its width. Without a finite interval the value has one digit and the text says so.
+    The interval is rounded outwards, so it is never narrower than it was; its ends keep one more digit than the value
+    where rounding would add more than a fifth of its width. Without a finite interval the value has one digit and the
+    text says so.
     """
     tail = f" {unit}" if unit else ""
     if not all(math.isfinite(number) for number in (value, low, high)):
@@ -33,7 +34,9 @@ def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
 
 
 def seconds_with_interval(value_s: float, low_s: float, high_s: float) -> str:
-    """A time and its interval in the unit that gives the upper end one to three digits before the point: "300 ms [300, 980]"."""
+    """A time and its interval in the unit that gives the upper end one to three digits before the point: "300 ms [300,
+    980]".
+    """
     scale, unit = next((scale, unit) for least, scale, unit in SECONDS if abs(high_s) >= least or not least)
     return with_interval(value_s / scale, low_s / scale, high_s / scale, unit)
 

@@ -21,7 +21,8 @@ from analysis.drawing.vector import lay_out, measuring
 NamedPoint = tuple[float, float, str, bool]  # x, y, text, bold
 Floats = npt.NDArray[np.float64]
 
-# To the right of a point, above or below it, or to its left; how many lines up; how far away in half lines. The nearest first.
+# To the right of a point, above or below it, or to its left; how many lines up; how far away in half lines. The nearest
+# first.
 NEAR = ((1, 0.0, 1), (-1, 0.0, 1), (1, 0.6, 1), (-1, 0.6, 1), (1, -0.6, 1), (-1, -0.6, 1), (0, 1.0, 0), (0, -1.0, 0))
 FAR = tuple(
     (side, sign * up, away)

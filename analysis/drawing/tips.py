@@ -1,4 +1,5 @@
-"""What the marks of a figure say when the pointer rests on them: name, series and values, read from the figure's own axes.
+"""What the marks of a figure say when the pointer rests on them: name, series and values, read from the figure's own
+axes.
 
 A figure need not do anything for it. Names of points come from `remember_names`, those of bars and rows from the axis.
 """
@@ -29,7 +30,9 @@ _ours: WeakKeyDictionary[Line2D, Sequence[int]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Tip:
-    """The text of one mark, a line for each statement, what it stands for first; ``run`` is the place of its run, if it is one."""
+    """The text of one mark, a line for each statement, what it stands for first; ``run`` is the place of its run, if it
+    is one.
+    """
 
     text: str
     run: int | None = None

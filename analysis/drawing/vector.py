@@ -1,8 +1,8 @@
 """A figure as an ``<svg>`` element of a page: a third of what matplotlib writes, drawn once, the same bytes every time.
 
-Matplotlib lays a figure out by drawing it, names every group, repeats the style of every mark and gives each corner of a path
-its own line. Here the layout is computed without drawing, groups that nothing refers to go, styles that repeat become classes,
-and paths are written in steps of a tenth of a point, which is finer than a screen.
+Matplotlib lays a figure out by drawing it, names every group, repeats the style of every mark and gives each corner of
+a path its own line. Here the layout is computed without drawing, groups that nothing refers to go, styles that repeat
+become classes, and paths are written in steps of a tenth of a point, which is finer than a screen.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Element = ElementTree.Element
 def svg(figure: Figure, name: str, title: str, description: str) -> str:
     """Render a figure to an ``<svg>`` element for a page.
 
-    All ids and classes get the prefix ``name``, so that several figures can share a page. INK becomes the page's text colour.
-    Marks get their values as a ``<title>``, which browsers show where the pointer rests.
+    All ids and classes get the prefix ``name``, so that several figures can share a page. INK becomes the page's text
+    colour. Marks get their values as a ``<title>``, which browsers show where the pointer rests.
     """
     with style():
         lay_out(figure)
@@ -61,7 +61,8 @@ def svg(figure: Figure, name: str, title: str, description: str) -> str:
 def lay_out(figure: Figure) -> None:
     """Compute the positions of everything, once, without drawing. What is added later moves nothing.
 
-    The name of an axis that is wider than its panel is moved into the figure: matplotlib's layout keeps room for its height only.
+    The name of an axis that is wider than its panel is moved into the figure: matplotlib's layout keeps room for its
+    height only.
     """
     engine = figure.get_layout_engine()
     if engine is not None:
@@ -82,16 +83,21 @@ def lay_out(figure: Figure) -> None:
 
 
 def measuring(figure: Figure) -> RendererAgg:
-    """What texts of a figure are measured with. Made once: without it matplotlib makes one of the figure's size for every text."""
+    """What texts of a figure are measured with.
+
+    Made once: without it matplotlib makes one of the figure's size for every text.
+    """
     canvas: Any = FigureCanvasAgg(figure)
     renderer: RendererAgg = canvas.get_renderer()
     return renderer
 
 
 def _numbered_ids(root: Element) -> dict[str, str]:
-    """The ids that something refers to, and what they become; hashed ones are numbered in the order of their definition.
+    """The ids that something refers to, and what they become; hashed ones are numbered in the order of their
+    definition.
 
-    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every run.
+    Matplotlib hashes the exact position of an axis, and the last bits of a computed layout are not the same in every
+    run.
     """
     used = set()
     for element in root.iter():
@@ -146,7 +152,8 @@ class _Writer:
             yield f"<{tag}{head}>{inner}</{tag}>" if inner else f"<{tag}{head}/>"
 
     def _children(self, children: list[Element], inherited: Mapping[str, str], tips: tuple[Tip, ...]) -> Iterator[str]:
-        """The children of a group: marks of one style in a group of theirs, each with its own tip if the numbers agree."""
+        """The children of a group: marks of one style in a group of theirs, each with its own tip if the numbers agree.
+        """
         marks = [child for child in children if child.tag == f"{_SVG}use"]
         each = dict(zip(map(id, marks), tips, strict=True)) if len(marks) == len(tips) else {}
         lone = tips if not marks and len(tips) == 1 else ()

@@ -1,10 +1,10 @@
 """The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the question that it answers.
 
-A module has TITLE, CAPTION, ``table(study)``, the numbers behind the figure with units in the column names, ``answer(study)``,
-one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
+A module has TITLE, CAPTION, ``table(study)``, the numbers behind the figure with units in the column names,
+``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
 
-Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package with its own
-FIGURES and ``questions.yaml``. A module that cannot be imported is left out with one line.
+Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package with
+its own FIGURES and ``questions.yaml``. A module that cannot be imported is left out with one line.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ PARTS = ("TITLE", "CAPTION", "table", "answer", "draw")  # of a module
 
 @cache
 def packages() -> dict[str, ModuleType]:
-    """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one line."""
+    """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one
+    line.
+    """
     loaded: dict[str, ModuleType] = {}
     for name, plugin in find_plugins(GROUP).items():
         try:

@@ -12,8 +12,10 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
 CAPTION = (
-    "Own results (orange stars) and every published time to train of the benchmark in the table that ships with the suite, "
-    "recomputed from the public logs. Dashed lines are equal unit hours. A hollow star is another problem size: it shows where "
+    "Own results (orange stars) and every published time to train of the benchmark in the table that ships with the "
+    "suite, "
+    "recomputed from the public logs. Dashed lines are equal unit hours. A hollow star is another problem size: it "
+    "shows where "
     "a machine stands in scale, its time compares with no published one. Own results are not verified by MLCommons."
 )
 NAMED = ("Fugaku", "Perlmutter", "Selene", "Eos")

@@ -16,11 +16,15 @@ from suite.statistics.comparison import CONFIDENCE, Comparison, compare, holm
 
 TITLE = "Is the difference real?"
 CAPTION = (
-    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, over all "
-    "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of rounds "
+    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, "
+    "over all "
+    "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of "
+    "rounds "
     "whose data are the same and whose times include the same. Grey and hollow: inconclusive, the interval holds 1 or "
-    "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the smallest "
-    "ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run."
+    "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the "
+    "smallest "
+    "ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the "
+    "slowest run."
 )
 
 

@@ -1,4 +1,6 @@
-"""Figure: the epochs that runs take to the target, beside those of the reference; the metric over epochs for few results."""
+"""Figure: the epochs that runs take to the target, beside those of the reference; the metric over epochs for few
+results.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ from suite.compliance.convergence import Limit
 
 TITLE = "Convergence"
 CAPTION = (
-    "Epochs to target, the first evaluation that meets it. With few results, or for own results beside many: a panel each with "
-    "the metric of every run that logged one, up to run_stop; above 50 runs the median and the band from the 5th to the 95th "
-    "percentile. A dot is where a run reached the target (dashed line), a cross the end of one that never did; dotted lines are "
-    "what trivial and analytic predictors reach. With many results: a row each, a dot per run (above 50 runs a line from first "
-    "to last), a diamond at their mean. Green: mean epochs of the reference at this batch size, and the band from the least "
+    "Epochs to target, the first evaluation that meets it. With few results, or for own results beside many: a panel "
+    "each with "
+    "the metric of every run that logged one, up to run_stop; above 50 runs the median and the band from the 5th to "
+    "the 95th "
+    "percentile. A dot is where a run reached the target (dashed line), a cross the end of one that never did; dotted "
+    "lines are "
+    "what trivial and analytic predictors reach. With many results: a row each, a dot per run (above 50 runs a line "
+    "from first "
+    "to last), a diamond at their mean. Green: mean epochs of the reference at this batch size, and the band from the "
+    "least "
     "mean that the rules allow to as far above."
 )
 COLUMNS = 3
@@ -61,7 +68,9 @@ def table(study: Study) -> pd.DataFrame:
 
 
 def answer(study: Study) -> str:
-    """How many results need no more epochs than the rules expect of the reference, and the mean epochs of the first ones."""
+    """How many results need no more epochs than the rules expect of the reference, and the mean epochs of the first
+    ones.
+    """
     rows = table(study)
     bounds = rows[rows["reference mean [epochs]"].notna() & rows["epochs to target, mean"].notna()]
     mean, reference = bounds["epochs to target, mean"], bounds["reference mean [epochs]"]

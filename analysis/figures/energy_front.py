@@ -14,17 +14,23 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and energy"
 CAPTION = (
-    "Time to train against the energy of one run, from run_start to run_stop, over the runs that the time score keeps. A panel "
-    "holds results measured at the same place: nodes, packages and devices, AC and DC are never beside each other. Bars are 95 % "
-    "intervals, of energy from the spread of runs, the sampling and the accuracy of the meters (5 % where none is stated). Hollow: "
-    "no score, as readings lack a part of a run. The energy of a network may be the rules' estimate (table). A line joins the "
+    "Time to train against the energy of one run, from run_start to run_stop, over the runs that the time score "
+    "keeps. A panel "
+    "holds results measured at the same place: nodes, packages and devices, AC and DC are never beside each other. "
+    "Bars are 95 % "
+    "intervals, of energy from the spread of runs, the sampling and the accuracy of the meters (5 % where none is "
+    "stated). Hollow: "
+    "no score, as readings lack a part of a run. The energy of a network may be the rules' estimate (table). A line "
+    "joins the "
     "results that no other in the panel and of its rounds beats in both."
 )
 _MJ = 1e6
 
 
 def table(study: Study) -> pd.DataFrame:
-    """Time, energy and its interval, what it is of, power per node, energy x delay, idle share, and whether it is on the front."""
+    """Time, energy and its interval, what it is of, power per node, energy x delay, idle share, and whether it is on
+    the front.
+    """
     frame = _shown(study)
     return result_table(
         frame,

@@ -13,8 +13,10 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Epochs and batch size"
 CAPTION = (
-    "Mean epochs to target with standard deviation; hollow: open division, which may change the algorithm. The grey line "
-    "are the reference convergence points of the newest round shown, the band reaches from the least mean that the rules "
+    "Mean epochs to target with standard deviation; hollow: open division, which may change the algorithm. The grey "
+    "line "
+    "are the reference convergence points of the newest round shown, the band reaches from the least mean that the "
+    "rules "
     "allow to as far above the reference's."
 )
 

@@ -18,9 +18,12 @@ from analysis.tables.ingest import counts
 
 TITLE = "Expert load"
 CAPTION = (
-    "Left and middle: every logging window; the line is the mean over layers and runs, the band reaches from the least to "
-    "the most of them. 1 is even: the busiest expert of a layer has as many tokens as the mean, as the router asked, before "
-    "any was dropped. Right: one run, tokens of each expert over the mean of its layer, each panel with its own colours; "
+    "Left and middle: every logging window; the line is the mean over layers and runs, the band reaches from the "
+    "least to "
+    "the most of them. 1 is even: the busiest expert of a layer has as many tokens as the mean, as the router asked, "
+    "before "
+    "any was dropped. Right: one run, tokens of each expert over the mean of its layer, each panel with its own "
+    "colours; "
     "experts of two runs cannot be averaged, since an expert's number means nothing."
 )
 MOST_LABELLED = 8  # experts whose cells have room for a number
@@ -45,7 +48,8 @@ class Load:
         return self.windows.groupby("step")[column].agg(["mean", "min", "max"])
 
     def last_epoch(self) -> tuple[str, list[str], np.ndarray]:
-        """The first run, its layers, and tokens over the layer's mean, layers x experts (NaN where a layer has fewer)."""
+        """The first run, its layers, and tokens over the layer's mean, layers x experts (NaN where a layer has fewer).
+        """
         run = self.windows["run"].iloc[0]
         own = self.windows[self.windows["run"] == run]
         last = own[own["epoch_num"] == own["epoch_num"].max()]
@@ -74,7 +78,8 @@ def answer(study: Study) -> str:
         lost = "no token dropped" if dropped == 0 else f"{dropped:.2g} % of tokens dropped"
         runs = f"{load.runs} run" + ("" if load.runs == 1 else "s")
         sentences.append(
-            f"{clip(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} times "
+            f"{clip(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} "
+            "times "
             f"the mean at first, {course.iloc[-1]:.2f} times in the end; {lost}"
         )
     return listed(sentences)

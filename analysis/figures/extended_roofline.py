@@ -1,4 +1,6 @@
-"""Figure: the extended roofline, for every resource the time its work would take at its ceiling, beside the measured step."""
+"""Figure: the extended roofline, for every resource the time its work would take at its ceiling, beside the measured
+step.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Which resource bounds a step"
 CAPTION = (
-    "Extended roofline: T = Q / C of one rank and training step for each resource, Q what the step asked for, C the ceiling "
-    "in its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing overlaps). The bar is "
-    "the step: measured, or of published results derived (mean time of an epoch over its steps). Filled signs: quantities "
-    "logged or counted. Hollow signs: algorithmic bytes, or modelled ones. Small thin signs: ceilings of vendors or literature, "
-    "of which no percentage is taken. A T longer than the step is an input error: it is not drawn, and the table says why. "
+    "Extended roofline: T = Q / C of one rank and training step for each resource, Q what the step asked for, C the "
+    "ceiling "
+    "in its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing overlaps). The "
+    "bar is "
+    "the step: measured, or of published results derived (mean time of an epoch over its steps). Filled signs: "
+    "quantities "
+    "logged or counted. Hollow signs: algorithmic bytes, or modelled ones. Small thin signs: ceilings of vendors or "
+    "literature, "
+    "of which no percentage is taken. A T longer than the step is an input error: it is not drawn, and the table says "
+    "why. "
     "A resource binds if its T is at least half of the step. Sources of all ceilings are in the table."
 )
 SHOWN = 14  # published results of a class

@@ -1,4 +1,5 @@
-"""Figure: how much of the time since a run's first process started was training that counts, and where the rest went."""
+"""Figure: how much of the time since a run's first process started was training that counts, and where the rest went.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Goodput"
 CAPTION = (
-    "Share of the time from the start of a run's first process to its end, over all attempts, mean of the runs of a result; runs "
-    "without an interruption or a checkpoint are beside those with. Useful: training and evaluation that count. Checkpoints: "
-    "what they stalled. Lost: after the last checkpoint before an interruption. Starting: until run_start, of every attempt. "
+    "Share of the time from the start of a run's first process to its end, over all attempts, mean of the runs of a "
+    "result; runs "
+    "without an interruption or a checkpoint are beside those with. Useful: training and evaluation that count. "
+    "Checkpoints: "
+    "what they stalled. Lost: after the last checkpoint before an interruption. Starting: until run_start, of every "
+    "attempt. "
     "Down: between attempts. Interrupted runs are not scored."
 )
 

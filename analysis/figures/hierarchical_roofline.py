@@ -22,8 +22,10 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Hierarchical roofline"
 CAPTION = (
-    "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that crossed the level. Signs "
-    "and roofs of a level share colour and shape. A short line is streaming, a long one reuse in caches. Filled signs: all bytes "
+    "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that crossed the "
+    "level. Signs "
+    "and roofs of a level share colour and shape. A short line is streaming, a long one reuse in caches. Filled "
+    "signs: all bytes "
     "are counted. A sign above its roof is an input error: it is not drawn, and the table says why."
 )
 LEAST_DECADES = 2.6

@@ -19,9 +19,12 @@ from suite.performance.cost_model import layer_s
 
 TITLE = "MoE layer: which r, degree and all-to-all win"
 CAPTION = (
-    "The fastest way to execute the measured layer by the fitted model, for ranks (experts grow with them) and for the rows "
-    "each token becomes, k·f: top-k times the capacity that the load needs. r = 0 (blue) gathers all weights, r = 1 (green) "
-    "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain over r = 1, "
+    "The fastest way to execute the measured layer by the fitted model, for ranks (experts grow with them) and for "
+    "the rows "
+    "each token becomes, k·f: top-k times the capacity that the load needs. r = 0 (blue) gathers all weights, r = 1 "
+    "(green) "
+    "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain "
+    "over r = 1, "
     "d = 1, linear. Rows marked * are extrapolated as far as the data carry, their gains with 90 % intervals."
 )
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -41,7 +44,8 @@ def answer(study: Study) -> str:
         wins = ", ".join(f"r {r} in {count}" for r, count in sorted(counts.items()))
         flat = (rows["degree"] == 1).sum()
         sentences.append(
-            f"{clip(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in {(rows['algorithm'] == '2dh').sum()}"
+            f"{clip(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in "
+            f"{(rows['algorithm'] == '2dh').sum()}"
         )
     return "; ".join(sentences)
 

@@ -14,7 +14,8 @@ from analysis.study import Study
 
 TITLE = "2DH against the linear all-to-all"
 CAPTION = (
-    "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the sweep, solid lines the "
+    "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the sweep, solid "
+    "lines the "
     "fitted model on the measured ranks, dashed lines the model on more ranks than were measured, "
     "as far as the data carry; bands are 90 % intervals."
 )

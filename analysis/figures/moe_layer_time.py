@@ -12,8 +12,10 @@ from analysis.study import Study
 
 TITLE = "MoE layer: time by idea"
 CAPTION = (
-    "Forward and backward of the measured layer, tokens and experts growing with the ranks: one-hot masks; rows sorted by "
-    "expert; 2DH where it is faster; the best r; the best overlap degree. Each line keeps what came before. Lines are the "
+    "Forward and backward of the measured layer, tokens and experts growing with the ranks: one-hot masks; rows "
+    "sorted by "
+    "expert; 2DH where it is faster; the best r; the best overlap degree. Each line keeps what came before. Lines are "
+    "the "
     "fitted model's, signs are measured. Right of the dotted line is extrapolation, as far as the data carry, with its "
     "90 % interval."
 )

@@ -16,9 +16,12 @@ from suite.performance.cost_model import ALGORITHMS
 
 TITLE = "All-to-all: measured and fitted"
 CAPTION = (
-    "Median seconds of the slowest rank by the bytes each rank sends. Full signs went into the fit, hollow ones were left "
-    "out of it; solid lines are the model's linear all-to-all, dashed ones its 2DH. Latency and bandwidth inside and across "
-    "nodes are fitted in log seconds; the bandwidth of copies is measured. Bands are 90 % intervals of the time without noise."
+    "Median seconds of the slowest rank by the bytes each rank sends. Full signs went into the fit, hollow ones were "
+    "left "
+    "out of it; solid lines are the model's linear all-to-all, dashed ones its 2DH. Latency and bandwidth inside and "
+    "across "
+    "nodes are fitted in log seconds; the bandwidth of copies is measured. Bands are 90 % intervals of the time "
+    "without noise."
 )
 
 
@@ -54,7 +57,8 @@ def answer(study: Study) -> str:
         middle, worst = typical_error(fit.held_out)
         further = typical_error(fit.next_grid)[0]
         sentences.append(
-            f"{clip(fit.sweep.description, 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % (median; largest "
+            f"{clip(fit.sweep.description, 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % "
+            "(median; largest "
             f"{100 * worst:.0f} %)"
             + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
         )

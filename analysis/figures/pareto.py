@@ -1,4 +1,6 @@
-"""Figure: time to train against its cost (by the user's prices, else unit hours), with the systems that nobody beats in both."""
+"""Figure: time to train against its cost (by the user's prices, else unit hours), with the systems that nobody beats in
+both.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
 CAPTION = (
-    "Time to train against the cost of one run: what the prices given with --price make of its compute unit hours; without any "
-    "the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not the same money on "
-    "different devices. Further left is faster, lower is cheaper; a line joins the results of one division and of rounds alike "
+    "Time to train against the cost of one run: what the prices given with --price make of its compute unit hours; "
+    "without any "
+    "the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not the same "
+    "money on "
+    "different devices. Further left is faster, lower is cheaper; a line joins the results of one division and of "
+    "rounds alike "
     "that no other of them beats in both. Results without a score are shown only where no other has one."
 )
 
@@ -101,7 +106,8 @@ def _unpriced(study: Study) -> str:
 
 
 def mark_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
+    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results.
+    """
     front = pd.Series(False, index=frame.index)
     for *_, alike in tasks(frame):
         front.loc[alike.index] = [_unbeaten(row, alike, against) for _, row in alike.iterrows()]

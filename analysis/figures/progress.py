@@ -13,8 +13,10 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"
 CAPTION = (
-    "Fastest score of the closed division by round, recomputed from the public logs; carry-overs count where they were first "
-    "published. Rules and data changed between rounds (dotted lines), so a line mixes progress of machines and codes with that."
+    "Fastest score of the closed division by round, recomputed from the public logs; carry-overs count where they "
+    "were first "
+    "published. Rules and data changed between rounds (dotted lines), so a line mixes progress of machines and codes "
+    "with that."
 )
 CHANGES = {
     "v1.0": "CosmoFlow data doubled\nOC20 and weak scaling new",

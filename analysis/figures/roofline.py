@@ -19,9 +19,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"
 CAPTION = (
-    "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the run's number format and "
-    "the memory levels. The area of a sign is its share of the step. Hollow: the bytes are algorithmic, what operators read and "
-    "write, not memory traffic; filled: counted by hardware. Peaks of vendors are thin dots, named, and no percentage is taken of "
+    "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the run's "
+    "number format and "
+    "the memory levels. The area of a sign is its share of the step. Hollow: the bytes are algorithmic, what "
+    "operators read and "
+    "write, not memory traffic; filled: counted by hardware. Peaks of vendors are thin dots, named, and no percentage "
+    "is taken of "
     "them. A point above its roof is an input error: it is not drawn, and the table says why."
 )
 WIDE, HIGH = 9.0, 5.2

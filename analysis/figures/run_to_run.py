@@ -55,7 +55,8 @@ def answer(study: Study) -> str:
     frame = table(study)
     spread, share = frame["time to train, std/mean [%]"].median(), frame["from epochs [%]"].median()
     return (
-        f"std/mean of time {percent_text(spread)} (median over results); of the variances of epochs and of seconds per epoch, "
+        f"std/mean of time {percent_text(spread)} (median over results); of the variances of epochs and of seconds "
+        "per epoch, "
         f"{share:.0f} % is that of epochs"
     )
 

@@ -30,11 +30,16 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"
 CAPTION = (
-    "Efficiency against the smallest size of the same machine, round and division, counted in what varies (accelerators, "
-    "processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is given where the batch grew "
-    "with the size. Total = system (epochs per second and unit) × algorithmic (epochs needed) × staging × other. Where five "
-    "sizes or more were run, models of the seconds per epoch follow, each with its 5-95 % bootstrap band over runs; solid to "
-    "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, each band "
+    "Efficiency against the smallest size of the same machine, round and division, counted in what varies "
+    "(accelerators, "
+    "processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is given where the "
+    "batch grew "
+    "with the size. Total = system (epochs per second and unit) × algorithmic (epochs needed) × staging × other. "
+    "Where five "
+    "sizes or more were run, models of the seconds per epoch follow, each with its 5-95 % bootstrap band over runs; "
+    "solid to "
+    "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, "
+    "each band "
     "widened by the error on sizes left out."
 )
 MOST_TICKS = 5

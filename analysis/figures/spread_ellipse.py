@@ -18,9 +18,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Direction of the spread"
 CAPTION = (
-    "An ellipse per result around the mean of its scored runs, with half axes of one standard deviation of log10 epochs and "
-    "log10 seconds per epoch along the principal axes, as the first round's joint analysis drew it. Blue and flat: runs differ "
-    "by convergence; orange, dashed and upright: by the speed of the machine. Both axes have one scale, so that directions are "
+    "An ellipse per result around the mean of its scored runs, with half axes of one standard deviation of log10 "
+    "epochs and "
+    "log10 seconds per epoch along the principal axes, as the first round's joint analysis drew it. Blue and flat: "
+    "runs differ "
+    "by convergence; orange, dashed and upright: by the speed of the machine. Both axes have one scale, so that "
+    "directions are "
     "true. The widest of each kind is named, where there is room. A run is a dot where a panel has at most 50."
 )
 NAMED = 1  # results of each kind in a panel
@@ -66,7 +69,8 @@ def answer(study: Study) -> str:
     spread = 100 * (10 ** most["half axis 1 [log10]"] - 1)
     return (
         f"along epochs in {along} of {len(frame)} results, along seconds per epoch in {len(frame) - along}; widest "
-        f"{most['label']} ({short_heading(most['benchmark'], most['size'], most['mode'])}), {percent_text(spread)} for one "
+        f"{most['label']} ({short_heading(most['benchmark'], most['size'], most['mode'])}), {percent_text(spread)} "
+        "for one "
         f"standard deviation of {most['n']} scored runs"
     )
 

@@ -13,7 +13,8 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Staging in epochs"
 CAPTION = (
-    "Mean staging time divided by mean seconds per epoch, staging before run_start included. Placeholders below one second "
+    "Mean staging time divided by mean seconds per epoch, staging before run_start included. Placeholders below one "
+    "second "
     "are no staging, and a result without staging events may have staged all the same, hidden in its first epoch."
 )
 

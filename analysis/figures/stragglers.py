@@ -19,9 +19,12 @@ from suite.performance.stragglers import SIGNIFICANT, Straggling, straggling
 TITLE = "Ranks: who computes, who waits"
 CAPTION = (
     "Milliseconds per training step of each rank, mean over epochs and scored runs: its own time (loading, computing, "
-    "updating) and its wait at the gradient exchange. All ranks share one step time, so the slow rank is the one that waits "
-    "least. Its gap is its own time over the median rank's; dealing the ranks' times anew within each epoch says how large a "
-    "gap luck gives equal ranks, and only the excess over that has a culprit. A rank is named (hatched) if the excess is "
+    "updating) and its wait at the gradient exchange. All ranks share one step time, so the slow rank is the one that "
+    "waits "
+    "least. Its gap is its own time over the median rank's; dealing the ranks' times anew within each epoch says how "
+    "large a "
+    "gap luck gives equal ranks, and only the excess over that has a culprit. A rank is named (hatched) if the excess "
+    "is "
     "above 1 % of the step and p < 0.05."
 )
 WAIT = "exposed_communication_s"
@@ -106,7 +109,8 @@ def _sentence(item: Ranks) -> str:
         return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
     if result.least_p >= SIGNIFICANT:
         return (
-            f"{label}: rank {result.slow} waits least, {si(result.waiting_s)}s a step less than the median; {result.blocks} "
+            f"{label}: rank {result.slow} waits least, {si(result.waiting_s)}s a step less than the median; "
+            f"{result.blocks} "
             f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
         )
     if result.p < SIGNIFICANT:

@@ -19,9 +19,11 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Training throughput"
 CAPTION = (
-    "One dot per run that reached the target, or a line from the slowest to the fastest where there are more than 50; the "
+    "One dot per run that reached the target, or a line from the slowest to the fastest where there are more than 50; "
+    "the "
     "diamond is the harmonic mean over the scored runs. Samples per second = epochs × training samples / training time "
-    "(evaluation and staging taken out); right: for each accelerator, processor, node, core or rank, whichever varies. Axes are "
+    "(evaluation and staging taken out); right: for each accelerator, processor, node, core or rank, whichever "
+    "varies. Axes are "
     "logarithmic where systems differ more than tenfold."
 )
 DOTS = 50  # runs of a result that are drawn one by one

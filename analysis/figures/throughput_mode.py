@@ -13,8 +13,10 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput mode"
 CAPTION = (
-    "Left: models that reached the target per minute, between the first run_start and the last run_stop, with the size of the "
-    "whole system and of one instance. Right: the share of that time that an instance ran, mean as a bar and from the shortest "
+    "Left: models that reached the target per minute, between the first run_start and the last run_stop, with the "
+    "size of the "
+    "whole system and of one instance. Right: the share of that time that an instance ran, mean as a bar and from the "
+    "shortest "
     "to the longest as a line: below 100 % the system waited for its last instances. Pruned instances are left out."
 )
 

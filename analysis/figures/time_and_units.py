@@ -27,11 +27,16 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and machine size"
 CAPTION = (
-    "One panel per benchmark and size; the size of a machine is counted in what varies: accelerators, processors, nodes, cores "
-    "or ranks. A small dot is a run that reached the target, the large sign is the score (hollow: the mean, where there is no "
-    "score). A ring marks the open division. Colour and sign tell the accelerator, or the processor where there is none. Dashed "
-    "lines are equal hours of the machine's parts: lower is faster, on a lower dashed line is the same with fewer. Bold: the "
-    "fastest and the one with the fewest hours of a division and of rounds alike, which alone are ranked against each other. "
+    "One panel per benchmark and size; the size of a machine is counted in what varies: accelerators, processors, "
+    "nodes, cores "
+    "or ranks. A small dot is a run that reached the target, the large sign is the score (hollow: the mean, where "
+    "there is no "
+    "score). A ring marks the open division. Colour and sign tell the accelerator, or the processor where there is "
+    "none. Dashed "
+    "lines are equal hours of the machine's parts: lower is faster, on a lower dashed line is the same with fewer. "
+    "Bold: the "
+    "fastest and the one with the fewest hours of a division and of rounds alike, which alone are ranked against each "
+    "other. "
     "Names without room are left out, and so is throughput mode, where many runs share a machine."
 )
 

@@ -19,9 +19,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time-based roofline"
 CAPTION = (
-    "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof (up); above "
-    "the diagonal compute binds, below it memory. The dashed corner through the measured time of a phase shows how far it "
-    "is: at its roof a point would touch its corner. The orange square is what issuing the operators costs, their number "
+    "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute roof "
+    "(up); above "
+    "the diagonal compute binds, below it memory. The dashed corner through the measured time of a phase shows how "
+    "far it "
+    "is: at its roof a point would touch its corner. The orange square is what issuing the operators costs, their "
+    "number "
     "times the smallest product that was measured: a point inside waits for launches, which a plot of intensity hides. "
     "Without a count of operators the square is one launch, and a phase whose point is near it and its corner far away "
     "issues many small operators."
@@ -112,7 +115,9 @@ def _panel(
 
 
 def _corners(points: Sequence[tuple[Placed, Complexity]]) -> set[str]:
-    """Points with a corner at their measured time: phases, or kernels if they are few; of several results the first alone."""
+    """Points with a corner at their measured time: phases, or kernels if they are few; of several results the first
+    alone.
+    """
     if len({series(placed.case) for placed, _ in points}) > 1:
         return {points[0][1].name}
     return {complexity.name for placed, complexity in points if placed.point.basis != "counted" or len(points) < 4}

@@ -14,9 +14,12 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time went"
 CAPTION = (
-    "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with the time from "
-    "run_start to run_stop at the right; the fastest is on top. Staging before run_start is hatched and lies left of 0 (HPC 3.0 "
-    "rules do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, evaluation or "
+    "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with the "
+    "time from "
+    "run_start to run_stop at the right; the fastest is on top. Staging before run_start is hatched and lies left of "
+    "0 (HPC 3.0 "
+    "rules do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, "
+    "evaluation or "
     "staging."
 )
 

@@ -18,11 +18,16 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "What a larger machine gives and takes"
 CAPTION = (
-    "Four views of one benchmark. Above: the batch against the machine's size (lines: samples of a step for each of its parts) "
-    "and against epochs (lines: training steps). Below: training throughput against the machine's size (lines: samples/s of "
-    "each part) and against epochs (lines: training time). The arrow joins the smallest and the largest size of one machine in "
-    "one round and division, named in bold: along a dashed line below left it scales perfectly; the further it goes to the "
-    "right above right, the more epochs its larger batch costs. A ring marks the open division. Names without room are left "
+    "Four views of one benchmark. Above: the batch against the machine's size (lines: samples of a step for each of "
+    "its parts) "
+    "and against epochs (lines: training steps). Below: training throughput against the machine's size (lines: "
+    "samples/s of "
+    "each part) and against epochs (lines: training time). The arrow joins the smallest and the largest size of one "
+    "machine in "
+    "one round and division, named in bold: along a dashed line below left it scales perfectly; the further it goes "
+    "to the "
+    "right above right, the more epochs its larger batch costs. A ring marks the open division. Names without room "
+    "are left "
     "out."
 )
 Row = Mapping[Hashable, Any]
@@ -117,7 +122,8 @@ def _sentence(rows: pd.DataFrame) -> str:
     times = {name: large[name] / small[name] for name in ("extent", "train_rate.mean", "epochs_to_target.mean")}
     return (
         f"{times['extent']:.3g} times the {PLURAL[small['one']]} ({small['label']} to {large['name']}) gave "
-        f"{times['train_rate.mean']:.3g} times the samples/s and took {times['epochs_to_target.mean']:.3g} times the epochs "
+        f"{times['train_rate.mean']:.3g} times the samples/s and took {times['epochs_to_target.mean']:.3g} times the "
+        "epochs "
         f"({_batches(small['global_batch_size'], large['global_batch_size'])})"
     )
 
@@ -127,7 +133,9 @@ def _batches(small: float, large: float) -> str:
 
 
 def _ends(rows: pd.DataFrame) -> tuple[Row, Row] | None:
-    """The smallest and largest size of the machine with the widest range of sizes in one round and division; None without."""
+    """The smallest and largest size of the machine with the widest range of sizes in one round and division; None
+    without.
+    """
     widest: tuple[float, int, int] | None = None
     ordered = rows.sort_values(["round", "division", "machine", "device", "extent", "run_s.mean"])
     extents = ordered["extent"].to_numpy()

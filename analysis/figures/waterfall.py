@@ -25,12 +25,17 @@ from suite.statistics.comparison import Comparison
 
 TITLE = "Why is it faster?"
 CAPTION = (
-    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the total. Size: "
-    "how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine has. Speed/size: epochs per "
-    "second and one of them, below 1 where scaling is not perfect. Epochs: below 1 where the second needs more, usually for its "
+    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
+    "total. Size: "
+    "how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine has. Speed/size: "
+    "epochs per "
+    "second and one of them, below 1 where scaling is not perfect. Epochs: below 1 where the second needs more, "
+    "usually for its "
     "larger batch. Staging and other: time outside epochs. Where the "
-    "parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), consecutive sizes of one "
-    "machine and the way to the fastest; the table has every result against the fastest of its task (one division, rounds "
+    "parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), consecutive sizes "
+    "of one "
+    "machine and the way to the fastest; the table has every result against the fastest of its task (one division, "
+    "rounds "
     "alike). An inconclusive difference is not explained. The factors multiply to the ratio of scores; Is the "
     "difference real? judges by all runs."
 )
@@ -175,7 +180,8 @@ def _plans(study: Study, a: str, b: str) -> str:
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
-    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest."""
+    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest.
+    """
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)

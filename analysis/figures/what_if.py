@@ -19,10 +19,14 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "What if it ran elsewhere"
 CAPTION = (
-    "Seconds of a training step (left) and to the solution (right): measured here (bar), predicted for the other machine with as "
-    "many ranks (diamond) and the band of the prediction. Each phase keeps its efficiency and changes as its resources' times at "
-    "the ceilings do; the band is from the slowest- to the fastest-changing resource, and to the case that what the roofs do not "
-    "explain stays. Staging, phases without a resource and the number of steps stay. docs/roofline.md has the errors of such "
+    "Seconds of a training step (left) and to the solution (right): measured here (bar), predicted for the other "
+    "machine with as "
+    "many ranks (diamond) and the band of the prediction. Each phase keeps its efficiency and changes as its "
+    "resources' times at "
+    "the ceilings do; the band is from the slowest- to the fastest-changing resource, and to the case that what the "
+    "roofs do not "
+    "explain stays. Staging, phases without a resource and the number of steps stay. docs/roofline.md has the errors "
+    "of such "
     "predictions where both sides were measured."
 )
 
@@ -76,7 +80,8 @@ def answer(study: Study) -> str:
     sentences = []
     for item in _predictions(study):
         text = (
-            f"{item.case.label} ({item.case.benchmark} {item.case.size}) on {item.there.system}: a step of {_range(item.step)} "
+            f"{item.case.label} ({item.case.benchmark} {item.case.size}) on {item.there.system}: a step of "
+            f"{_range(item.step)} "
             f"instead of {si(item.case.bounds.step_s)}s"
         )
         if item.solution is not None and item.measured_solution_s is not None:

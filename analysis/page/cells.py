@@ -33,7 +33,8 @@ class Cell:
 class HtmlTable:
     """A table of the page. The first column holds row headings; columns in ``strong`` are printed bold.
 
-    ``of`` has for each row the numbers of the results that it is about (places in the study's results), by which it is filtered.
+    ``of`` has for each row the numbers of the results that it is about (places in the study's results), by which it is
+    filtered.
     """
 
     columns: tuple[str, ...]
@@ -44,7 +45,10 @@ class HtmlTable:
 
     @property
     def body(self) -> str:
-        """The rows as HTML. Written here and not by the template, which takes ten times as long for thousands of rows."""
+        """The rows as HTML.
+
+        Written here and not by the template, which takes ten times as long for thousands of rows.
+        """
         about = self.of or ((),) * len(self.rows)
         return "\n".join(self._row(cells, of) for cells, of in zip(self.rows, about, strict=True))
 
@@ -88,7 +92,9 @@ def _cell(value: Any) -> Cell:
 
 
 def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
-    """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is missing."""
+    """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is
+    missing.
+    """
     return [
         f"{_fixed(a, b, 4)} – {_fixed(b, b, 4)}" if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)

@@ -1,4 +1,7 @@
-"""Doubts about a study's numbers in words: what a reader should know before believing them. Compliance is not judged here."""
+"""Doubts about a study's numbers in words: what a reader should know before believing them.
+
+Compliance is not judged here.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was kept.
+    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
+    kept.
 
     ``files`` has the figure in the forms that were asked for ("png": bytes).
     """
@@ -51,7 +52,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question of questions.yaml with its answer and the figure behind it, or what is missing; ``needs`` in few words."""
+    """A question of questions.yaml with its answer and the figure behind it, or what is missing; ``needs`` in few
+    words.
+    """
 
     question: str
     answer: str
@@ -152,7 +155,8 @@ def _authors(module: Any) -> str:
 
 
 def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
-    """For each row of a figure's table the places of the results it is about: those of its label, benchmark and size."""
+    """For each row of a figure's table the places of the results it is about: those of its label, benchmark and size.
+    """
     if "label" not in numbers:
         return []
     keys = [name for name in ("label", "benchmark", "size", "mode") if name in numbers]

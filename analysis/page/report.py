@@ -1,7 +1,7 @@
 """A study rendered as one HTML page, one JSON document and CSV tables, all with the same numbers. Writes no file.
 
-The page has no external resources and works without scripts. It contains no time of day, host name or path: the same logs
-give the same bytes.
+The page has no external resources and works without scripts. It contains no time of day, host name or path: the same
+logs give the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clo
 class Report:
     """The page, the JSON text, and the tables by name: as CSV text and as data frames.
 
-    ``defects`` has the figures that could not be drawn: name and one line. ``figures`` are files by name ("pareto.png").
+    ``defects`` has the figures that could not be drawn: name and one line. ``figures`` are files by name
+    ("pareto.png").
     """
 
     html: str
@@ -80,8 +81,8 @@ def render_report(
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
-    ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files. ``tell`` is
-    called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
+    ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files.
+    ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
     contests = [contest_section(ranking) for ranking in rankings]
@@ -207,7 +208,9 @@ def _records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """A table as CSV without cells that a spreadsheet would run: texts of logs and names of folders may be a stranger's."""
+    """A table as CSV without cells that a spreadsheet would run: texts of logs and names of folders may be a
+    stranger's.
+    """
     written = frame.rename(columns=harmless_cell)
     for place, (_, column) in enumerate(frame.items()):
         if not pd.api.types.is_numeric_dtype(column):

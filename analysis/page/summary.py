@@ -95,7 +95,10 @@ def _company(rows: pd.DataFrame, study: Study) -> str:
 
 
 def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
-    """The most models per minute of a task. Each is one measurement of a whole machine, so nothing says how sure it is."""
+    """The most models per minute of a task.
+
+    Each is one measurement of a whole machine, so nothing says how sure it is.
+    """
     if len(rows) < 2:
         return None
     ordered = rows.sort_values("models_per_min", ascending=False)
@@ -169,7 +172,8 @@ def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: b
         said.append(f"{count_text(len(without) - LISTED, 'more result')} without a score.")
     if ranked and study.prices is None:
         said.append(
-            "Unit hours of unlike devices are not the same money: --price states what an hour costs, and then what is cheapest."
+            "Unit hours of unlike devices are not the same money: --price states what an hour costs, and then what is "
+            "cheapest."
         )
     if not ranked:
         said.append("Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size.")

@@ -1,7 +1,7 @@
 """The shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
 
-All numbers are recomputed from the public logs. Results whose logs were not at hand are missing, and `missing` names them.
-`stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
+All numbers are recomputed from the public logs. Results whose logs were not at hand are missing, and `missing` names
+them. `stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def published() -> pd.DataFrame:
 def find_score(
     round_: str | None, submitter: str | None, system: str | None, scenario: str, benchmark: str | None
 ) -> dict[str, Any] | None:
-    """Find the official score of a published result: ``score_s`` or ``models_per_min``, and the source. None if it is not known."""
+    """Find the official score of a published result: ``score_s`` or ``models_per_min``, and the source.
+
+    None if it is not known.
+    """
     document = _read_table()
     names = document["columns"]
     wanted = {"round": round_, "submitter": submitter, "system": system, "mode": scenario, "benchmark": benchmark}
@@ -65,7 +68,8 @@ def find_score(
 
 
 def missing(held: Iterable[str] = ()) -> str:
-    """The end of a sentence that names the results of the public rounds which neither the table nor ``held`` (groups) has.
+    """The end of a sentence that names the results of the public rounds which neither the table nor ``held`` (groups)
+    has.
 
     Empty if none is missing.
     """

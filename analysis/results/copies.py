@@ -13,8 +13,8 @@ SAME = ["benchmark", "size", "mode", "division"]
 def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
     """The group of the earlier round that each result repeats, all runs and the score alike; None if it is no copy.
 
-    Runs are the same if they started and lasted the same; hashes differ where names were edited. Two results of one round
-    are never copies here: each was submitted as a result of its own.
+    Runs are the same if they started and lasted the same; hashes differ where names were edited. Two results of one
+    round are never copies here: each was submitted as a result of its own.
     """
     signs = {str(name): _signature(group) for name, group in runs[~runs["pruned"]].groupby("group", sort=True)}
     earlier: dict[tuple[object, ...], list[Mapping[str, object]]] = {}

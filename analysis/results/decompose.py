@@ -1,8 +1,8 @@
 """Decompose the time of each run, T = T_staging + E * tau + T_other, and average the runs of each result. Tables only.
 
 Per run: epochs E, seconds per epoch tau, rates. Per result (group of runs): the score by the rules, and means over the
-scored runs as in the first round's joint analysis: arithmetic for times and epochs, harmonic for rates, ratios of means for
-shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
+scored runs as in the first round's joint analysis: arithmetic for times and epochs, harmonic for rates, ratios of means
+for shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
 
 
 def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None) -> Split:
-    """The mean run of a result, split for the arithmetic of speed-ups. ``size`` of its machine: compute units unless given."""
+    """The mean run of a result, split for the arithmetic of speed-ups.
+
+    ``size`` of its machine: compute units unless given.
+    """
     return Split(
         units=float(row["units"] if size is None else size),
         epochs=float(row["epochs.mean"]),
@@ -102,7 +105,10 @@ def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None)
 
 
 def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:
-    """Select the scored runs of every group. ``rules``: a run counts if it reached the target; ``status``: if it says so."""
+    """Select the scored runs of every group.
+
+    ``rules``: a run counts if it reached the target; ``status``: if it says so.
+    """
     return {
         str(name): select(group, tables.records, tables.targets[str(name)], convergence)
         for name, group in tables.runs.groupby("group", sort=True)

@@ -15,7 +15,8 @@ PLURAL = {
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of each result's machine and what one of it is called: accelerator, processor, unit, node, core or rank."""
+    """The size of each result's machine and what one of it is called: accelerator, processor, unit, node, core or rank.
+    """
 
     sizes: pd.Series
     one: str
@@ -27,11 +28,12 @@ class Extent:
 
 
 def extent(rows: pd.DataFrame) -> Extent:
-    """The size of each result's machine in the first count that is known of all and varies: compute units, nodes, cores, ranks.
+    """The size of each result's machine in the first count that is known of all and varies: compute units, nodes,
+    cores, ranks.
 
-    On one processor, where units and nodes are 1, it counts cores (ranks x threads). Ranks only where cores are not known: more
-    ranks on the same cores are no larger machine. Nothing varies: compute units. These are called accelerators or processors
-    (column ``unit``) where all results have the same.
+    On one processor, where units and nodes are 1, it counts cores (ranks x threads). Ranks only where cores are not
+    known: more ranks on the same cores are no larger machine. Nothing varies: compute units. These are called
+    accelerators or processors (column ``unit``) where all results have the same.
     """
     kinds = rows["unit"].dropna().unique()
     unit = str(kinds[0]) if len(kinds) == 1 and rows["unit"].notna().all() else "unit"
@@ -45,7 +47,8 @@ def extent(rows: pd.DataFrame) -> Extent:
 
 
 def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The rows with the size of each machine counted alike within ``by``: ``extent``, ``one`` of what it counts, and ``hours``.
+    """The rows with the size of each machine counted alike within ``by``: ``extent``, ``one`` of what it counts, and
+    ``hours``.
 
     ``hours`` is the size times the mean time of a run, in hours. Rows of unknown size are left out.
     """
@@ -59,7 +62,9 @@ def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
-    """What a compute unit of each result is: an accelerator, or a processor on a system without; None if neither is known."""
+    """What a compute unit of each result is: an accelerator, or a processor on a system without; None if neither is
+    known.
+    """
     known = systems.set_index("system_key")
     names = pd.Series(None, index=known.index, dtype=object)
     names[known["processors_per_node"] > 0] = "processor"

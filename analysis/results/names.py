@@ -64,7 +64,10 @@ def tasks(rows: pd.DataFrame) -> list[Task]:
 
 
 def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Device and machine of each result. The device is the accelerator's family, without accelerators the processor's."""
+    """Device and machine of each result.
+
+    The device is the accelerator's family, without accelerators the processor's.
+    """
     systems = systems.set_index("system_key")
     device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
     device_names = rows["system_key"].map(device).fillna("unknown device").astype(str)
@@ -85,7 +88,8 @@ def _machine(system: str) -> str | None:
 
 
 def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Name and label of each result. Names are unique in a class and round; a label adds the rounds if there are several.
+    """Name and label of each result. Names are unique in a class and round; a label adds the rounds if there are
+    several.
 
     A published result is named after its machine and number of compute units, if the machine is known; any other after
     its folder. Equal names get submitter or folder appended.

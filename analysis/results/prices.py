@@ -41,7 +41,10 @@ class Prices:
 
 
 def read_prices(given: Sequence[str]) -> Prices | None:
-    """Read ``DEVICE=NUMBER UNIT/h`` texts and YAML files of such pairs. None without any; InputError for what is neither."""
+    """Read ``DEVICE=NUMBER UNIT/h`` texts and YAML files of such pairs.
+
+    None without any; InputError for what is neither.
+    """
     rates: dict[str, tuple[float, str, str]] = {}
     for text in given:
         for device, rate, where in _entries(text):

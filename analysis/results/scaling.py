@@ -1,7 +1,7 @@
 """Speed-ups split into factors by cause, and scaling models fitted to times. Numbers in, numbers out.
 
-Extrapolations are unreliable: all models look perfect on the data they were fitted to, so each has a bootstrap band over runs
-and is shown beside the others (docs/report.md has the errors at scales that were left out).
+Extrapolations are unreliable: all models look perfect on the data they were fitted to, so each has a bootstrap band
+over runs and is shown beside the others (docs/report.md has the errors at scales that were left out).
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Factors:
-    """Speed-up from one result to another as a product: ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
+    """Speed-up from one result to another as a product: ``units`` x ``system`` x ``algorithmic`` x ``staging`` x
+    ``other``.
 
-    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed (below 1:
-    the second result needs more, usually because its batch is larger). ``staging`` and ``other`` are the effects of time
-    outside epochs.
+    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed
+    (below 1: the second result needs more, usually because its batch is larger). ``staging`` and ``other`` are the
+    effects of time outside epochs.
     """
 
     units: float
@@ -103,8 +104,8 @@ class Model:
     """A fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
 
     ``loo_error`` is the mean symmetric error of predicting each scale from all others. ``band`` gives the 5th and 95th
-    percentile over bootstrap replicates of the runs. ``last_error`` is that of predicting the largest scale, ``largest``, from
-    the smaller ones.
+    percentile over bootstrap replicates of the runs. ``last_error`` is that of predicting the largest scale,
+    ``largest``, from the smaller ones.
     """
 
     name: str
@@ -149,8 +150,8 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
 def extrapolate(models: Sequence[Model], units: float) -> tuple[float, float, float]:
     """Time at a scale: by the model with the least left-out error, and the interval over all models.
 
-    Each model's bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left out, once for
-    each doubling of the largest scale.
+    Each model's bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left
+    out, once for each doubling of the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
     low, high = math.inf, -math.inf
@@ -227,7 +228,10 @@ def _usl(n: Floats) -> Floats:
 
 
 def _least_squares(matrix: Floats, times: Floats) -> Floats:
-    """Coefficients >= 0 with the least squared relative error. Tries every set of non-zero columns, of which there are <= 3."""
+    """Coefficients >= 0 with the least squared relative error.
+
+    Tries every set of non-zero columns, of which there are <= 3.
+    """
     weighted = matrix / times[:, None]
     scale = np.linalg.norm(weighted, axis=0)
     normal = weighted / scale

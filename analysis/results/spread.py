@@ -13,10 +13,10 @@ import pandas as pd
 class RunSpread:
     """Spread of the training time E·tau over runs.
 
-    ``variance_epochs``, ``variance_epoch_time`` and ``covariance_twice`` (natural logs) sum to the variance of log(E·tau).
-    ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau), larger first.
-    ``along_epochs`` is the squared epochs component of the first axis' direction (1: all spread is convergence).
-    ``correlation`` is that of the logs, NaN if one of them does not vary.
+    ``variance_epochs``, ``variance_epoch_time`` and ``covariance_twice`` (natural logs) sum to the variance of
+    log(E·tau). ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau),
+    larger first. ``along_epochs`` is the squared epochs component of the first axis' direction (1: all spread is
+    convergence). ``correlation`` is that of the logs, NaN if one of them does not vary.
     """
 
     n: int

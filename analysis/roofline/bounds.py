@@ -1,8 +1,8 @@
 """Rooflines as arithmetic: the demand of a training step on each resource, the resource's rate, and the bounds. Pure.
 
-All quantities are of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r. A step
-takes at least the largest T_r (everything overlaps) and, if every resource runs at its ceiling, at most their sum (nothing
-overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
+All quantities are of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r. A
+step takes at least the largest T_r (everything overlaps) and, if every resource runs at its ceiling, at most their sum
+(nothing overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
 2009.05257; Wang et al., arXiv 2009.04598. docs/roofline.md has the definitions in words.
 """
 
@@ -32,7 +32,10 @@ BINDS_FROM = (
 
 @dataclass(frozen=True)
 class Demand:
-    """What one rank needs of a resource in one step: FLOPs or bytes. ``basis`` is how it is known, ``note`` the source."""
+    """What one rank needs of a resource in one step: FLOPs or bytes.
+
+    ``basis`` is how it is known, ``note`` the source.
+    """
 
     amount: float
     basis: Basis
@@ -177,7 +180,8 @@ def contradiction(term: Term, step_s: float) -> str | None:
     unit = UNITS[term.resource]
     return (
         f"{NAMES[term.resource]}: {si(term.demand.amount)}{unit} ({term.demand.basis}) in {si(step_s)}s is "
-        f"{si(term.demand.amount / step_s)}{unit}/s, above the roof of {si(term.roof.per_s)}{unit}/s ({term.roof.name}); "
+        f"{si(term.demand.amount / step_s)}{unit}/s, above the roof of {si(term.roof.per_s)}{unit}/s "
+        f"({term.roof.name}); "
         f"{_LIKELY[term.demand.basis]}"
     )
 
@@ -282,7 +286,8 @@ def moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float
 
 
 def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Ring | None:
-    """Fit latency and bandwidth to (ranks, bytes, seconds) by least squares of relative errors; None without a usable row.
+    """Fit latency and bandwidth to (ranks, bytes, seconds) by least squares of relative errors; None without a usable
+    row.
 
     If the best latency would be negative, it is 0 and only the bandwidth is fitted.
     """
@@ -306,7 +311,9 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
 
 
 def scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
-    """`network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank; None if one is beyond 2^24 ranks."""
+    """`network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank; None if one is beyond 2^24
+    ranks.
+    """
     fast = network_scale(lambda n: fast_s / n, network_s)
     slow = network_scale(lambda n: max(fast_s, slow_s) / n, network_s)
     return None if fast is None or slow is None else (fast, slow)

@@ -1,6 +1,8 @@
-"""Results as cases for the rooflines: what one rank asked of each resource in a step, the roofs, and the time of the step.
+"""Results as cases for the rooflines: what one rank asked of each resource in a step, the roofs, and the time of the
+step.
 
-Own results are compared with measured ceilings (analysis.sources.ceilings), published ones with analysis.roofline.published.
+Own results are compared with measured ceilings (analysis.sources.ceilings), published ones with
+analysis.roofline.published.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ GRADIENT_BYTES = 4
 class Case:
     """One result, or a published one (``ceilings`` None): its step and the bounds on it.
 
-    ``group`` identifies the result: results of different classes may have the same ``label``. ``remark`` is what a reader
-    must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the computation: at its roof,
-    and where it is as slow as the whole step was.
+    ``group`` identifies the result: results of different classes may have the same ``label``. ``remark`` is what a
+    reader must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the
+    computation: at its roof, and where it is as slow as the whole step was.
     """
 
     group: str
@@ -132,7 +134,8 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
-    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing."""
+    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing.
+    """
     steps = steps_of(study)
     runs = _runs_with_phases(study, row, steps)
     if runs.empty:

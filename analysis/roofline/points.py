@@ -58,7 +58,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Machine:
-    """A ceilings file, the results on that machine, and their points. ``levels``: memory roofs, the smallest level first."""
+    """A ceilings file, the results on that machine, and their points.
+
+    ``levels``: memory roofs, the smallest level first.
+    """
 
     file: Ceilings
     cases: tuple[Case, ...]
@@ -162,7 +165,9 @@ def kernels(counted: Counters | None, level: str) -> list[Point]:
 
 
 def _points(case: Case) -> Iterator[Point]:
-    """The step and those of its phases whose work is known: forward and backward pass, and the optimizer if it was logged."""
+    """The step and those of its phases whose work is known: forward and backward pass, and the optimizer if it was
+    logged.
+    """
     work = case.work
     assert work is not None
     flops, traffic = work.demands.get("compute"), work.demands.get("memory")

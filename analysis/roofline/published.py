@@ -1,4 +1,5 @@
-"""Roofs and work of the published systems, read from analysis/roofline/published.yaml. We measured none of these numbers.
+"""Roofs and work of the published systems, read from analysis/roofline/published.yaml. We measured none of these
+numbers.
 
 `modelled` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
 sample over the host link, and one exchange of the gradients over a ring at the nodes' network rate.
@@ -106,7 +107,8 @@ def numbers(file: Published) -> list[tuple[str, str, Number]]:
 
 
 def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number."""
+    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number.
+    """
     file = table()
     benchmark = str(row["benchmark"])
     device = file.devices.get(str(row["device"]))

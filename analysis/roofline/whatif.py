@@ -1,8 +1,8 @@
 """Predict a measured step for other ceilings, another batch or other ranks. Pure: no files.
 
-Each phase keeps its efficiency: its time changes by the same factor as the times Q / C of its resources.
-The band covers what else the measurement allows: only the slowest- or only the fastest-changing resource matters; the time
-that the roofs do not explain stays; new communication is hidden, or as inefficient as the rest. MODEL_ERROR is added for
+Each phase keeps its efficiency: its time changes by the same factor as the times Q / C of its resources. The band
+covers what else the measurement allows: only the slowest- or only the fastest-changing resource matters; the time that
+the roofs do not explain stays; new communication is hidden, or as inefficient as the rest. MODEL_ERROR is added for
 what no roof knows (slower ranks, other libraries).
 """
 

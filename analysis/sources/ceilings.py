@@ -1,7 +1,7 @@
 """Ceilings and counters files, and which of them belong to the systems of a report. Formats: docs/ceilings.md.
 
-A file belongs to a result if its system id is one of the names of the result's system. If the files name one system only, it
-is used for every result, and the report says so.
+A file belongs to a result if its system id is one of the names of the result's system. If the files name one system
+only, it is used for every result, and the report says so.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ READERS: Mapping[str, Reader] = {
 
 @dataclass(frozen=True)
 class Sources:
-    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests."""
+    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests.
+    """
 
     logs: tuple[Path, ...]
     inputs: Inputs
@@ -85,8 +86,8 @@ class Sources:
 def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
     """Read the JSON files among the paths; all others are logs or folders of logs, whose content is not read here.
 
-    ``what_if`` are ceilings files of machines to predict for. InputError if there is no log, and for a file that is neither
-    a log nor of a known kind.
+    ``what_if`` are ceilings files of machines to predict for. InputError if there is no log, and for a file that is
+    neither a log nor of a known kind.
     """
     files = [path for path in paths if path.is_file() and path.suffix == ".json"]
     logs = tuple(path for path in paths if path not in files)
@@ -119,7 +120,10 @@ def read_ceilings(path: Path) -> Ceilings:
 
 
 def read_file(path: Path) -> object:
-    """Read a JSON file by the reader of its kind. InputError, one line that names the file and what is wrong with it."""
+    """Read a JSON file by the reader of its kind.
+
+    InputError, one line that names the file and what is wrong with it.
+    """
     try:
         document = read_json(path, limits().file)
     except (OSError, ValueError) as error:

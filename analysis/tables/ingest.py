@@ -1,7 +1,7 @@
 """Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
 
-Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row with a column that
-says so. Scores are not computed here (see analysis.results.decompose).
+Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row with a
+column that says so. Scores are not computed here (see analysis.results.decompose).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 class Tables:
     """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
 
-    ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not followed.
-    ``judged``: what the checker says of each log by itself, by its path, where it was asked.
+    ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not
+    followed. ``judged``: what the checker says of each log by itself, by its path, where it was asked.
     """
 
     runs: pd.DataFrame
@@ -140,7 +140,10 @@ def counts(text: str) -> list[float]:
 
 
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The system as its package describes it, else as the run collected it. Fields are text; absent fields are left out."""
+    """The system as its package describes it, else as the run collected it.
+
+    Fields are text; absent fields are left out.
+    """
     described = place.description
     fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
@@ -196,7 +199,10 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _mark_repeats(runs: list[dict[str, Any]]) -> None:
-    """Mark runs published before: same benchmark, run_start and length. Their hash may differ, because names were edited."""
+    """Mark runs published before: same benchmark, run_start and length.
+
+    Their hash may differ, because names were edited.
+    """
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(runs, key=lambda r: (r["round"], r["mode"], r["run"])):
         row["carried_over_from"] = row["repeats"] = None
@@ -210,7 +216,10 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
 
 
 def _complete_from_systems(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fill in scale and division from the system description. Where the log says otherwise both are kept and flagged."""
+    """Fill in scale and division from the system description.
+
+    Where the log says otherwise both are kept and flagged.
+    """
     members = Counter(row["group"] for row in runs if not row["pruned"])
     for row in runs:
         system = systems[row["system_key"]]

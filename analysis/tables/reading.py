@@ -1,4 +1,7 @@
-"""Reads one log into rows of the tables: run, epochs, evals, phases, ranks, experts. No pandas: worker processes start fast."""
+"""Reads one log into rows of the tables: run, epochs, evals, phases, ranks, experts.
+
+No pandas: worker processes start fast.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ class Reading:
 
 
 def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> Reading:
-    """Read one log. The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any."""
+    """Read one log.
+
+    The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any.
+    """
     log = read_events(file.path, steps=False)
     record = summarise(log)
     judged_by = rules.get(file.path)
@@ -172,7 +178,9 @@ def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
 
 
 def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `EXPERT_COLUMNS` but for the run; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is JSON."""
+    """Rows of `EXPERT_COLUMNS` but for the run; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is
+    JSON.
+    """
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.WINDOW_STATS):
         stats = event.value if isinstance(event.value, dict) else {}

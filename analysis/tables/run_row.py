@@ -255,7 +255,10 @@ def _goodput(log: Log) -> dict[str, Any]:
 
 
 def _drop_implausible(row: dict[str, Any]) -> str | None:
-    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them. Times may be negative, never so long."""
+    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them.
+
+    Times may be negative, never so long.
+    """
     names = [
         name
         for name, above_zero, is_time in _limited(tuple(row))

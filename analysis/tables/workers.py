@@ -27,14 +27,15 @@ def mapped(
 ) -> list[Result]:
     """Call ``work`` for every item, in as many processes as there are cores. Only items and results are pickled.
 
-    ``tell`` is called with items done and in total. With ``alone`` this process does it all, which is faster for little work.
-    An exception of the work is raised here. OSError if a process ends before its work, as one does that is out of memory.
+    ``tell`` is called with items done and in total. With ``alone`` this process does it all, which is faster for little
+    work. An exception of the work is raised here. OSError if a process ends before its work, as one does that is out of
+    memory.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if alone or count < 2 or multiprocessing.current_process().daemon:
         return _collect(map(work, items), len(items), tell)
-    # Processes and not threads, because decoding holds the GIL. They are forked, because a spawned process would import all
-    # modules again and could not be given a closure or a table without pickling it.
+    # Processes and not threads, because decoding holds the GIL. They are forked, because a spawned process would import
+    # all modules again and could not be given a closure or a table without pickling it.
     pool = ProcessPoolExecutor(
         min(count, MOST_PROCESSES, -(-len(items) // chunk)),
         multiprocessing.get_context("fork"),

@@ -88,7 +88,10 @@ def pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> P
 
 
 def pace_from_record(record: RunRecord, ranks: int) -> Pace:
-    """Compute the pace from an earlier run, assuming throughput in proportion to ranks. InputError if no epoch is complete."""
+    """Compute the pace from an earlier run, assuming throughput in proportion to ranks.
+
+    InputError if no epoch is complete.
+    """
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or not record.ranks:
         raise InputError(f"{record.path}: no complete epoch to estimate from")
@@ -136,7 +139,8 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
         )
     elif not array and fit < cost.trials_in_sequence:
         found.append(
-            f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that is cut "
+            f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that "
+            "is cut "
             f"would be resumed and not scored; ask for --time-limit {_ask(cost.job_s or 0.0)}, or --array"
         )
     return found

@@ -1,4 +1,6 @@
-"""What an attempt at a trial leaves beside it: a heartbeat while its local launcher lives, and the exit code of its worker."""
+"""What an attempt at a trial leaves beside it: a heartbeat while its local launcher lives, and the exit code of its
+worker.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from suite.errors import InputError
 from suite.files import read_bytes
 from suite.log.limits import EXIT_CODE_BYTES
 
-# Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set them.
+# Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set
+# them.
 SETTINGS = (
     "MLHPC_PYTHON",
     "MLHPC_SIZE",
@@ -107,7 +108,9 @@ def started_jobs(run: Path) -> set[str]:
 
 
 def exit_codes(run: Path, job: str) -> list[int]:
-    """The exit codes that the job's script wrote to the run folder: one per array task, none for a task that was killed."""
+    """The exit codes that the job's script wrote to the run folder: one per array task, none for a task that was
+    killed.
+    """
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
         if re.fullmatch(rf"{job}(_\d+)?", path.name):

@@ -1,7 +1,8 @@
-"""Runs one trial under mpiexec on this machine: starts it, shows and logs its output, stops it, leaves no process behind.
+"""Runs one trial under mpiexec on this machine: starts it, shows and logs its output, stops it, leaves no process
+behind.
 
-`worker_command` and `mpiexec_command` build the command line and `explain_end` interprets the exit code; only `run_local`
-touches processes.
+`worker_command` and `mpiexec_command` build the command line and `explain_end` interprets the exit code; only
+`run_local` touches processes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def worker_command(
     replace_failed: bool = False,
     python: str = sys.executable,
 ) -> list[str]:
-    """The command line of one rank (docs/architecture.md, "The worker"). ``seed`` is the base: trial i gets seed + i."""
+    """The command line of one rank (docs/architecture.md, "The worker").
+
+    ``seed`` is the base: trial i gets seed + i.
+    """
     command = suite_command("run", workload, python=python)
     command += ["--config", config, "--output", str(run), "--trial", str(trial)]
     command += ["--mode", mode] if mode != "strong" else []
@@ -113,15 +117,17 @@ def rank_signal(line: str) -> int | None:
 
 
 def is_late(line: str) -> bool:
-    """True for the line before the stack of a rank that could not be connected with the others (suite.training.startup)."""
+    """True for the line before the stack of a rank that could not be connected with the others
+    (suite.training.startup).
+    """
     return bool(_LATE.fullmatch(line))
 
 
 def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
     """The trial's exit code, and a message if the worker could not print one itself.
 
-    ``ended_by`` is the signal from `rank_signal`; a negative ``returncode`` means that a signal ended the process we started.
-    ``late``: a line for which `is_late` holds was printed.
+    ``ended_by`` is the signal from `rank_signal`; a negative ``returncode`` means that a signal ended the process we
+    started. ``late``: a line for which `is_late` holds was printed.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
@@ -150,9 +156,9 @@ def run_local(
 
     Everything the ranks print is appended to ``log`` and passed to ``echo`` line by line; ``say`` gets at most one
     message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
-    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed, and
-    ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself failed.
-    ``on_stop`` is called at the first signal: ranks that had come to their end notice none.
+    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed,
+    and ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself
+    failed. ``on_stop`` is called at the first signal: ranks that had come to their end notice none.
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
@@ -243,7 +249,10 @@ class _Output:
 
 
 class _Attendance:
-    """Watches mpiexec and its proxy. If either ends before the ranks, nobody ends the others when one dies, so this does."""
+    """Watches mpiexec and its proxy.
+
+    If either ends before the ranks, nobody ends the others when one dies, so this does.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, grace_s: float) -> None:
         self._process, self._token, self._ranks, self._grace_s = process, token, ranks, grace_s
@@ -304,7 +313,10 @@ class _Stop:
 
 @contextmanager
 def _forwarded(handler: _Stop) -> Iterator[None]:
-    """Send signals of this process to the handler. Python allows that in the main thread only; elsewhere nothing is done."""
+    """Send signals of this process to the handler.
+
+    Python allows that in the main thread only; elsewhere nothing is done.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

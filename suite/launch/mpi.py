@@ -1,7 +1,7 @@
 """Tries MPI: loads the library, starts two ranks, and says what to do if the launcher and the library do not fit.
 
-Package lists prove nothing: mpi4py takes the first MPI library that it finds, which on a cluster may be the site's or the one of
-the ``mpich`` wheel, and a launcher of another MPI starts ranks that do not see each other.
+Package lists prove nothing: mpi4py takes the first MPI library that it finds, which on a cluster may be the site's or
+the one of the ``mpich`` wheel, and a launcher of another MPI starts ranks that do not see each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "p
 
 @dataclass(frozen=True)
 class Site:
-    """What a cluster offers: its compiler wrapper, the loaded modules that are an MPI, and whether there are modules at all."""
+    """What a cluster offers: its compiler wrapper, the loaded modules that are an MPI, and whether there are modules at
+    all.
+    """
 
     mpicc: str | None
     loaded: tuple[str, ...]

@@ -57,7 +57,8 @@ def refuse_ranks(launch: Launch | None, ranks: int) -> None:
 def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
     """Be one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit code.
 
-    An error of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank ends all ranks with its message.
+    An error of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank ends all ranks with its
+    message.
     """
     from suite.world import World
 

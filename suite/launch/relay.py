@@ -1,8 +1,9 @@
-"""A process between a trial's ranks and its launcher: passes their output on to the log and to the launcher, and outlives it.
+"""A process between a trial's ranks and its launcher: passes their output on to the log and to the launcher, and
+outlives it.
 
-If the launcher read its ranks' output itself, they would lose it with the launcher, and a rank that prints would end before its
-checkpoint is saved. A full disk or a launcher that has gone costs lines only. Ranks that are still there a grace period
-after the launcher's end are killed.
+If the launcher read its ranks' output itself, they would lose it with the launcher, and a rank that prints would end
+before its checkpoint is saved. A full disk or a launcher that has gone costs lines only. Ranks that are still there a
+grace period after the launcher's end are killed.
 """
 
 from __future__ import annotations

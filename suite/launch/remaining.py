@@ -32,7 +32,10 @@ class Expectation:
 
 
 def find_expectation(folder: RunFolder) -> Expectation | None:
-    """The expectation for a run folder. None for a workload that is not installed here, or a folder without run.json."""
+    """The expectation for a run folder.
+
+    None for a workload that is not installed here, or a folder without run.json.
+    """
     try:
         info = folder.read_info()
         chosen = descriptor(info.workload)
@@ -61,8 +64,8 @@ def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
 class SeriesClock:
     """The time left of a series of trials that run one after another, from the lines that their ranks print.
 
-    A trial is expected to take as many epochs as ``expected``, or as those that have reached the target here once they are
-    `ENOUGH`, and the others as long to start as these.
+    A trial is expected to take as many epochs as ``expected``, or as those that have reached the target here once they
+    are `ENOUGH`, and the others as long to start as these.
     """
 
     def __init__(self, trials: int, expected: Epochs | None, clock: Callable[[], float]) -> None:

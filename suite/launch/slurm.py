@@ -97,12 +97,13 @@ class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Job:
-    """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the nodes.
+    """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the
+    nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
-    size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes`` and
-    ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first, 0: they are not;
-    ``spares``: nodes more than the trials need.
+    size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes``
+    and ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first, 0: they are
+    not; ``spares``: nodes more than the trials need.
     """
 
     workload: str
@@ -161,7 +162,8 @@ class Job:
 
 
 def sbatch_script(job: Job) -> str:
-    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out."""
+    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out.
+    """
     parts = _parts(job)
 
     def text(match: re.Match[str]) -> str:

@@ -31,10 +31,10 @@ def run_trials(
 ) -> int:
     """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
-    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise. A stop
-    that comes when the ranks of a trial are done ends it too.
-    ``overrides`` apply to a trial that is added to a folder whose config was written before. With ``resume`` a trial that is
-    done, or failed and is not to be replaced, is left as it is and counts with its own exit code.
+    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise. A
+    stop that comes when the ranks of a trial are done ends it too. ``overrides`` apply to a trial that is added to a
+    folder whose config was written before. With ``resume`` a trial that is done, or failed and is not to be replaced,
+    is left as it is and counts with its own exit code.
     """
     codes: list[int] = []
     stops: list[int] = []
@@ -81,7 +81,10 @@ def run_trials(
 
 
 def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
-    """Why the trial that ended with this code is the last of its series. ``stopped``: a signal came. None if it is not."""
+    """Why the trial that ended with this code is the last of its series.
+
+    ``stopped``: a signal came. None if it is not.
+    """
     log = newest_log(folder, trial)
     if code == ExitCode.FAILED and (log is None or not began(log)):
         return "failed before it began"
@@ -134,7 +137,10 @@ class _Plain:
 
 
 class _Terminal:
-    """A progress bar over the trials with the newest line beside it. The last line of each finished trial stays above the bar."""
+    """A progress bar over the trials with the newest line beside it.
+
+    The last line of each finished trial stays above the bar.
+    """
 
     def __init__(self, trials: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

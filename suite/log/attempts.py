@@ -1,7 +1,8 @@
-"""What becomes of a trial when its run folder is continued: it starts, resumes from its checkpoint, or is left as it is.
+"""What becomes of a trial when its run folder is continued: it starts, resumes from its checkpoint, or is left as it
+is.
 
-A log that never reached run_start is no run: it is moved aside and the trial starts afresh. A run that began and failed counts,
-as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too.
+A log that never reached run_start is no run: it is moved aside and the trial starts afresh. A run that began and failed
+counts, as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False) 
 
 
 def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
-    """Find what to do with a trial, and move aside the logs of failed attempts in its way. OSError if one cannot be moved.
+    """Find what to do with a trial, and move aside the logs of failed attempts in its way. OSError if one cannot be
+    moved.
 
     Only the process that owns the trial may call it: nobody may be writing its logs.
     """

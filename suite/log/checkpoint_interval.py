@@ -1,4 +1,5 @@
-"""How often a run should save a checkpoint: the intervals of Young (1974) and Daly (2006), and the share of time that then counts.
+"""How often a run should save a checkpoint: the intervals of Young (1974) and Daly (2006), and the share of time that
+then counts.
 
 The expected ratio is that of Kokolis et al. (HPCA 2025, arXiv 2410.21680).
 """
@@ -92,6 +93,7 @@ def advice_line(advice: dict[str, Any]) -> str:
         basis = f"from {advice['interruptions']} seen, 90 % {duration_text(low)} to {duration_text(high)}"
     return (
         f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
-        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {advice['save_s']:.3g} s and a restart of "
+        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {advice['save_s']:.3g} s and a "
+        "restart of "
         f"{advice['restart_s']:.3g} s; then {advice['expected_ratio']:.1%} would count (modelled)"
     )

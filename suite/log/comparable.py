@@ -1,4 +1,5 @@
-"""Says which results may be ranked against each other: those of one division, over the same data, whose times include the same.
+"""Says which results may be ranked against each other: those of one division, over the same data, whose times include
+the same.
 
 Rounds of MLPerf HPC differ in both (hpc_training_rules.adoc of each round).
 """

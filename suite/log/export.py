@@ -40,7 +40,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSeries:
-    """The series of one log, by name, each in the order of the log. ``label`` is a path of clean names without ``..``."""
+    """The series of one log, by name, each in the order of the log.
+
+    ``label`` is a path of clean names without ``..``.
+    """
 
     path: Path
     label: str
@@ -182,7 +185,9 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
 
 
 def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[str]:
-    """Write the last value of each series as gauges, for the textfile collector of the node exporter; without a file yield them."""
+    """Write the last value of each series as gauges, for the textfile collector of the node exporter; without a file
+    yield them.
+    """
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError:

@@ -1,7 +1,7 @@
 """Where the time of a trial went that may have been interrupted.
 
-Goodput, or effective training time ratio (ETTR): the part of the time since the trial's first process started in which training was
-done that counts: from run_start, without checkpoint stalls, and without what an interruption lost.
+Goodput, or effective training time ratio (ETTR): the part of the time since the trial's first process started in which
+training was done that counts: from run_start, without checkpoint stalls, and without what an interruption lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from suite.log.values import finite
 
 @dataclass(frozen=True)
 class Interruption:
-    """What one interruption cost, in seconds: lost training, time until the next attempt's process, and until its run_start."""
+    """What one interruption cost, in seconds: lost training, time until the next attempt's process, and until its
+    run_start.
+    """
 
     lost_s: float
     down_s: float
@@ -29,9 +31,9 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Goodput:
-    """One trial. Seconds: ``useful`` training and evaluation that counts, ``lost`` because no checkpoint had it, ``stalled`` by
-    checkpoints, ``starting`` from the process to run_start of all attempts, ``restarting`` that of all but the first, ``down``
-    between attempts.
+    """One trial. Seconds: ``useful`` training and evaluation that counts, ``lost`` because no checkpoint had it,
+    ``stalled`` by checkpoints, ``starting`` from the process to run_start of all attempts, ``restarting`` that of all
+    but the first, ``down`` between attempts.
 
     They add up to ``wall`` (``restarting`` is part of ``starting``). ``saves`` are the checkpoints of all attempts,
     ``stall_s`` and ``write_s`` what one takes on average; None without any.
@@ -72,7 +74,10 @@ class Goodput:
 
 
 def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
-    """Decompose the time of a trial from the logs of its attempts. None if none has an event; OSError if one cannot be read."""
+    """Decompose the time of a trial from the logs of its attempts.
+
+    None if none has an event; OSError if one cannot be read.
+    """
     paths = [*folder.failed(trial), folder.result(trial), *folder.resumed(trial)]
     logs = [events for events in (read_events(path, steps=False).events for path in paths if path.exists()) if events]
     if not logs:
@@ -121,7 +126,10 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
 
 
 def _run(events: Sequence[Event]) -> tuple[float, float]:
-    """When an attempt's run began and ended. One that never began is all start; one without an end ends with its last event."""
+    """When an attempt's run began and ended.
+
+    One that never began is all start; one without an end ends with its last event.
+    """
     latest = max(event.time_ms for event in events)
     start = next((event.time_ms for event in events if event.key == mllog.RUN_START), None)
     if start is None:
@@ -130,7 +138,8 @@ def _run(events: Sequence[Event]) -> tuple[float, float]:
 
 
 def _launched_s(events: Sequence[Event]) -> float:
-    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged."""
+    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged.
+    """
     value = next((event.value for event in events if event.key == mllog.STARTUP), None)
     parts = [value.get(name) for name in ("interpreter", "imports")] if isinstance(value, dict) else []
     return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))

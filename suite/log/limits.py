@@ -18,10 +18,12 @@ _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest sizes in bytes. The largest published log has 20 MB, its longest line 2 kB, the largest manifest a line per file.
+    """Largest sizes in bytes. The largest published log has 20 MB, its longest line 2 kB, the largest manifest a line
+    per file.
 
-    ``file``: any file, logs too; ``line``: a line of a log with the MLLOG token; ``events``: all lines of a log that are kept as
-    events, which take about five times as much memory; ``json``: a system description or another small JSON file.
+    ``file``: any file, logs too; ``line``: a line of a log with the MLLOG token; ``events``: all lines of a log that
+    are kept as events, which take about five times as much memory; ``json``: a system description or another small JSON
+    file.
     """
 
     file: int = 4 * _GIB

@@ -92,11 +92,11 @@ OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, o
 class EventLog:
     """Write events to a log file. Every rank makes every call; only the rank that was given a path writes.
 
-    Each line is written before the call returns, so that a killed run leaves whole lines. If the disk is full, the run goes on:
-    lines wait in memory until there is space, and `close` raises OSError if there never was.
+    Each line is written before the call returns, so that a killed run leaves whole lines. If the disk is full, the run
+    goes on: lines wait in memory until there is space, and `close` raises OSError if there never was.
 
-    ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten. With ``later`` the
-    file is made by `open`, and events wait for that: a trial that is refused before leaves no log.
+    ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten. With
+    ``later`` the file is made by `open`, and events wait for that: a trial that is refused before leaves no log.
     """
 
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None, later: bool = False) -> None:
@@ -178,7 +178,9 @@ class EventLog:
 
 
 def jsonable(value: Any) -> Any:
-    """Convert any Python value to plain JSON: numpy and torch values to lists or numbers; NaN, infinities and all else to text."""
+    """Convert any Python value to plain JSON: numpy and torch values to lists or numbers; NaN, infinities and all else
+    to text.
+    """
     if value is None or isinstance(value, str | bool):
         return value if not isinstance(value, str) else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, int):

@@ -20,7 +20,8 @@ _TIMES = ("own_s", "other_s", "stolen_s")
 
 @dataclass(frozen=True)
 class OtherWork:
-    """What others took of the node where their share was largest: ``taken`` of ``cpus``, mean over the run's ``seconds``.
+    """What others took of the node where their share was largest: ``taken`` of ``cpus``, mean over the run's
+    ``seconds``.
 
     ``stolen`` is the part of ``taken`` that the hypervisor gave to other guests.
     """

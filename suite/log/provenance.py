@@ -1,6 +1,7 @@
 """Reads what `mlhpc package` kept of the run folders of a result: run.json and the facts of the nodes.
 
-They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/ of the package.
+They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/ of the
+package.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from suite.log.results_tree import Group, SystemFile, read_system
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of other logs."""
+    """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of
+    other logs.
+    """
 
     infos: tuple[SystemFile, ...]
     facts: Mapping[str, SystemFile]
@@ -65,7 +68,8 @@ def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
 def problem_of_config(folder: Path, record: RunRecord) -> str | None:
     """Say why a kept folder has not the file of settings that a log states. None if it has, or the log states none.
 
-    A copy that origin.json calls redacted has another sha256; it must still hold the settings that the log has in run_config.
+    A copy that origin.json calls redacted has another sha256; it must still hold the settings that the log has in
+    run_config.
     """
     if record.config_file is None:
         return None

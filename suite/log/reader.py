@@ -1,7 +1,7 @@
 """Read a log: each line with the MLLOG token becomes an `Event` or a `Problem`. No content of a log raises.
 
-A log may be a stranger's, and damaged or hostile. So lines, the file and what is kept of it have limits, time grows with the
-length of the file and no faster, and all that is not an event is counted as a problem with its line.
+A log may be a stranger's, and damaged or hostile. So lines, the file and what is kept of it have limits, time grows
+with the length of the file and no faster, and all that is not an event is counted as a problem with its line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Log:
-    """The events of a log in file order, the first lines that could not be read, and the number of step events not kept.
+    """The events of a log in file order, the first lines that could not be read, and the number of step events not
+    kept.
 
     ``damaged`` counts all problems, of which ``problems`` has the first `LISTED_PROBLEMS`.
     """
@@ -87,10 +88,12 @@ class Log:
 def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = None) -> Log:
     """Read the events of a log file, or of about its first bytes. No content raises.
 
-    Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table uses.
-    With ``steps`` false only the first and the last event of consecutive steps are kept, which still shows times that go back.
+    Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table
+    uses. With ``steps`` false only the first and the last event of consecutive steps are kept, which still shows times
+    that go back.
 
-    OSError that names the file if it cannot be read, is no regular file or is larger than the limits (suite.log.limits).
+    OSError that names the file if it cannot be read, is no regular file or is larger than the limits
+    (suite.log.limits).
     """
     most = limits()
     events: list[Event] = []
@@ -138,7 +141,10 @@ _PLAIN = _TOKEN + b" {"  # as a line begins that this suite or mlcommons/logging
 
 
 def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
-    """Yield the lines. A line above the limit is read in pieces and never held: what is yielded of it is too long as well."""
+    """Yield the lines.
+
+    A line above the limit is read in pieces and never held: what is yielded of it is too long as well.
+    """
     while first_bytes is None or file.tell() < first_bytes:
         line = file.readline(longest + 1)
         if not line:
@@ -189,8 +195,9 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
                 names = _NAMES + _count_names(record.value, 1) + _count_names(record.metadata, 1)
         except (ValueError, RecursionError):  # NaN, a lone surrogate, a number out of range: json may still take it
             names = -1
-        # msgspec takes the last of two values with one name, which would hide the first. Each name has one colon, so with as
-        # many colons as names none is there twice. A text with a colon is counted too, and decoded the other way.
+        # msgspec takes the last of two values with one name, which would hide the first. Each name has one colon, so
+        # with as many colons as names none is there twice. A text with a colon is counted too, and decoded the other
+        # way.
         if names == text.count(b":"):
             return [Event(record.key, record.value, record.time_ms, record.event_type, record.metadata, number)]
     return _decode_unusual(line, number)
@@ -220,7 +227,10 @@ _CUT_AT = 2**12  # characters
 
 
 def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
-    """Yield every record on a line. A launcher may have put a rank before it; two ranks may have written to one line."""
+    """Yield every record on a line.
+
+    A launcher may have put a rank before it; two ranks may have written to one line.
+    """
     text, token = line.removesuffix(b"\n").decode("utf-8", "replace"), _TOKEN.decode()
     position = text.find(token)
     while position >= 0:

@@ -1,7 +1,7 @@
 """RunRecord: what one log says about one run. It applies no rule; times come from suite.log.timeline.
 
-Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the first
-run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.
+Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the
+first run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 
 
 class MetricValue(NamedTuple):
-    """One logged value of the metric. ``time_s`` counts from run_start; ``epoch`` is the log's own number, or its samples_count."""
+    """One logged value of the metric.
+
+    ``time_s`` counts from run_start; ``epoch`` is the log's own number, or its samples_count.
+    """
 
     epoch: float | None
     value: float
@@ -43,7 +46,10 @@ class MetricValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of all training steps of a run by phase. The first five sum to ``step_s``; overlapped communication is inside."""
+    """Seconds of all training steps of a run by phase.
+
+    The first five sum to ``step_s``; overlapped communication is inside.
+    """
 
     data_wait_s: float
     forward_backward_s: float
@@ -120,7 +126,10 @@ class RunRecord:
 
     @property
     def company(self) -> OtherWork | None:
-        """What others took of the CPUs, if that may have slowed the run. None in throughput mode: instances run at once."""
+        """What others took of the CPUs, if that may have slowed the run.
+
+        None in throughput mode: instances run at once.
+        """
         return (
             self.other_work if self.other_work is not None and self.other_work.counts and self.mode != "weak" else None
         )
@@ -134,7 +143,10 @@ class RunRecord:
 
 
 def summarise(log: Log, metric: str | None = None) -> RunRecord:
-    """Summarise any log; fields that it does not support are None. ``metric``: the benchmark's key, as logs may have both."""
+    """Summarise any log; fields that it does not support are None.
+
+    ``metric``: the benchmark's key, as logs may have both.
+    """
     run = log.until(mllog.RUN_STOP)
     start, stop, mode = map(run.first, (mllog.RUN_START, mllog.RUN_STOP, mllog.RUN_MODE))
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
@@ -194,7 +206,10 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
 
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
-    """The plain name and the sha256 of a file that an event config_file states. None without one, or if it states another thing."""
+    """The plain name and the sha256 of a file that an event config_file states.
+
+    None without one, or if it states another thing.
+    """
     if event is None or not isinstance(event.value, str) or not re.fullmatch(_PLAIN_NAME, event.value):
         return None
     sha256 = event.metadata.get("sha256")
@@ -226,7 +241,10 @@ def _value(run: Log, key: str) -> Any:
 
 
 def _counted(run: Log) -> CountedEnergy | None:
-    """Sum the ``energy`` events. A counter that an event lacks was lost and is left out; None if no counter is in all."""
+    """Sum the ``energy`` events.
+
+    A counter that an event lacks was lost and is left out; None if no counter is in all.
+    """
     events = [event for event in run.every(mllog.ENERGY) if isinstance(event.value, Mapping)]
     names = set.intersection(*(set(event.value) for event in events)) if events else set()
     found = {}
@@ -265,7 +283,9 @@ NOT_HYPERPARAMETERS = frozenset(
 
 
 def _hyperparameters(run: Log) -> Mapping[str, Any]:
-    """Collect the first value of every key that is not the harness's: all keys before run_start, opt_* and dropout anywhere."""
+    """Collect the first value of every key that is not the harness's: all keys before run_start, opt_* and dropout
+    anywhere.
+    """
     found: dict[str, Any] = {}
     start = run.places[mllog.RUN_START][0] if mllog.RUN_START in run.places else len(run.events)
     for key, places in run.places.items():
@@ -299,7 +319,9 @@ LONGEST_CHOICE, MOST_CHOICES = 200, 64  # characters of a name or an answer; cho
 
 
 def read_choices(log: Log) -> dict[str, str]:
-    """Read what was chosen on the machine of the run, by the name of each question; of a stranger's log only short texts."""
+    """Read what was chosen on the machine of the run, by the name of each question; of a stranger's log only short
+    texts.
+    """
     found = {}
     for event in log.events:
         value = event.value if event.key == mllog.MEASURED_CHOICE else None

@@ -38,7 +38,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the names of the folders above a log say. ``scenario`` and ``benchmark`` are None if the layout has no such folder."""
+    """What the names of the folders above a log say.
+
+    ``scenario`` and ``benchmark`` are None if the layout has no such folder.
+    """
 
     package: Path
     system: str
@@ -114,8 +117,8 @@ class SystemFile:
 class LogFile:
     """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
 
-    ``kind``: run is a folder with run.json, package an MLPerf tree, loose anything else. ``mode`` is None outside packages,
-    ``round`` unless a folder above is named after one.
+    ``kind``: run is a folder with run.json, package an MLPerf tree, loose anything else. ``mode`` is None outside
+    packages, ``round`` unless a folder above is named after one.
     """
 
     path: Path
@@ -142,7 +145,8 @@ _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
 def find(path: Path, *, partly: bool = False) -> Tree:
     """Find what there is under ``path``: a log, a folder of logs, a package, a round.
 
-    OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. InputError for a device.
+    OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. InputError for a
+    device.
     """
     if path.is_file():
         return Tree(path, (Group(path.parent, (path,)),), ())
@@ -223,8 +227,8 @@ def list_files(folder: Path) -> list[Path]:
 def walk(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[Path, list[str], list[str]]]:
     """List each folder below ``top`` with its folders and its other entries, sorted; a caller may remove folders.
 
-    Links are not followed. ``unread`` is called for a folder that cannot be read. Unlike os.walk of Python 3.11 it does not
-    call itself, which ends at a thousand nested folders.
+    Links are not followed. ``unread`` is called for a folder that cannot be read. Unlike os.walk of Python 3.11 it does
+    not call itself, which ends at a thousand nested folders.
     """
     waiting = [top]
     while waiting:
@@ -270,7 +274,9 @@ def read_system(path: Path) -> SystemFile:
 
 
 def round_of(folder: Path) -> str | None:
-    """The round, as ``v3.0``, that a folder such as ``hpc_results_v3.0`` or ``v3.0`` is named after; None for other names."""
+    """The round, as ``v3.0``, that a folder such as ``hpc_results_v3.0`` or ``v3.0`` is named after; None for other
+    names.
+    """
     match = re.fullmatch(_ROUND, folder.name)
     return f"v{match[1]}" if match else None
 

@@ -30,8 +30,8 @@ RUN_VERSION = 1
 class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
-    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own. ``loop`` is the program whose loop trained, a
-    person's own; None: the harness's. ``git`` is the state of the code that trained.
+    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own. ``loop`` is the program whose
+    loop trained, a person's own; None: the harness's. ``git`` is the state of the code that trained.
     """
 
     workload: str
@@ -188,13 +188,17 @@ def default_folder(workload: str, size: str, now: datetime, under: str = "runs")
 
 
 def refuse_existing(root: Path) -> None:
-    """InputError if the path of a new run folder exists, unless a kill left only a part of what `write_run_info` writes."""
+    """InputError if the path of a new run folder exists, unless a kill left only a part of what `write_run_info`
+    writes.
+    """
     if root.exists() and not _is_begun(root):
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
 
 
 def _is_begun(root: Path) -> bool:
-    """True for a folder that a kill left in `write_run_info`: a part of its files is there and nothing else, not run.json."""
+    """True for a folder that a kill left in `write_run_info`: a part of its files is there and nothing else, not
+    run.json.
+    """
     try:
         paths = list(root.iterdir())
     except OSError:
@@ -205,7 +209,10 @@ def _is_begun(root: Path) -> bool:
 
 
 def create(root: Path) -> None:
-    """Make a new, empty run folder for `write_run_info`. InputError if it exists (see `refuse_existing`) or cannot be made."""
+    """Make a new, empty run folder for `write_run_info`.
+
+    InputError if it exists (see `refuse_existing`) or cannot be made.
+    """
     try:
         refuse_existing(root)
         root.mkdir(parents=True, exist_ok=True)

@@ -37,8 +37,8 @@ class JudgedRun:
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
-    The interval is over all runs that converged, from which the scored ones were chosen: without the fastest and the slowest
-    the others look closer than runs are. One run has neither spread nor interval.
+    The interval is over all runs that converged, from which the scored ones were chosen: without the fastest and the
+    slowest the others look closer than runs are. One run has neither spread nor interval.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -71,8 +71,8 @@ class TimeToTrain:
 class Throughput:
     """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
 
-    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `instance_scale`). ``start_spread_s`` is the
-    time between the first and the last run_start.
+    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `instance_scale`). ``start_spread_s``
+    is the time between the first and the last run_start.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -153,7 +153,10 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
 
 
 def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
-    """Compute the score of concurrent instances. ``total_scale`` is T; None: the units of all instances that overlap in time."""
+    """Compute the score of concurrent instances.
+
+    ``total_scale`` is T; None: the units of all instances that overlap in time.
+    """
     need = target.required_runs
     runs = tuple(JudgedRun(record, failure(record, target)) for record in records)
     done = [run.record for run in runs if run.converged]
@@ -181,8 +184,8 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
 def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
     """Compute S, the compute units of one instance; None if instances differ.
 
-    Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks if all
-    instances with that many fit into ``total``, else an equal share of the system.
+    Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks if
+    all instances with that many fit into ``total``, else an equal share of the system.
     """
     claimed = _common_scale(records)
     at_once = concurrent(records)

@@ -1,7 +1,8 @@
-"""The clock of a run: turn events into epochs, evaluations and staging in seconds since run_start, and into shares of its time.
+"""The clock of a run: turn events into epochs, evaluations and staging in seconds since run_start, and into shares of
+its time.
 
-Only the key and the order of events count: in published logs event types are unreliable, every rank may have logged, and times
-need not rise. Nothing here knows targets or scores.
+Only the key and the order of events count: in published logs event types are unreliable, every rank may have logged,
+and times need not rise. Nothing here knows targets or scores.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from suite.log.values import (
 
 
 class Interval(NamedTuple):
-    """An interval in seconds since run_start; ``number`` is its epoch_num. ``stop_s`` is None if the log never closes it."""
+    """An interval in seconds since run_start; ``number`` is its epoch_num.
+
+    ``stop_s`` is None if the log never closes it.
+    """
 
     number: float | None
     start_s: float
@@ -49,7 +53,10 @@ class Epoch(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One evaluation. Times that were not logged are None. ``overlaps_training``: a later epoch trained at the same time."""
+    """One evaluation.
+
+    Times that were not logged are None. ``overlaps_training``: a later epoch trained at the same time.
+    """
 
     number: float | None
     step: float | None
@@ -62,9 +69,11 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix milliseconds).
+    """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix
+    milliseconds).
 
-    ``run_s`` is None without run_start or run_stop; ``end_s`` is the last event; ``zero_based``: epochs are numbered from 0.
+    ``run_s`` is None without run_start or run_stop; ``end_s`` is the last event; ``zero_based``: epochs are numbered
+    from 0.
     """
 
     start_ms: float | None
@@ -83,7 +92,8 @@ class TimeShares:
     """How a run spent its seconds: staging_exposed + train + eval + other = run.
 
     ``eval_s`` is evaluation that training waited for; ``eval_hidden_s`` overlapped training and cost no time.
-    ``staging_before_s`` was before run_start and is no part of the run. ``staging_in_run_s`` includes what epoch 1 overlapped.
+    ``staging_before_s`` was before run_start and is no part of the run. ``staging_in_run_s`` includes what epoch 1
+    overlapped.
     """
 
     run_s: float
@@ -121,7 +131,10 @@ def timeline(log: Log, metric: str) -> Timeline:
 
 
 class Parts(NamedTuple):
-    """The parts of a run that ended, each merged and clipped at run_stop. ``staging``, ``train`` and ``waited`` do not overlap."""
+    """The parts of a run that ended, each merged and clipped at run_stop.
+
+    ``staging``, ``train`` and ``waited`` do not overlap.
+    """
 
     run_s: float
     before: list[Stretch]
@@ -199,10 +212,14 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 
 
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
-    """List the epochs, each with an end. An epoch that the log leaves open ends at run_stop; without run_stop it is left out."""
+    """List the epochs, each with an end.
+
+    An epoch that the log leaves open ends at run_stop; without run_stop it is left out.
+    """
     waited = merge_stretches(_evaluated(line, beside=False))
     starts, ends = [start_s for start_s, _ in waited], [end_s for _, end_s in waited]
-    # Running sums, because epochs of a damaged log may overlap: to walk through the evaluations of each would take ever longer.
+    # Running sums, because epochs of a damaged log may overlap: to walk through the evaluations of each would take ever
+    # longer.
     before = [0.0, *accumulate(end_s - start_s for start_s, end_s in waited)]
     epochs = []
     for epoch in line.epochs:
@@ -229,8 +246,8 @@ def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     """Pair the start and stop events of some stems, in order of their starts. No stop is before its start.
 
-    A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is the
-    same interval, logged by another rank.
+    A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is
+    the same interval, logged by another rank.
     """
     starts, stops = [f"{stem}_start" for stem in stems], [f"{stem}_stop" for stem in stems]
     found: list[Interval] = []
@@ -272,8 +289,9 @@ class _Draft:
 def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
     """List the evaluations in order of their first event.
 
-    Start, value and stop belong together by their epoch number. A value without number goes to the oldest evaluation without
-    value; a value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last three.
+    Start, value and stop belong together by their epoch number. A value without number goes to the oldest evaluation
+    without value; a value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last
+    three.
     """
     found: list[_Draft] = []
     opened: dict[float | None, _Draft] = {}
@@ -313,9 +331,9 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
 def _find_overlapping(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
     """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
-    Evaluations are taken by their ends, and epochs enter as they begin. An epoch that ends no later than another and has no
-    higher number never matters; of the others, which are kept, the numbers fall as the ends rise. So the first that ends
-    after an evaluation began has the highest number of those that do.
+    Evaluations are taken by their ends, and epochs enter as they begin. An epoch that ends no later than another and
+    has no higher number never matters; of the others, which are kept, the numbers fall as the ends rise. So the first
+    that ends after an evaluation began has the highest number of those that do.
     """
     waiting = sorted(epochs, key=lambda epoch: epoch.start_s, reverse=True)
     ends: list[float] = []

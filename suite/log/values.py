@@ -9,7 +9,9 @@ Stretch = tuple[float, float]  # begin and end in seconds
 
 
 def finite(value: object) -> float | None:
-    """Convert a JSON number to float; None for anything else (text, true, NaN, infinity, an integer too large for a float)."""
+    """Convert a JSON number to float; None for anything else (text, true, NaN, infinity, an integer too large for a
+    float).
+    """
     if type(value) is float:  # nearly all
         return value if math.isfinite(value) else None
     if type(value) is bool or not isinstance(value, int | float):

@@ -1,4 +1,6 @@
-"""What all ranks agree on about once a second while they train: to stop, and to save a checkpoint, before the same step."""
+"""What all ranks agree on about once a second while they train: to stop, and to save a checkpoint, before the same
+step.
+"""
 
 from __future__ import annotations
 

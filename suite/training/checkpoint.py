@@ -1,9 +1,10 @@
 """The checkpoint of a trial: training between two optimizer steps, so that the continuation has the same losses.
 
-``trial_<i>.pt`` holds what is the same on every rank, and names the files of what each rank has of its own (buffers, its
-share of sharded parameters with their optimizer state, random state): one file per node, ``trial_<i>.<token>.node<n>``, in
-which every rank has a range. ``trial_<i>.pt`` gets its name after all of these are on the disk: a crash at any moment leaves
-the former checkpoint whole, or none. suite.training.saver decides when to write one and writes it in the background.
+``trial_<i>.pt`` holds what is the same on every rank, and names the files of what each rank has of its own (buffers,
+its share of sharded parameters with their optimizer state, random state): one file per node,
+``trial_<i>.<token>.node<n>``, in which every rank has a range. ``trial_<i>.pt`` gets its name after all of these are on
+the disk: a crash at any moment leaves the former checkpoint whole, or none. suite.training.saver decides when to write
+one and writes it in the background.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ Ranges = list[dict[str, int]]  # per rank: node, offset, bytes and crc32c of its
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy in host memory of what this rank writes; ``shared`` on rank 0 only. ``bytes``: of all ranks' own states."""
+    """A copy in host memory of what this rank writes; ``shared`` on rank 0 only.
+
+    ``bytes``: of all ranks' own states.
+    """
 
     path: Path
     token: str
@@ -48,7 +52,10 @@ class Snapshot:
     shared: dict[str, Any] | None
 
     def write(self) -> None:
-        """Write this rank's part under a name that no checkpoint has yet, and force it to the disk. OSError names the file."""
+        """Write this rank's part under a name that no checkpoint has yet, and force it to the disk.
+
+        OSError names the file.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _named(_node_path(self.path, self.token, self.node)) as path:
             file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -68,7 +75,10 @@ class Snapshot:
                 force_to_disk(path.parent)
 
     def commit(self) -> int:
-        """Make it the trial's checkpoint: on rank 0, after every rank has written. Returns the bytes of all its files."""
+        """Make it the trial's checkpoint: on rank 0, after every rank has written.
+
+        Returns the bytes of all its files.
+        """
         with _named(self._unfinished) as path:
             size = path.stat().st_size
             path.replace(self.path)
@@ -107,7 +117,10 @@ class Checkpoint:
     mesh: Mesh | None = None  # None: every rank trains on samples of its own
 
     def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
-        """Copy the training to host memory; every rank calls. One collective: the sizes of what ranks have of their own."""
+        """Copy the training to host memory; every rank calls.
+
+        One collective: the sizes of what ranks have of their own.
+        """
         shared, own, pieces = state.split()
         mine = _saved(own | {"random": _random_state(), "pieces": pieces})
         table = np.zeros((4, world.size))
@@ -139,10 +152,10 @@ class Checkpoint:
     def load(self, world: World, state: TrainingState) -> Restored:
         """Restore the training and this rank's random state; every rank calls.
 
-        It may have been saved under another plan. On another number of ranks, or of groups with different samples, buffers are
-        the means over the former ranks, as before an evaluation, and random states follow from the seed and the position.
-        InputError if a file is missing, damaged or of another run, or if ranks had shares whose place nobody knows and are not as
-        many; nothing is restored then.
+        It may have been saved under another plan. On another number of ranks, or of groups with different samples,
+        buffers are the means over the former ranks, as before an evaluation, and random states follow from the seed and
+        the position. InputError if a file is missing, damaged or of another run, or if ranks had shares whose place
+        nobody knows and are not as many; nothing is restored then.
         """
         content, own, error = None, None, None
         gathered: dict[str, torch.Tensor] = {}
@@ -181,7 +194,8 @@ class Checkpoint:
             return False
 
     def remove_others(self, token: str | None) -> None:
-        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes."""
+        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes.
+        """
         for old in self.path.parent.glob(f"{self.path.stem}.{'[0-9a-f]' * (2 * TOKEN_BYTES)}.*"):
             if token is None or not old.name.startswith(f"{self.path.stem}.{token}."):
                 with suppress(OSError):  # what stays costs space and is tried again with the next checkpoint
@@ -201,7 +215,10 @@ class Checkpoint:
         return bool(content["ranks"] == world.size and content["groups"] == self._groups(world))
 
     def _gather(self, content: dict[str, Any], wanted: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-        """Put together what this rank needs of tensors that were saved in parts. One former rank's parts are read at a time."""
+        """Put together what this rank needs of tensors that were saved in parts.
+
+        One former rank's parts are read at a time.
+        """
         found: dict[str, torch.Tensor] = {}
         lacking: dict[str, int] = {}
         for rank in range(content["ranks"]) if content["pieces"] else ():
@@ -216,7 +233,10 @@ class Checkpoint:
         return found
 
     def _read_own(self, content: dict[str, Any], rank: int, *, pieces: bool = False) -> dict[str, Any]:
-        """Read what a rank had of its own, without its pieces unless they are asked for. InputError if missing or damaged."""
+        """Read what a rank had of its own, without its pieces unless they are asked for.
+
+        InputError if missing or damaged.
+        """
         where = content["own"][rank]
         path = _node_path(self.path, content["token"], where["node"])
         try:

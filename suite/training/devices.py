@@ -34,13 +34,16 @@ ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocato
 
 
 def threads_per_rank(world: World) -> int:
-    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at least 1."""
+    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at
+    least 1.
+    """
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
 
 
 def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
-    """Set this process up as a rank of a trial computes: threads, device, precision, memory; torch's compiler only if asked for.
+    """Set this process up as a rank of a trial computes: threads, device, precision, memory; torch's compiler only if
+    asked for.
 
     Returns its device, and whether freed memory is kept. InputError as `pick_device` and `use_precision`.
     """
@@ -70,7 +73,10 @@ def use_precision(precision: str, device: torch.device) -> None:
 
 
 def pick_device(wanted: str, world: World) -> torch.device:
-    """This rank's device: ``auto``, ``cpu`` or ``cuda``. InputError if CUDA is asked for and there is none for this rank."""
+    """This rank's device: ``auto``, ``cpu`` or ``cuda``.
+
+    InputError if CUDA is asked for and there is none for this rank.
+    """
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and available == 0):
         return torch.device("cpu")
@@ -116,8 +122,8 @@ class Parcel:
 class Feed:
     """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
 
-    On a CPU batches stay where they are. ``alone``: ranks compute on every core, so a loader's thread would take its time from
-    the training thread's.
+    On a CPU batches stay where they are. ``alone``: ranks compute on every core, so a loader's thread would take its
+    time from the training thread's.
     """
 
     def __init__(self, device: torch.device, *, alone: bool = False) -> None:
@@ -170,9 +176,9 @@ def prefetch(
 ) -> Iterator[tuple[Item, Batch]]:
     """Load the batches of items in order, ahead of their use by a pool of threads, and bring them to the device.
 
-    Where one thread would load on a core that the ranks compute on (`Feed.alone`), the caller loads each batch when it needs it:
-    the thread would save nothing, and to hand a batch over takes time. When storage lets the caller wait, a thread loads the next
-    batches, each time twice as many, before that is tried again.
+    Where one thread would load on a core that the ranks compute on (`Feed.alone`), the caller loads each batch when it
+    needs it: the thread would save nothing, and to hand a batch over takes time. When storage lets the caller wait, a
+    thread loads the next batches, each time twice as many, before that is tried again.
     """
     left, most = iter(items), RETRIED
     while feed.alone and threads == 1:
@@ -186,7 +192,10 @@ def prefetch(
 
 
 def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator[tuple[Item, Batch]]:
-    """Load where a batch is used, until loading waits: the time it takes less the time it computes. Leaves the other items."""
+    """Load where a batch is used, until loading waits: the time it takes less the time it computes.
+
+    Leaves the other items.
+    """
     waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
     for item in items:
         load_begin_s, computed_before_s = time.perf_counter(), time.thread_time()
@@ -207,11 +216,11 @@ def _by_threads(
 ) -> Iterator[tuple[Item, Batch]]:
     """Load with a pool of threads.
 
-    Two batches per thread are being loaded or ready on the host. The copy of the next one begins before a batch is used, if it
-    is loaded by then: no batch waits for a later one.
+    Two batches per thread are being loaded or ready on the host. The copy of the next one begins before a batch is
+    used, if it is loaded by then: no batch waits for a later one.
 
-    A thread of the pool computes with one OpenMP thread. With as many as the rank has, it took the cores that the training step
-    needs: DeepCAM's took twice as long.
+    A thread of the pool computes with one OpenMP thread. With as many as the rank has, it took the cores that the
+    training step needs: DeepCAM's took twice as long.
     """
     waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()
     coming: tuple[Item, Batch | Parcel] | None = None

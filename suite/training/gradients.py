@@ -21,8 +21,8 @@ from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTim
 def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
     """Let the exchange of gradients be measured; return what to call after each backward pass that exchanges them.
 
-    It marks where computing ended and waiting for the exchange began, and where that ended. Without data parallelism, or in a
-    run that is not measured, it marks nothing but computing, and DDP exchanges as it does by default.
+    It marks where computing ended and waiting for the exchange began, and where that ended. Without data parallelism,
+    or in a run that is not measured, it marks nothing but computing, and DDP exchanges as it does by default.
     """
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)

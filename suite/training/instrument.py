@@ -1,6 +1,8 @@
-"""What a rank measures of itself while it trains: bytes read, bytes communicated, memory, energy. It counts and never waits.
+"""What a rank measures of itself while it trains: bytes read, bytes communicated, memory, energy. It counts and never
+waits.
 
-Where a step's time goes is suite.training.timing's. Everything is gathered once per block of steps and logged by rank 0.
+Where a step's time goes is suite.training.timing's. Everything is gathered once per block of steps and logged by rank
+0.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ COLLECTIVES: dict[str, tuple[str, int, str]] = {
 
 
 class Ledger:
-    """Calls of collectives and the bytes this rank gave to them, by kind. Any thread may add; ``on_call`` gets the kind."""
+    """Calls of collectives and the bytes this rank gave to them, by kind.
+
+    Any thread may add; ``on_call`` gets the kind.
+    """
 
     def __init__(self, on_call: Callable[[str], None] = lambda kind: None) -> None:
         self._on_call = on_call
@@ -150,7 +155,10 @@ def _both_clocks() -> tuple[float, int]:
 
 
 class Meters:
-    """This rank's counts since the last `restart`. ``absent`` names what this machine does not tell, with the reason."""
+    """This rank's counts since the last `restart`.
+
+    ``absent`` names what this machine does not tell, with the reason.
+    """
 
     def __init__(self, device: torch.device, ledger: Ledger) -> None:
         self._device, self._ledger = device, ledger
@@ -207,7 +215,10 @@ class EnergyReader:
         self._since = time.perf_counter()
 
     def take(self) -> EnergyUse:
-        """The energy of the run since the last call. Every rank calls it; log that of rank 0, which has rank 0's ``absent``."""
+        """The energy of the run since the last call.
+
+        Every rank calls it; log that of rank 0, which has rank 0's ``absent``.
+        """
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         mine = self.meter.take()

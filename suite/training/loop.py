@@ -26,8 +26,9 @@ One trial in short, with the file of each call (below suite/training/ where no f
                 log the metric; target reached?    records.py
         log run_stop                               statement.py
 
-Every rank runs every line; only rank 0's log writes to a file. Collectives outside the gradient path go through `World`.
-Decisions that change the control flow (stop, converged, diverged) depend on numbers that are equal on every rank.
+Every rank runs every line; only rank 0's log writes to a file. Collectives outside the gradient path go through
+`World`. Decisions that change the control flow (stop, converged, diverged) depend on numbers that are equal on every
+rank.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class PlannedBatch(NamedTuple):
 
 
 class Splits(Protocol):
-    """The data of a trial. The trainer asks once per block, so that staged data can replace the originals between two blocks."""
+    """The data of a trial.
+
+    The trainer asks once per block, so that staged data can replace the originals between two blocks.
+    """
 
     def train(self, block: int) -> Dataset:
         """Training data of a block."""
@@ -189,7 +193,9 @@ class Trainer:
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
     def epoch_num(self, block: int) -> int:
-        """The ``epoch_num`` of a block in the log: the epoch, or the samples seen by its end, as OpenFold's rules count."""
+        """The ``epoch_num`` of a block in the log: the epoch, or the samples seen by its end, as OpenFold's rules
+        count.
+        """
         every = self.size_card.eval_every_steps
         return block if every is None else block * every * self.config.global_batch_size
 
@@ -368,7 +374,10 @@ def evaluate(
     tick: Callable[[], None] = lambda: None,
     shared: Parallel | None = None,
 ) -> dict[str, float]:
-    """Compute the metrics of a whole split. Every sample counts once, whatever the number of ranks and the batch size."""
+    """Compute the metrics of a whole split.
+
+    Every sample counts once, whatever the number of ranks and the batch size.
+    """
     model.eval()
     totals: dict[str, Tensor] = {}
     shared = shared or Parallel(Mesh(world.rank, world.size))
@@ -391,5 +400,6 @@ def evaluate(
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 autocast if the config asks for it; entering one that is not enabled takes a hundredth of a small step."""
+    """bfloat16 autocast if the config asks for it; entering one that is not enabled takes a hundredth of a small step.
+    """
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()

@@ -14,7 +14,8 @@ TRAINING, STAGING = "training", "staging"  # both go on at the same time where s
 
 
 class Progress:
-    """The last mark of this rank. ``counts``: marks that every rank makes in the same order, by what goes on at the same time.
+    """The last mark of this rank. ``counts``: marks that every rank makes in the same order, by what goes on at the
+    same time.
 
     A rank whose count is lower than the others' is the one they wait for.
     """
@@ -37,11 +38,15 @@ class Progress:
 
     @property
     def waits(self) -> bool:
-        """True in a call or a part of the trial, False after a call has returned: the others may have no more to do with it."""
+        """True in a call or a part of the trial, False after a call has returned: the others may have no more to do
+        with it.
+        """
         return not self.label.startswith(AFTER)
 
     def enter(self, where: str, number: int | None = None) -> None:
-        """Mark the beginning of a part of the trial, which every rank begins in the same order: its name, and its number."""
+        """Mark the beginning of a part of the trial, which every rank begins in the same order: its name, and its
+        number.
+        """
         self._where = where, number
         self._mark("", TRAINING)
 

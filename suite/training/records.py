@@ -1,4 +1,7 @@
-"""What training measures, as events: windows of steps, blocks of them, evaluations. For the harness's loop and own ones."""
+"""What training measures, as events: windows of steps, blocks of them, evaluations.
+
+For the harness's loop and own ones.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ class Records:
         *,
         until: Any = None,
     ) -> float:
-        """Write a window. ``mine``: this rank's mean loss per step; None if none was given. Returns the mean over ranks.
+        """Write a window. ``mine``: this rank's mean loss per step; None if none was given. Returns the mean over
+        ranks.
 
         ``where`` has ``epoch_num``, ``first_step`` and ``steps``. The window ends now, or at the stamp ``until``.
         """
@@ -91,7 +95,10 @@ class Records:
         return loss
 
     def log_first_losses(self, losses: Sequence[torch.Tensor] | None) -> None:
-        """Write the losses of the run's first steps, their mean over ranks. All ranks call it; nothing if there are none."""
+        """Write the losses of the run's first steps, their mean over ranks.
+
+        All ranks call it; nothing if there are none.
+        """
         if losses:
             total = self.world.sum({str(step): float(loss) for step, loss in enumerate(losses)})
             mean = [value / self.world.size for value in total.values()]
@@ -107,8 +114,8 @@ class Records:
     ) -> float:
         """Write what a block of steps took. ``samples`` are those of all ranks. Returns samples per second.
 
-        ``elapsed_s`` says how long the block took; it is asked when the device has done its steps. The block ends now, or at the
-        stamp ``until``.
+        ``elapsed_s`` says how long the block took; it is asked when the device has done its steps. The block ends now,
+        or at the stamp ``until``.
         """
         self.timer.mark(OTHER, until)
         self._add(self.timer.flush())
@@ -146,7 +153,9 @@ class Records:
 
 
 class _Told(NamedTuple):
-    """What a rank knows of the CPUs at the end of a run; of the whole node, at its ``begin`` and ``end``, only one rank of it."""
+    """What a rank knows of the CPUs at the end of a run; of the whole node, at its ``begin`` and ``end``, only one rank
+    of it.
+    """
 
     node: int
     own_s: float
@@ -157,7 +166,10 @@ class _Told(NamedTuple):
 
 
 class OtherWork:
-    """Follows what other processes take of the CPUs that the ranks may use, from its making to `log`. Costs nothing between."""
+    """Follows what other processes take of the CPUs that the ranks may use, from its making to `log`.
+
+    Costs nothing between.
+    """
 
     def __init__(self, world: World, root: Path | None = None) -> None:
         self._world = world

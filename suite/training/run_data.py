@@ -37,7 +37,8 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
 def verify_source(
     config: RunConfig, root: Path, manifest: Manifest, world: World, tick: Callable[[], None]
 ) -> Verification | None:
-    """Compare the shards that the run will read with their checksums. None if it is told not to, or reads a staged copy.
+    """Compare the shards that the run will read with their checksums. None if it is told not to, or reads a staged
+    copy.
 
     Call it before caches are dropped, since it reads all data. ValueError names a damaged shard.
     """
@@ -62,7 +63,8 @@ class RunData:
         self._staging_world = own_world(world)
 
     def open_or_stage(self, verified: Verification | None) -> None:
-        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during training.
+        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during
+        training.
 
         ``verified``: what `verify_source` did.
         """
@@ -95,7 +97,10 @@ class RunData:
             self._thread.start()
 
     def train(self, block: int) -> Dataset:
-        """Training data of a block. Before the second block, wait for background staging and change over to its copy."""
+        """Training data of a block.
+
+        Before the second block, wait for background staging and change over to its copy.
+        """
         if self._thread is not None and block > 1:
             self.finish()
         return self._split("train")

@@ -1,8 +1,9 @@
 """Saves checkpoints while a trial trains: by time and in the background, or when it is told to stop.
 
-All ranks copy their part to host memory before the same step; a thread of each writes it while training goes on. Whether all
-have written is part of the small sum in which ranks agree about once a second anyway (suite.training.agreement). A checkpoint
-that cannot be written is a warning: training goes on, and the next one is tried when it is due.
+All ranks copy their part to host memory before the same step; a thread of each writes it while training goes on.
+Whether all have written is part of the small sum in which ranks agree about once a second anyway
+(suite.training.agreement). A checkpoint that cannot be written is a warning: training goes on, and the next one is
+tried when it is due.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Saver:
         }
 
     def settle(self, agreed: Mapping[str, float]) -> bool | None:
-        """Finish the checkpoint that is being written if all ranks have done their part; ``agreed``: the sums of `votes`.
+        """Finish the checkpoint that is being written if all ranks have done their part; ``agreed``: the sums of
+        `votes`.
 
         True: it is the trial's checkpoint now. False: it failed. None: ranks are still writing, or there is none.
         """
@@ -111,7 +113,8 @@ class Saver:
     def begin(self, state: TrainingState, position: Position, epoch_num: int) -> None:
         """Copy the training to host memory and start writing. Training stands still only for the copy."""
         begin = time.perf_counter()
-        self._join_cleaning()  # it removes all files but the former checkpoint's: no rank writes before rank 0 comes to `snapshot`
+        # it removes all files but the former checkpoint's: no rank writes before rank 0 comes to `snapshot`
+        self._join_cleaning()
         snapshot = self._checkpoint.snapshot(self._world, state, position)
         where = {"epoch_num": epoch_num, "next_step": position.step}
         writing = _Writing(snapshot, where, begin, time.perf_counter() - begin)

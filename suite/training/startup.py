@@ -1,5 +1,5 @@
-"""The process of a rank: how long it has existed, what it leaves unloaded, its memory, an end to it if it cannot reach the
-others, its stop signals.
+"""The process of a rank: how long it has existed, what it leaves unloaded, its memory, an end to it if it cannot reach
+the others, its stop signals.
 
 Stop signals are deferred while a trial trains, so that it ends between two steps with a checkpoint.
 """
@@ -39,10 +39,11 @@ def process_age_s() -> float:
 
 @contextmanager
 def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Until the ranks are connected: end this rank if the proxy of mpiexec that started it ends. Of `mlhpc run`'s ranks only.
+    """Until the ranks are connected: end this rank if the proxy of mpiexec that started it ends. Of `mlhpc run`'s ranks
+    only.
 
-    MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connection. Connected ranks
-    do not need it.
+    MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connection. Connected
+    ranks do not need it.
     """
     signalled = load_parent_signal() if LAUNCH in environ else None
     if signalled is None:
@@ -62,8 +63,8 @@ def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[Non
 def watched_start(settings: Watching) -> Iterator[None]:
     """Print this rank's Python stack to stderr, and end it with exit code 1, if what is done inside takes too long.
 
-    Limit and action are the watchdog's, which needs connected ranks. A thread of C does it: MPI's start, which has been seen
-    to wait for ever, holds Python's lock.
+    Limit and action are the watchdog's, which needs connected ranks. A thread of C does it: MPI's start, which has been
+    seen to wait for ever, holds Python's lock.
     """
     if settings.silence_s is not None:
         faulthandler.dump_traceback_later(settings.silence_s, exit=settings.action == "end")
@@ -76,8 +77,9 @@ def watched_start(settings: Watching) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory instead of returning it. False if libc is not glibc.
 
-    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when it is freed, so
-    the kernel clears the same pages for the same tensors in every step. Memory that is mapped already is not affected.
+    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when it is
+    freed, so the kernel clears the same pages for the same tensors in every step. Memory that is mapped already is not
+    affected.
     """
     try:
         libc = ctypes.CDLL(None)
@@ -106,10 +108,12 @@ class _Unloaded(ModuleType):
 
 
 def leave_compiler_unloaded() -> None:
-    """Let torch's optimizers and DDP do without torch's compiler, which they load in every rank and never use in a run without it.
+    """Let torch's optimizers and DDP do without torch's compiler, which they load in every rank and never use in a run
+    without it.
 
-    They ask it three things: to leave a function alone, to break a graph (there is none), and DDP's mode, which is the default.
-    Loading it takes as much CPU as loading torch, and about a thousand files. Anything else that is asked of it loads it.
+    They ask it three things: to leave a function alone, to break a graph (there is none), and DDP's mode, which is the
+    default. Loading it takes as much CPU as loading torch, and about a thousand files. Anything else that is asked of
+    it loads it.
     """
     if COMPILER in sys.modules:
         return
@@ -129,10 +133,11 @@ class InterruptedTrialError(Exception):
 
 
 class StopSignals:
-    """Handle stop signals: during training the first one is remembered; at other times, or the second time, it interrupts.
+    """Handle stop signals: during training the first one is remembered; at other times, or the second time, it
+    interrupts.
 
-    A signal that comes within `SAME_S` of the first is the same request: Linux tells mpiexec of its parent's death once for
-    each thread that the parent had, and mpiexec passes each on.
+    A signal that comes within `SAME_S` of the first is the same request: Linux tells mpiexec of its parent's death once
+    for each thread that the parent had, and mpiexec passes each on.
     """
 
     def __init__(self) -> None:
@@ -153,8 +158,8 @@ class StopSignals:
     def ignore(self) -> None:
         """Ignore stop signals from now to the end of the process.
 
-        The launcher may answer the first rank's exit code with a signal to all ranks. Python restores default handlers while
-        it shuts down, but leaves an ignored signal ignored.
+        The launcher may answer the first rank's exit code with a signal to all ranks. Python restores default handlers
+        while it shuts down, but leaves an ignored signal ignored.
         """
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -44,9 +44,10 @@ class _Held:
 class TrainingState:
     """What a trial changes while it trains, and its seed.
 
-    ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole, as far as
-    the workload says so; ``copy``: this rank's number among those with the same shares, and how many these are. ``averaged``: the
-    moving average of the weights, which is evaluated in their place; None if the workload asks for none.
+    ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole,
+    as far as the workload says so; ``copy``: this rank's number among those with the same shares, and how many these
+    are. ``averaged``: the moving average of the weights, which is evaluated in their place; None if the workload asks
+    for none.
     """
 
     model: nn.Module
@@ -67,7 +68,8 @@ class TrainingState:
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
 
     def update(self, step: int, epoch: int) -> None:
-        """Change the weights by their gradients, at the rate of a step (from 0) and an epoch (from 1), then their moving average.
+        """Change the weights by their gradients, at the rate of a step (from 0) and an epoch (from 1), then their
+        moving average.
 
         Gradients are clipped first if the workload asks for it: a collective if ranks have parts of the model.
         """
@@ -91,7 +93,8 @@ class TrainingState:
         return self.model if self.averaged is None else self.averaged.module
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any], Pieces]:
-        """Split the state into the part that is the same on every rank, the part of this rank, and its pieces of tensors.
+        """Split the state into the part that is the same on every rank, the part of this rank, and its pieces of
+        tensors.
 
         Of ranks with the same pieces one has them here.
         """
@@ -124,7 +127,10 @@ class TrainingState:
         return shared, own, pieces
 
     def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
-        """Load what `split` returned, perhaps under another plan. ``gathered``: what `wanted` asked for, of all ranks' pieces."""
+        """Load what `split` returned, perhaps under another plan.
+
+        ``gathered``: what `wanted` asked for, of all ranks' pieces.
+        """
         for name, module in self._modules():
             prefix, found = _prefix(name), shared[name] | own[name]
             for key, target in module.state_dict().items():
@@ -151,7 +157,8 @@ class TrainingState:
         self.optimization.optimizer.load_state_dict(state | {"state": values})
 
     def wanted(self) -> dict[str, Place]:
-        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
+        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`.
+        """
         ranges = self._ranges()
         found: dict[str, Place] = {}
         every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}
@@ -231,7 +238,8 @@ def _prefix(part: str) -> str:
 class MovingAverage(AveragedModel):
     """The exponential moving average of the weights, with buffers as they are.
 
-    torch's own update sends the number of updates to the GPU, and waits, in every step. It also walks through both models.
+    torch's own update sends the number of updates to the GPU, and waits, in every step. It also walks through both
+    models.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

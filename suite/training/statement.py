@@ -1,4 +1,6 @@
-"""What every run states of itself before it begins, and how its log is opened and ended: trials of the harness and own loops."""
+"""What every run states of itself before it begins, and how its log is opened and ended: trials of the harness and own
+loops.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SEED_BITS = 31
 
 @dataclass(frozen=True)
 class Startup:
-    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the imports."""
+    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the
+    imports.
+    """
 
     interpreter_s: float
     imports_s: float
@@ -41,10 +45,12 @@ class Startup:
 
 @dataclass(frozen=True)
 class Statement:
-    """What one run states. ``config`` and ``about_config`` are the value and the metadata of ``run_config``, ``device`` its kind.
+    """What one run states. ``config`` and ``about_config`` are the value and the metadata of ``run_config``, ``device``
+    its kind.
 
-    ``hyperparameters`` are events of their own, in order. ``work`` is the value of ``work_per_sample``; None: it is not known.
-    ``attainable`` is what predictors reach that are told the rule of the data; they are not among the ``baselines``.
+    ``hyperparameters`` are events of their own, in order. ``work`` is the value of ``work_per_sample``; None: it is not
+    known. ``attainable`` is what predictors reach that are told the rule of the data; they are not among the
+    ``baselines``.
     """
 
     device: str
@@ -60,7 +66,8 @@ class Statement:
 
 
 def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
-    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data."""
+    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data.
+    """
     submission = plan.config.submission
     log.event(mllog.SUBMISSION_BENCHMARK, plan.descriptor.card().mlperf_name)
     log.event(mllog.SUBMISSION_ORG, submission.org)
@@ -102,7 +109,10 @@ def log_config_file(log: EventLog, folder: RunFolder) -> None:
 
 
 def keep_data_manifest(folder: RunFolder, text: str, world: World) -> None:
-    """Keep a copy of the data set's manifest in the run folder, if it has none yet. A disk that refuses it ends no run."""
+    """Keep a copy of the data set's manifest in the run folder, if it has none yet.
+
+    A disk that refuses it ends no run.
+    """
     if world.is_first and not folder.data_path.exists():
         with suppress(OSError):
             write_whole(folder.data_path, text, overwrite=False)
@@ -155,7 +165,10 @@ def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: floa
 def log_run_stop(
     log: EventLog, plan: TrialPlan, world: World, *, reached: bool, reason: str, first_block: int = 1
 ) -> None:
-    """Write run_stop, then where the trial's time went. The status is that of the evaluations: ``reached`` is computed from one."""
+    """Write run_stop, then where the trial's time went.
+
+    The status is that of the evaluations: ``reached`` is computed from one.
+    """
     status = "success" if reached else "aborted"
     log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
     if world.is_first:
@@ -172,7 +185,10 @@ def draw_seed(base_seed: int | None, trial: int) -> int:
 
 
 def collect_node_facts(folder: RunFolder, world: World) -> None:
-    """Write the facts of every node into the run folder. All ranks call it; InputError on every rank if one cannot be written."""
+    """Write the facts of every node into the run folder.
+
+    All ranks call it; InputError on every rank if one cannot be written.
+    """
     error = None
     if world.local_rank == 0:
         try:

@@ -92,7 +92,10 @@ class PhaseTimer:
             self._start = self._clock.stamp()
 
     def mark(self, phase: str, stamp: Any = None) -> Any:
-        """End ``phase`` now, or at an earlier stamp, which is returned. The time since the last mark counts as this phase."""
+        """End ``phase`` now, or at an earlier stamp, which is returned.
+
+        The time since the last mark counts as this phase.
+        """
         stamp = self._clock.stamp() if stamp is None else stamp
         self._marks.append((phase, stamp))
         return stamp
@@ -113,7 +116,9 @@ class PhaseTimer:
             self._transfers.append((begin, end))
 
     def flush(self) -> dict[str, float]:
-        """Return the seconds per phase since the last flush, their sum ``step`` and overlapped communication; then start over."""
+        """Return the seconds per phase since the last flush, their sum ``step`` and overlapped communication; then
+        start over.
+        """
         with self._lock:
             marks, transfers, start = self._marks, self._transfers, self._start
             self._marks, self._transfers = [], []

@@ -65,7 +65,10 @@ SHAPING = {
 
 
 def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
-    """Run one trial; every rank calls. Returns the worker's exit code. InputError is one line for the user, equal on all ranks."""
+    """Run one trial; every rank calls.
+
+    Returns the worker's exit code. InputError is one line for the user, equal on all ranks.
+    """
     signals = StopSignals()
     config, folder = plan.config, plan.folder
     device, keeps_freed_memory = set_up_rank(config, world)
@@ -112,7 +115,10 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
 
 @dataclass(kw_only=True)
 class _Trial:
-    """A trial between init_start and run_stop. Its parts share the log, the ranks, and from `_connect` on the checkpoint."""
+    """A trial between init_start and run_stop.
+
+    Its parts share the log, the ranks, and from `_connect` on the checkpoint.
+    """
 
     plan: TrialPlan
     world: World
@@ -195,7 +201,10 @@ class _Trial:
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 
     def _build(self) -> tuple[Workload, TrainingState, int]:
-        """Build the workload and its training state on this rank's device. Also returns the parameters of the whole model."""
+        """Build the workload and its training state on this rank's device.
+
+        Also returns the parameters of the whole model.
+        """
         world, config = self.world, self.config
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         self.progress.enter("building the model")

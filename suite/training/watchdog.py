@@ -1,11 +1,13 @@
 """Ends a trial that hangs, and says which ranks the others wait for.
 
-A thread of every rank looks at the rank's last mark (suite.training.progress). When that is old, it writes the rank's Python
-stacks to a file and asks the other ranks by UDP what they are doing. If no rank that answers has gone on, the run hangs: ranks
-that do not answer are stopped or gone, ranks with fewer marks did not arrive. If one has gone on, the others wait rightly.
+A thread of every rank looks at the rank's last mark (suite.training.progress). When that is old, it writes the rank's
+Python stacks to a file and asks the other ranks by UDP what they are doing. If no rank that answers has gone on, the
+run hangs: ranks that do not answer are stopped or gone, ranks with fewer marks did not arrive. If one has gone on, the
+others wait rightly.
 
-A process that has ended is found sooner: a rank that waits for a moment asks the next one, and the kernel of its node says that
-nobody has its port any more. That counts only if the next rank has answered before: a firewall may say so too.
+A process that has ended is found sooner: a rank that waits for a moment asks the next one, and the kernel of its node
+says that nobody has its port any more. That counts only if the next rank has answered before: a firewall may say so
+too.
 
 Why datagrams: a socket costs a rank one descriptor and next to nothing is sent while the run goes on; the store and the
 communicators of torch.distributed and MPI may be what hangs. A datagram is one JSON record of numbers and short texts.
@@ -61,9 +63,11 @@ class State:
 
 
 class Datagram(msgspec.Struct, omit_defaults=True):
-    """What ranks tell each other. ``run`` is a number that rank 0 draws, ``text`` is why the run ends, ``state`` answers "ask".
+    """What ranks tell each other. ``run`` is a number that rank 0 draws, ``text`` is why the run ends, ``state``
+    answers "ask".
 
-    There is no signature: the number keeps out datagrams of other runs and of port scanners, not somebody who can read it.
+    There is no signature: the number keeps out datagrams of other runs and of port scanners, not somebody who can read
+    it.
     """
 
     run: int
@@ -107,8 +111,8 @@ def _ranks(names: Iterable[str]) -> str:
 class Watchdog:
     """Watches one rank. All ranks construct it at the same time: they exchange addresses and the run's number.
 
-    ``stacks``: the file for this rank's stacks; ``say`` prints the line. ``before_end`` is called with the line before the
-    run ends, on the rank that found the hang.
+    ``stacks``: the file for this rank's stacks; ``say`` prints the line. ``before_end`` is called with the line before
+    the run ends, on the rank that found the hang.
     """
 
     def __init__(
@@ -140,7 +144,9 @@ class Watchdog:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """While this rank's watchdog is ending the run, an error of the body waits: it follows from the other ranks' end."""
+        """While this rank's watchdog is ending the run, an error of the body waits: it follows from the other ranks'
+        end.
+        """
         try:
             yield
         except Exception:
@@ -175,7 +181,10 @@ class Watchdog:
         return self._heard and marks == self._marks() and progress.waits
 
     def _is_refused(self, rank: int) -> bool:
-        """Whether the node of a rank says that nobody has the rank's port. Meanwhile others are answered: all may ask at once."""
+        """Whether the node of a rank says that nobody has the rank's port.
+
+        Meanwhile others are answered: all may ask at once.
+        """
         until = time.monotonic() + ANSWER_S
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -319,7 +328,10 @@ class Watchdog:
 def watch(
     world: World, settings: Watching, stacks: Path, say: Callable[[str], None], progress: Progress
 ) -> tuple[World, Watchdog | None]:
-    """Watch this rank until the process ends, if the settings say so; all ranks call. Returns the world whose calls are marks."""
+    """Watch this rank until the process ends, if the settings say so; all ranks call.
+
+    Returns the world whose calls are marks.
+    """
     if settings.silence_s is None:
         return world, None
     dog = Watchdog(world, progress, settings, stacks, say)

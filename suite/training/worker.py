@@ -1,4 +1,7 @@
-"""The worker process of one rank: connect to the others, import torch, run one trial. Every failure ends with one line."""
+"""The worker process of one rank: connect to the others, import torch, run one trial.
+
+Every failure ends with one line.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,10 @@ def _say(plan: TrialPlan, text: str) -> None:
 
 
 def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
-    """Print one line, then end every rank. Other ranks wait a moment, so that rank 0 reports an error that all ranks have."""
+    """Print one line, then end every rank.
+
+    Other ranks wait a moment, so that rank 0 reports an error that all ranks have.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
     where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
     if not world.is_first:

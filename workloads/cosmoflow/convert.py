@@ -209,8 +209,8 @@ def _cubes(path: Path, *, cube: int) -> Iterator[Sample]:
 def _read_universe(path: Path) -> Sample:
     """Read counts (n, n, n, 4) int16 and targets (4,) float32. InputError names file, dataset and what was expected.
 
-    Files of https://portal.nersc.gov/project/m3363/ (cosmoUniverse_2019_05_4parE, 512^3 voxels of 1 Mpc/h) have ``full``
-    counts and targets ``unitPar``. namePar, physPar and redshifts hold the same information in physical units.
+    Files of https://portal.nersc.gov/project/m3363/ (cosmoUniverse_2019_05_4parE, 512^3 voxels of 1 Mpc/h) have
+    ``full`` counts and targets ``unitPar``. namePar, physPar and redshifts hold the same information in physical units.
     """
     try:
         with h5py.File(path, "r", locking=False) as file:

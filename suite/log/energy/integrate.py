@@ -1,6 +1,7 @@
 """Integrate the readings of one meter. Pure functions of a power log, without extrapolation.
 
-The rules (training_policies, power_measurement.adoc): energy is the sum of each reading times the time since the reading before it.
+The rules (training_policies, power_measurement.adoc): energy is the sum of each reading times the time since the
+reading before it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ _MOST_BATCHES = 5000
 
 @dataclass(frozen=True)
 class Curve:
-    """The readings of a meter in order of time. ``energy_j`` is what was counted up to each of ``times_s`` (Unix seconds).
+    """The readings of a meter in order of time. ``energy_j`` is what was counted up to each of ``times_s`` (Unix
+    seconds).
 
-    The first reading counts from ``begin_s``: the stated start of measuring, or the reading itself if none is stated before it.
+    The first reading counts from ``begin_s``: the stated start of measuring, or the reading itself if none is stated
+    before it.
     """
 
     times_s: Sequence[float]
@@ -69,7 +72,9 @@ class Curve:
         return count / (stop_s - start_s) if stop_s > start_s else 0.0
 
     def within(self, start_s: float, stop_s: float) -> Iterable[tuple[float, float]]:
-        """(seconds, watts) of each reading in a stretch: the part of the time since the reading before it that is inside."""
+        """(seconds, watts) of each reading in a stretch: the part of the time since the reading before it that is
+        inside.
+        """
         low, high = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         before = max(start_s, self.begin_s)
         for index in range(low, min(high + 1, len(self.times_s))):
@@ -79,7 +84,10 @@ class Curve:
 
 
 def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
-    """The readings of a log in order of time. ``offset_s`` is added to their times: the meter's clock was behind by so much."""
+    """The readings of a log in order of time.
+
+    ``offset_s`` is added to their times: the meter's clock was behind by so much.
+    """
     order = sorted(range(len(log.times_ms)), key=log.times_ms.__getitem__)
     times = [log.times_ms[index] / 1e3 + offset_s for index in order]
     watts = [log.watts[index] for index in order]
@@ -96,9 +104,9 @@ def sampling_halfwidth_j(
     """Half the 95 % interval of an integral for what happened between the readings. None for too few of them.
 
     The model: a reading is the power of a moment, taken at a time that has nothing to do with the load. Differences of
-    consecutive readings then show the spread between them, and a slow change of the load does not count twice. A meter that
-    ``integrates`` misses nothing. A board that looks a part ``duty`` of the time sees a load of its own period in the same phase
-    for a while, so its readings are taken together over `DUTY_BATCH_S`.
+    consecutive readings then show the spread between them, and a slow change of the load does not count twice. A meter
+    that ``integrates`` misses nothing. A board that looks a part ``duty`` of the time sees a load of its own period in
+    the same phase for a while, so its readings are taken together over `DUTY_BATCH_S`.
     """
     if integrates:
         return 0.0
@@ -117,7 +125,8 @@ def _freedom(batches: int) -> float:
 
 
 def _batches(readings: Iterable[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
-    """(seconds, joules) of groups of consecutive readings that are at least so long together; the last may be longer."""
+    """(seconds, joules) of groups of consecutive readings that are at least so long together; the last may be longer.
+    """
     found: list[tuple[float, float]] = []
     seconds = joules = 0.0
     for each_s, watts in readings:

@@ -1,8 +1,8 @@
 """Read power readings of an external meter from a CSV, and write them as power logs in the official form.
 
-PDU, IPMI, Redfish and sacct exports are CSV tables or become one with a line of awk or jq. A YAML file says which column holds
-what and what is known of the meter; docs/energy.md has an example for each. Nothing is guessed: a value that does not fit is an
-InputError with file and line.
+PDU, IPMI, Redfish and sacct exports are CSV tables or become one with a line of awk or jq. A YAML file says which
+column holds what and what is known of the meter; docs/energy.md has an example for each. Nothing is guessed: a value
+that does not fit is an InputError with file and line.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Read a power log in the official form, one meter a file: every line with the MLLOG token is a reading, a statement or damage.
+"""Read a power log in the official form, one meter a file: every line with the MLLOG token is a reading, a statement or
+damage.
 
     results/<system>/.../<benchmark>/power/result_<i>/node_<k>.txt    the widest scope that was measured of node k
                                                       sw_<k>.txt      a switch: readings, or its estimated power
                                                       part_<k>_<scope>.txt    ours: a part of node k, never added to it
 
-The file is read in pieces and only its readings stay: 24 bytes each. No content raises. Published logs have "" as metadata,
-0 as the first node or 1, and stop events with the time of the start: all of these are read, and the checker names them.
+The file is read in pieces and only its readings stay: 24 bytes each. No content raises. Published logs have "" as
+metadata, 0 as the first node or 1, and stop events with the time of the start: all of these are read, and the checker
+names them.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class PowerLog:
-    """One meter. Readings are in file order: Unix milliseconds, watts, line. ``stated`` is what the file says of its meter.
+    """One meter. Readings are in file order: Unix milliseconds, watts, line. ``stated`` is what the file says of its
+    meter.
 
-    ``kind`` is node, sw or part, ``index`` the number in the name (None: another name). ``damaged`` counts the lines that are
-    no readings though they should be, of which ``problems`` has the first.
+    ``kind`` is node, sw or part, ``index`` the number in the name (None: another name). ``damaged`` counts the lines
+    that are no readings though they should be, of which ``problems`` has the first.
     """
 
     path: Path
@@ -64,7 +67,9 @@ class PowerLog:
 
     @property
     def efficiency(self) -> float | None:
-        """The factor that makes the readings the energy that counts: 1 unless stated; None if what is stated is no number."""
+        """The factor that makes the readings the energy that counts: 1 unless stated; None if what is stated is no
+        number.
+        """
         last = next((item for item in reversed(self.statements) if item.key == EFFICIENCY), None)
         return 1.0 if last is None else finite(last.value)
 
@@ -82,7 +87,10 @@ class PowerLog:
 
     @property
     def current(self) -> str | None:
-        """AC or DC; None: not stated. Readings times a conversion efficiency below 1 are those behind the supply: DC."""
+        """AC or DC; None: not stated.
+
+        Readings times a conversion efficiency below 1 are those behind the supply: DC.
+        """
         said = self.stated.get("measurement_type")
         if said not in ("AC", "DC"):
             return None
@@ -96,7 +104,9 @@ class PowerLog:
 
     @property
     def integrates(self) -> bool:
-        """True if each reading is the mean since the one before, as from a counter of joules: sampling then loses nothing."""
+        """True if each reading is the mean since the one before, as from a counter of joules: sampling then loses
+        nothing.
+        """
         return self.stated.get("reads") == "mean"
 
     def number(self, name: str) -> float | None:

@@ -1,7 +1,8 @@
 """Energy of a run and of a result: the integral over run_start to run_stop of the widest scope that all nodes have.
 
-A result's energy is the mean over the runs that its *performance* score keeps (power_measurement.adoc), not over those that are
-in the middle by energy. Scopes are never mixed, AC and DC neither. What stands for a part that was not measured is labelled.
+A result's energy is the mean over the runs that its *performance* score keeps (power_measurement.adoc), not over those
+that are in the middle by energy. Scopes are never mixed, AC and DC neither. What stands for a part that was not
+measured is labelled.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class RunEnergy:
     """The energy of one run in joules; None where ``reason`` says that there is none.
 
     ``joules`` is nodes and interconnect together; ``interconnect_j`` is the rules' estimate if ``estimated``.
-    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy of the meters and stretches that no reading covers.
-    ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times the run's time.
+    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy of the meters and stretches that no reading
+    covers. ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times
+    the run's time.
     """
 
     path: Path | None
@@ -71,7 +73,10 @@ class RunEnergy:
 
 @dataclass(frozen=True)
 class EnergyToSolution:
-    """The energy of a result. ``reason``: why it is no score, or None; a mean may still stand, over the runs that have one."""
+    """The energy of a result.
+
+    ``reason``: why it is no score, or None; a mean may still stand, over the runs that have one.
+    """
 
     runs: tuple[RunEnergy, ...]
     kept: tuple[Path, ...]
@@ -116,7 +121,10 @@ class EnergyToSolution:
 
 
 def read_meters(log: Path) -> Meters | None:
-    """Read the power logs beside a run's log, ``power/<name of the log>/*.txt``. None without such a folder. Links are not read."""
+    """Read the power logs beside a run's log, ``power/<name of the log>/*.txt``.
+
+    None without such a folder. Links are not read.
+    """
     folder = log.parent / POWER / log.stem
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         return None
@@ -223,7 +231,9 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
 
 
 def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tuple[str | None, float, tuple[str, ...]]:
-    """(scope, joules, notes) of the widest scope that as many counters as nodes have; a part is never added to its whole."""
+    """(scope, joules, notes) of the widest scope that as many counters as nodes have; a part is never added to its
+    whole.
+    """
     whole = counters.get("pm_counters/node")
     if whole is not None and whole[1] == nodes:
         return "node", whole[0], ()
@@ -239,7 +249,10 @@ def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tu
 
 
 def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSolution | None:
-    """The energy of a result, from the power logs beside its logs, else from the counters in them. None if it has neither."""
+    """The energy of a result, from the power logs beside its logs, else from the counters in them.
+
+    None if it has neither.
+    """
     records = [run.record for run in result.runs]
     meters = [read_meters(record.path) if record.path is not None else None for record in records]
     if any(found is not None and found.logs for found in meters):
@@ -254,10 +267,11 @@ def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSo
 def energy_to_solution(
     result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
 ) -> EnergyToSolution:
-    """Compute the energy of a result over the runs that its time keeps. ``energies`` are in the order of the result's runs.
+    """Compute the energy of a result over the runs that its time keeps. ``energies`` are in the order of the result's
+    runs.
 
-    The interval is that of all runs in the score's window that converged (t on log joules), widened by the meters' own error,
-    which is the same in every run and does not average out.
+    The interval is that of all runs in the score's window that converged (t on log joules), widened by the meters' own
+    error, which is the same in every run and does not average out.
     """
     by_path = {energy.path: energy for energy in energies}
     kept = [by_path[run.record.path] for run in result.scored if run.record.path in by_path]
@@ -368,7 +382,10 @@ def offset_curve(log: PowerLog) -> Curve:
 
 
 def _edges(line: Curve, start: float, stop: float) -> float:
-    """Joules of up to `GAP_S` that no reading covers at an end, at the nearest reading. Longer stretches are not filled."""
+    """Joules of up to `GAP_S` that no reading covers at an end, at the nearest reading.
+
+    Longer stretches are not filled.
+    """
     if not line.times_s:
         return 0.0
     before, after = max(line.begin_s - start, 0.0), max(stop - line.end_s, 0.0)
@@ -376,7 +393,9 @@ def _edges(line: Curve, start: float, stop: float) -> float:
 
 
 def _halfwidth(parts: Sequence[_Measured]) -> float | None:
-    """Sampling errors of nodes are independent; accuracy may be wrong the same way in all meters of one make, so it adds up."""
+    """Sampling errors of nodes are independent; accuracy may be wrong the same way in all meters of one make, so it
+    adds up.
+    """
     if any(part.sampling_j is None for part in parts):
         return None
     sampling = math.sqrt(math.fsum((part.sampling_j or 0.0) ** 2 for part in parts))

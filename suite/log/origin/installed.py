@@ -1,8 +1,8 @@
 """The environment of a run: every installed distribution with the digest of what its wheel holds. Writes nothing.
 
-pip does not keep the sha256 of a wheel that it installed from an index. What it keeps is RECORD, with the sha256 of every file of
-the wheel: the digest of that list is the same for the wheel and for what was installed from it, whoever installed it. So an
-environment is compared with another, and with wheels at hand, without the wheels' own hashes.
+pip does not keep the sha256 of a wheel that it installed from an index. What it keeps is RECORD, with the sha256 of
+every file of the wheel: the digest of that list is the same for the wheel and for what was installed from it, whoever
+installed it. So an environment is compared with another, and with wheels at hand, without the wheels' own hashes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
-    """One distribution. ``record_sha256``: of the files that its wheel holds, see `digest_record`; None where there is no RECORD.
+    """One distribution. ``record_sha256``: of the files that its wheel holds, see `digest_record`; None where there is
+    no RECORD.
 
-    ``wheel_sha256``: of the wheel, known only of those that were installed from a file or an address. ``source``: index, file
-    (or an address), or editable.
+    ``wheel_sha256``: of the wheel, known only of those that were installed from a file or an address. ``source``:
+    index, file (or an address), or editable.
     """
 
     name: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
@@ -67,7 +68,10 @@ class Environment(_Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_environment(found: Iterable[Distribution] | None = None) -> Environment:
-    """Read the environment of this process, or of given distributions. Of two with one name the first on the path counts."""
+    """Read the environment of this process, or of given distributions.
+
+    Of two with one name the first on the path counts.
+    """
     items: dict[str, Installed] = {}
     for each in distributions() if found is None else found:
         stated = each.metadata  # parsed at each look
@@ -93,7 +97,8 @@ def normal(name: str) -> str:
 
 
 def digest_record(text: str) -> str | None:
-    """Compute the digest of a RECORD's files: the same for a wheel and for what was installed from it. None if it lists none.
+    """Compute the digest of a RECORD's files: the same for a wheel and for what was installed from it. None if it lists
+    none.
 
     Left out is what an installer adds or rewrites: compiled files, its own notes, scripts and other files outside of
     site-packages (``../`` of an environment, ``.data/`` of a wheel).

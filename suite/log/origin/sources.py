@@ -1,4 +1,7 @@
-"""What code a run is made of: the commit, the uncommitted changes, and the digests of the suite's own files. Writes nothing."""
+"""What code a run is made of: the commit, the uncommitted changes, and the digests of the suite's own files.
+
+Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-t
 
 @dataclass(frozen=True)
 class GitState:
-    """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of all."""
+    """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of
+    all.
+    """
 
     commit: str
     diff: str
@@ -35,7 +40,8 @@ class GitState:
 
 
 def read_git_state(cwd: Path | None = None) -> GitState | None:
-    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git."""
+    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git.
+    """
     here = cwd or Path(__file__).resolve().parent
 
     def git(arguments: Sequence[str]) -> bytes | None:
@@ -58,9 +64,11 @@ def read_git_state(cwd: Path | None = None) -> GitState | None:
 
 
 def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
-    """Compute the digests of the suite's own files: ``{"version", "suite_version", "sha256", "files": {path: sha256}}``.
+    """Compute the digests of the suite's own files: ``{"version", "suite_version", "sha256", "files": {path:
+    sha256}}``.
 
-    ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: those installed.
+    ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: those
+    installed.
     """
     found: dict[str, str] = {}
     for name, folder in (_installed() if folders is None else folders).items():

@@ -1,7 +1,8 @@
 """Counts the FLOPs of torch code while it runs, with torch's counter and formulas that torch lacks or has wrong.
 
-A multiply-add is two FLOPs. Products count (matrices, convolutions, attention, sparse sums). By convention elementwise operators,
-reductions, normalisations and moves of data do not. Every other operator without a formula is listed by name.
+A multiply-add is two FLOPs. Products count (matrices, convolutions, attention, sparse sums). By convention elementwise
+operators, reductions, normalisations and moves of data do not. Every other operator without a formula is listed by
+name.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``."""
+    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``.
+    """
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
 

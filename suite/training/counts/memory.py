@@ -1,4 +1,6 @@
-"""Measures the bytes of tensors that live while torch code runs, real ones or fake ones: every storage that an operator makes."""
+"""Measures the bytes of tensors that live while torch code runs, real ones or fake ones: every storage that an operator
+makes.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ DEVICE = torch.ops.prim.device.default
 class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
     """Within the body `now` are the bytes of living storages that were made in it, `peak` is the most that there were.
 
-    ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made while
-    `label` is set counts in `labelled`, too. With ``formulas`` (of `suite.training.counts.flops`) `flops` are counted in the
-    same pass: torch's own counter keeps what checkpointed blocks computed again until Python's collector finds it.
+    ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made
+    while `label` is set counts in `labelled`, too. With ``formulas`` (of `suite.training.counts.flops`) `flops` are
+    counted in the same pass: torch's own counter keeps what checkpointed blocks computed again until Python's collector
+    finds it.
     """
 
     def __init__(

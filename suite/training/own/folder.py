@@ -1,4 +1,6 @@
-"""The run folder of a person's own loop: which benchmark and configuration, which trial, and the copies of card and program."""
+"""The run folder of a person's own loop: which benchmark and configuration, which trial, and the copies of card and
+program.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,10 @@ def own_program() -> Path | None:
 
 
 def _keep_program(folder: RunFolder, program: Path, trial: int) -> None:
-    """Copy the program beside the logs; a later trial's changed one into a folder of its own. None that is too large."""
+    """Copy the program beside the logs; a later trial's changed one into a folder of its own.
+
+    None that is too large.
+    """
     if program.stat().st_size > min(LARGEST_PROGRAM, limits().json):
         return
     text = program.read_text(encoding="utf-8", errors="replace")

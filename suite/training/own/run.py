@@ -1,6 +1,7 @@
 """`mlhpc.Run`: a person's own training loop writes the run folder that `mlhpc run` writes, on one rank or many.
 
-It calls what the harness's trial calls: the same statement, records, clocks, facts and lock. The loop itself stays the person's.
+It calls what the harness's trial calls: the same statement, records, clocks, facts and lock. The loop itself stays the
+person's.
 """
 
 from __future__ import annotations
@@ -65,17 +66,19 @@ HEX_DIGITS = 64
 
 
 class Run:
-    """One run of a person's own training loop, as a context. Everything before `start` is set-up; `start` begins the run.
+    """One run of a person's own training loop, as a context. Everything before `start` is set-up; `start` begins the
+    run.
 
-    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload. ``config`` is a mapping or a YAML file
-    with ``size``, ``global_batch_size``, ``max_epochs``, ``hyperparameters`` (logged as they are) and, if wanted,
-    ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``, ``window_steps``, ``instrumentation``,
-    ``cache_drop_command`` and ``watchdog``. ``data`` is the file or folder that the loop reads, of which a checksum is logged,
-    or a sha256 of the data as 64 hex digits. ``output`` is the run folder; a further run with the same configuration becomes
-    the next trial in it. ``seed`` is what the loop seeds itself with; by default one is drawn, see the attribute ``seed``.
+    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload. ``config`` is a mapping or a
+    YAML file with ``size``, ``global_batch_size``, ``max_epochs``, ``hyperparameters`` (logged as they are) and, if
+    wanted, ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``, ``window_steps``,
+    ``instrumentation``, ``cache_drop_command`` and ``watchdog``. ``data`` is the file or folder that the loop reads, of
+    which a checksum is logged, or a sha256 of the data as 64 hex digits. ``output`` is the run folder; a further run
+    with the same configuration becomes the next trial in it. ``seed`` is what the loop seeds itself with; by default
+    one is drawn, see the attribute ``seed``.
 
-    Every rank makes every call, in the same order. InputError for what a user can mend, on every rank. An error in the body
-    ends the log as aborted and goes on to the caller.
+    Every rank makes every call, in the same order. InputError for what a user can mend, on every rank. An error in the
+    body ends the log as aborted and goes on to the caller.
     """
 
     def __init__(
@@ -169,12 +172,17 @@ class Run:
         self._log.event(mllog.CACHE_CLEAR, state.state == "dropped")
 
     def init_process_group(self) -> None:
-        """Start torch.distributed for these ranks, whoever launched them. Does nothing on one rank or if it is started."""
+        """Start torch.distributed for these ranks, whoever launched them.
+
+        Does nothing on one rank or if it is started.
+        """
         self._world.init_torch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
     def staging(self) -> Iterator[None]:
-        """Around copying the data to where the loop reads them: before `start`, or in the run, where it counts as its time."""
+        """Around copying the data to where the loop reads them: before `start`, or in the run, where it counts as its
+        time.
+        """
         self._log.start(mllog.STAGING)
         begin = time.perf_counter()
         yield
@@ -194,10 +202,10 @@ class Run:
     ) -> None:
         """End the set-up and begin the run.
 
-        ``train_samples`` and ``eval_samples`` are of the whole data set, not of this rank. ``model`` gives the number of
-        parameters and the device; without one, and where a rank holds a share only, ``parameters`` says how many there are.
-        With ``optimizer`` the phases of a step are timed: what comes before the optimizer's own step is forward and backward
-        pass, and under DistributedDataParallel the waiting for gradients is apart.
+        ``train_samples`` and ``eval_samples`` are of the whole data set, not of this rank. ``model`` gives the number
+        of parameters and the device; without one, and where a rank holds a share only, ``parameters`` says how many
+        there are. With ``optimizer`` the phases of a step are timed: what comes before the optimizer's own step is
+        forward and backward pass, and under DistributedDataParallel the waiting for gradients is apart.
         """
         if self._steps is not None:
             raise InputError("run.start(): the run has begun already")
@@ -259,16 +267,20 @@ class Run:
             yield batch
 
     def step(self, loss: Any = None) -> None:
-        """End a training step: one update of the weights by all ranks. ``loss``: a number or a tensor of one element, if wanted."""
+        """End a training step: one update of the weights by all ranks.
+
+        ``loss``: a number or a tensor of one element, if wanted.
+        """
         self._running("step").step(loss)
         self._progress.tick()
 
     def evaluation(self, value: float | None, **metrics: float) -> bool:
-        """End an evaluation and with it the epoch. Returns True when the run is over: target reached, diverged, or last epoch.
+        """End an evaluation and with it the epoch. Returns True when the run is over: target reached, diverged, or last
+        epoch.
 
-        ``value`` is the card's metric over the whole validation set, the same on every rank; a rank that does not know it
-        gives None. ``metrics`` are other ones, logged beside it. The evaluation began where the last step ended. InputError if
-        ranks differ in the value.
+        ``value`` is the card's metric over the whole validation set, the same on every rank; a rank that does not know
+        it gives None. ``metrics`` are other ones, logged beside it. The evaluation began where the last step ended.
+        InputError if ranks differ in the value.
         """
         outcome = self._running("evaluation").evaluate(value, metrics)
         if outcome is None:
@@ -334,7 +346,10 @@ class Run:
 
 
 class _Clock:
-    """Unix milliseconds that follow the monotonic clock. While ``held_ms`` is set, events are given that moment, which is over."""
+    """Unix milliseconds that follow the monotonic clock.
+
+    While ``held_ms`` is set, events are given that moment, which is over.
+    """
 
     def __init__(self) -> None:
         self._anchor = time.time_ns() - time.monotonic_ns()

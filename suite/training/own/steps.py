@@ -17,7 +17,10 @@ from suite.training.timing import OTHER, NoTimer, PhaseTimer
 
 
 class Clock(Protocol):
-    """The clock of the log. While ``held_ms`` is set, events are written as of that moment, but never before the last event."""
+    """The clock of the log.
+
+    While ``held_ms`` is set, events are written as of that moment, but never before the last event.
+    """
 
     held_ms: int | None
     last_ms: int
@@ -139,7 +142,10 @@ class OwnSteps:
         self._in_window, self._losses = 0, None
 
     def _end_training(self) -> None:
-        """Write what the steps of the block took. It ends with the last rank's last step; the log's clock stays held there."""
+        """Write what the steps of the block took.
+
+        It ends with the last rank's last step; the log's clock stays held there.
+        """
         if not self._done:
             raise InputError(f"epoch {self._label} has no run.step()")
         self._check_steps()

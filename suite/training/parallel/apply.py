@@ -1,7 +1,8 @@
-"""Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap` comes last.
+"""Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap`
+comes last.
 
-`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and `apply`
-changes it.
+`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and
+`apply` changes it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from suite.world import World
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
-    """InputError if a plan does not fit a model: parameters, boundaries, blocks, shares that the workload makes itself."""
+    """InputError if a plan does not fit a model: parameters, boundaries, blocks, shares that the workload makes itself.
+    """
     plan = parallel.plan
     assert plan is not None
     placements(plan, [name for name, _ in model.named_parameters()])
@@ -61,7 +63,8 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(
-            "plan: the workload spreads experts over all ranks, and ranks share samples: expected expert=N in --mesh, with tensor"
+            "plan: the workload spreads experts over all ranks, and ranks share samples: expected expert=N in --mesh, "
+            "with tensor"
             if parallel.mesh.tensor > 1
             else "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and axial out of --mesh"
         )
@@ -121,7 +124,8 @@ def apply(
     note: Note | None = None,
     traced: Trace | None = None,
 ) -> None:
-    """Apply a plan to a model that is not wrapped yet. All ranks call it; torch.distributed must be set up, unless on meta.
+    """Apply a plan to a model that is not wrapped yet. All ranks call it; torch.distributed must be set up, unless on
+    meta.
 
     ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta; ``traced``: the
     extents at its layers, if they are known.
@@ -159,7 +163,9 @@ def apply(
 def _shard(
     parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, Placement], note: Note | None
 ) -> None:
-    """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads itself."""
+    """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads
+    itself.
+    """
     mesh, plan = parallel.mesh, parallel.plan
     assert plan is not None
     shard = _axis(mesh, SHARD, lambda each: each.holders, note)
@@ -204,7 +210,10 @@ def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
 
 
 def _check_rows(parallel: Parallel, model: nn.Module) -> None:
-    """Run a model with split rows on meta tensors, before anything is sent. InputError if operands do not lie as the plan says."""
+    """Run a model with split rows on meta tensors, before anything is sent.
+
+    InputError if operands do not lie as the plan says.
+    """
     plan = parallel.plan
     assert plan is not None
     assert plan.axial is not None

@@ -1,9 +1,10 @@
 """Splits rows and columns of a model's maps over ranks that share samples: the axial axis.
 
-Of a map (an alignment, a pair map) each rank has some rows. What works along rows needs nothing; what works along columns gets
-its operand turned: rows whole, columns in parts, by an all-to-all. What needs an operand of all ranks gets it gathered. A plan
-says so for operands of modules; hooks do it, and no name or forward pass changes. Extents are those of the tensors, so
-evaluations may have others than training. Each backward pass is the exact transpose of its forward pass.
+Of a map (an alignment, a pair map) each rank has some rows. What works along rows needs nothing; what works along
+columns gets its operand turned: rows whole, columns in parts, by an all-to-all. What needs an operand of all ranks gets
+it gathered. A plan says so for operands of modules; hooks do it, and no name or forward pass changes. Extents are those
+of the tensors, so evaluations may have others than training. Each backward pass is the exact transpose of its forward
+pass.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from suite.training.parallel.products import Whole
 
 @dataclass(eq=False)
 class Parts:
-    """Which positions a rank has. ``extents``: the whole of each dimension, by name, as this forward pass has seen it."""
+    """Which positions a rank has.
+
+    ``extents``: the whole of each dimension, by name, as this forward pass has seen it.
+    """
 
     axis: Axis
     extents: dict[str, int] = field(default_factory=dict)
@@ -57,8 +61,8 @@ class Parts:
 def split_axes(model: nn.Module, plan: AxialPlan, extents: Mapping[str, int], axis: Axis) -> None:
     """Put the hooks of a plan on a model, whose ranks must be equal before.
 
-    ``extents``: those that the plan states; an operand with a dimension of 0 positions is not there. InputError for a pattern
-    that matches no module, or a module that two patterns match.
+    ``extents``: those that the plan states; an operand with a dimension of 0 positions is not there. InputError for a
+    pattern that matches no module, or a module that two patterns match.
     """
     parts = Parts(axis)
     model.register_forward_pre_hook(parts.forget)
@@ -98,7 +102,10 @@ class _Ended(Exception):
 
 
 def run_to_ends(model: nn.Module, plan: AxialPlan, batch: Mapping[str, Tensor]) -> None:
-    """Run a model whose rows are split up to where the first pass has made all its ends whole. What follows is not split."""
+    """Run a model whose rows are split up to where the first pass has made all its ends whole.
+
+    What follows is not split.
+    """
     patterns = [pattern for pattern, ways in plan.modules.items() if any(each.end for each in ways.outputs.values())]
     left = {
         path for path, _ in model.named_modules() if path and any(fnmatchcase(path, pattern) for pattern in patterns)
@@ -208,7 +215,9 @@ def _check_part(parts: Parts, x: Tensor, way: Operand, where: str) -> int:
 
 
 class _Draw:
-    """The hooks of a module that draws random numbers of its input's shape: those of the whole, of which a rank takes its part."""
+    """The hooks of a module that draws random numbers of its input's shape: those of the whole, of which a rank takes
+    its part.
+    """
 
     def __init__(self, path: str, parts: Parts, dims: Sequence[str], along: str) -> None:
         self._path, self._parts, self._dims, self._along = path, parts, dims, along

@@ -1,9 +1,11 @@
 """Recomputation of a block within a memory budget: torch's min-cut partitioner chooses what its forward pass keeps.
 
-A budget is a part of what the partitioner keeps where it computes no product again; 0 keeps inputs and drawn random numbers.
+A budget is a part of what the partitioner keeps where it computes no product again; 0 keeps inputs and drawn random
+numbers.
 
-The block is traced once for each kind of inputs, forward and backward pass; both graphs are then run operator by operator, so no
-C++ compiler is needed, the operators are those of the plain block, and random numbers (dropout) are drawn once and kept.
+The block is traced once for each kind of inputs, forward and backward pass; both graphs are then run operator by
+operator, so no C++ compiler is needed, the operators are those of the plain block, and random numbers (dropout) are
+drawn once and kept.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class BudgetedForward:
         return type(value), value
 
     def _trace(self, values: list[Any], tree: Any, given: list[Tensor], own: list[Tensor]) -> Any:
-        """The compiled pass, and how its results become those of the block. Nothing that is running counts or sees the trace."""
+        """The compiled pass, and how its results become those of the block.
+
+        Nothing that is running counts or sees the trace.
+        """
         if len(self._traced) >= KINDS:
             raise self._refused(f"it was called with more than {KINDS} kinds of inputs")
         result: list[Any] = []
@@ -135,7 +140,8 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _own(block: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """The tensors that a block computes with beside its inputs, and where they are: gathered ones, parameters, buffers."""
+    """The tensors that a block computes with beside its inputs, and where they are: gathered ones, parameters, buffers.
+    """
     found = []
     for module in block.modules():
         opened = getattr(module, OPEN, None) or {}

@@ -1,4 +1,6 @@
-"""Data parallelism applied to a model from outside: wrapping, clipping and norms over parameters of which ranks have parts."""
+"""Data parallelism applied to a model from outside: wrapping, clipping and norms over parameters of which ranks have
+parts.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
 def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device: torch.device) -> nn.Module:
     """Wrap a model for data parallelism over all ranks. On one rank, return the model itself.
 
-    After a backward pass all gradients are means over ranks. Those of ``sharded`` parameters arrive as sums and are divided.
-    Parameters and buffers are copied from rank 0, except sharded ones; so load a checkpoint after this call.
+    After a backward pass all gradients are means over ranks. Those of ``sharded`` parameters arrive as sums and are
+    divided. Parameters and buffers are copied from rank 0, except sharded ones; so load a checkpoint after this call.
     """
     if world.size == 1:
         return model
@@ -66,8 +68,8 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
 class Clipping:
     """Scales gradients down to an L2 norm over the whole model. A call is a collective if ranks have parts of it.
 
-    ``copies``: ranks that hold each of ``sharded``, with equal gradients. The parameters are looked up once: to walk through
-    hundreds of small modules takes longer than to scale what they hold.
+    ``copies``: ranks that hold each of ``sharded``, with equal gradients. The parameters are looked up once: to walk
+    through hundreds of small modules takes longer than to scale what they hold.
     """
 
     def __init__(self, model: nn.Module, sharded: Sequence[nn.Parameter], clip_norm: float, *, copies: int = 1) -> None:
@@ -96,7 +98,8 @@ class Clipping:
 
 
 def norms_of_whole(model: nn.Module) -> Norms:
-    """The function that computes L2 norms of whole tensors from pieces. It takes tensors and the parameter that each belongs to.
+    """The function that computes L2 norms of whole tensors from pieces. It takes tensors and the parameter that each
+    belongs to.
 
     One collective per call and axis. Every rank calls it with the tensors of the same parameters.
     """
@@ -117,13 +120,18 @@ def norms_of_whole(model: nn.Module) -> Norms:
 
 
 def give_norms(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Let an optimizer that scales by norms of whole tensors (its attribute ``norms``) have those, if ranks have pieces."""
+    """Let an optimizer that scales by norms of whole tensors (its attribute ``norms``) have those, if ranks have
+    pieces.
+    """
     if sharded_modules(model) and hasattr(optimizer, "norms"):
         optimizer.norms = norms_of_whole(model)
 
 
 def eval_turns(samples: int, batch_size: int, shared: Parallel) -> Iterator[Turn]:
-    """This rank's batches of an evaluation. Where ranks take every forward pass together, all have as many: some do not count."""
+    """This rank's batches of an evaluation.
+
+    Where ranks take every forward pass together, all have as many: some do not count.
+    """
     mesh, taken = shared.mesh, 0
     for indices in eval_batches(samples, batch_size, rank=mesh.data_rank, size=mesh.data_size):
         taken += 1

@@ -1,8 +1,8 @@
 """Builds a model of which a rank keeps pieces only: its initialisation is noted, then repeated tensor by tensor.
 
-While the workload builds, new tensors have no memory and every operator on them is noted. `Recipe.fill` then repeats the
-operators in the same order, so random numbers are the same, and gives each parameter to its piece as soon as no later operator
-touches it. An initialisation that looks at values cannot be noted; such a model is built whole.
+While the workload builds, new tensors have no memory and every operator on them is noted. `Recipe.fill` then repeats
+the operators in the same order, so random numbers are the same, and gives each parameter to its piece as soon as no
+later operator touches it. An initialisation that looks at values cannot be noted; such a model is built whole.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Recipe:
         self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
 
     def fill(self, model: nn.Module, device: torch.device) -> None:
-        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers."""
+        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers.
+        """
         wanted: Any = WeakIdKeyDictionary()
         ranges = {}
         for name, _, shape, holders in pieces(model):

@@ -1,7 +1,8 @@
-"""Exchanges between the ranks of an axis, and differentiable ones of all parts and of sums. Neighbours' positions: `halo`.
+"""Exchanges between the ranks of an axis, and differentiable ones of all parts and of sums. Neighbours' positions:
+`halo`.
 
-The loss of a step is the sum of the losses of all ranks, so each backward pass here is the exact transpose of its forward pass.
-An axis without a process group sends nothing: what it would send is noted.
+The loss of a step is the sum of the losses of all ranks, so each backward pass here is the exact transpose of its
+forward pass. An axis without a process group sends nothing: what it would send is noted.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from suite.training.parallel.mesh import Interval, part_of
 Found = TypeVar("Found")
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 
-# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name at
-# each call, because the harness counts calls by replacing the functions of torch.distributed
+# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name
+# at each call, because the harness counts calls by replacing the functions of torch.distributed
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 

@@ -1,7 +1,8 @@
-"""The positions around a rank's part of a tensor: fetched for a layer and given back, before its computing or beside it.
+"""The positions around a rank's part of a tensor: fetched for a layer and given back, before its computing or beside
+it.
 
-Steps say what a layer's input needs: positions of other ranks, fewer of its own, padding at the border of the sample. What is
-computed beside the exchange needs none of that: outputs of held positions, and gradients of weights.
+Steps say what a layer's input needs: positions of other ranks, fewer of its own, padding at the border of the sample.
+What is computed beside the exchange needs none of that: outputs of held positions, and gradients of weights.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class Border:
 
 @dataclass(frozen=True)
 class Beside:
-    """How a convolution computes beside its exchange: with its own padding, then the borders again from what was fetched."""
+    """How a convolution computes beside its exchange: with its own padding, then the borders again from what was
+    fetched.
+    """
 
     steps: Steps
     axis: Axis
@@ -152,7 +155,8 @@ class Beside:
 def convolve(layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None, how: Beside) -> Tensor:
     """The layer's output for this rank, computed while other ranks' positions are on their way; differentiable.
 
-    The gradient of the input is given back while that of the weights is computed. Under autocast products are in its type.
+    The gradient of the input is given back while that of the weights is computed. Under autocast products are in its
+    type.
     """
     kind, dtype = x.device.type, x.dtype
     available = dtype != torch.float64 and torch.amp.is_autocast_available(kind)  # autocast leaves float64 alone

@@ -1,9 +1,9 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the tensor or the axial axis, or
-the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and those that share experts have one
-number in consecutive groups of such ranks.
-Part i of n positions over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
+Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the tensor or the
+axial axis, or the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and those
+that share experts have one number in consecutive groups of such ranks. Part i of n positions over p ranks is [i n / p,
+(i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ AXES = (DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL)
 class Mesh:
     """The place of one rank of ``size``. ``spatial``: parts of each split dimension; empty if samples are not split.
 
-    ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``: ranks that
-    share samples and divide the products of the model; ``axial``: that have some rows of the model's maps each. ``expert``: ranks
-    with different samples that share the experts, or their parts of one number; 0: the axis is not named, and the workload says.
+    ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``:
+    ranks that share samples and divide the products of the model; ``axial``: that have some rows of the model's maps
+    each. ``expert``: ranks with different samples that share the experts, or their parts of one number; 0: the axis is
+    not named, and the workload says.
     """
 
     rank: int
@@ -113,7 +114,8 @@ class Mesh:
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
-    """Parse ``data=2,spatial=2x2x1`` for ``ranks`` ranks whose plan splits these dimensions. An axis that is left out has the rest.
+    """Parse ``data=2,spatial=2x2x1`` for ``ranks`` ranks whose plan splits these dimensions. An axis that is left out
+    has the rest.
 
     InputError says what does not fit.
     """

@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """``count`` runs of ``run`` values in storage order, the first at ``first``, each ``stride`` after the one before."""
+    """``count`` runs of ``run`` values in storage order, the first at ``first``, each ``stride`` after the one before.
+    """
 
     first: int
     run: int
@@ -32,7 +33,10 @@ class Place:
         return flat.as_strided((self.count, self.run), (self.stride, 1), flat.storage_offset() + self.first).reshape(-1)
 
     def copy(self, mine: Tensor, there: Place, theirs: Tensor) -> int:
-        """Copy into ``mine``, the values here, those of ``theirs``, the values there, that are the same. Returns how many."""
+        """Copy into ``mine``, the values here, those of ``theirs``, the values there, that are the same.
+
+        Returns how many.
+        """
         if (self.stride, self.count) == (there.stride, there.count) and self.count > 1 and self._aligned(there):
             low, high = max(self.first, there.first), min(self.first + self.run, there.first + there.run)
             if high <= low:

@@ -1,7 +1,7 @@
 """The plan file: how tensors lie on a mesh of ranks. Reads and checks the file alone; loads no torch.
 
-A plan says which dimensions of the inputs the spatial axis splits, where each parameter lies, at which boundaries of the model
-parts are gathered, and what the loss of a rank is. The model knows nothing of it.
+A plan says which dimensions of the inputs the spatial axis splits, where each parameter lies, at which boundaries of
+the model parts are gathered, and what the loss of a rank is. The model knows nothing of it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Own(_Part, frozen=True, kw_only=True):
 
 
 class Cut(_Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A parameter of which each rank of the tensor axis has a part of one dimension: of ``split``, or ``after`` a sum of the last.
+    """A parameter of which each rank of the tensor axis has a part of one dimension: of ``split``, or ``after`` a sum
+    of the last.
 
     With ``after: sum`` a region adds the parameter to the sum of its ranks' products: each rank has and adds its part.
     """
@@ -172,7 +173,10 @@ Recompute = Literal["full", "selective"] | Budget
 
 
 class ParallelPlan(_Part, frozen=True, kw_only=True):
-    """A plan file. ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order."""
+    """A plan file.
+
+    ``mesh`` is the default of ``--mesh``; ``split`` names the dimensions of ``spatial=AxBxC``, in order.
+    """
 
     version: Literal[1]
     description: Annotated[str, Meta(min_length=1)]
@@ -239,7 +243,8 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     growing = [name for name, value in plan.extents.items() if isinstance(value, str) and "* samples" in value]
     if plan.split and growing:
         raise InputError(
-            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan with split cannot have it"
+            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan with split cannot "
+            "have it"
         )
     for name in plan.split:
         if name not in plan.extents:
@@ -328,7 +333,9 @@ def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:
 
 
 def growing_extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, tuple[float, int]]:
-    """Of each dimension that grows with the samples of a batch: positions per sample, the mean over samples, and how many more."""
+    """Of each dimension that grows with the samples of a batch: positions per sample, the mean over samples, and how
+    many more.
+    """
     found = {name: _extent(plan, config, name) for name in plan.extents}
     return {name: (number, more) for name, (number, each, more) in found.items() if each}
 
@@ -343,7 +350,8 @@ def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bo
         match = EXTENT.fullmatch(value)
         if match is None:
             raise InputError(
-                f"plan: extents.{name}: {value!r}: expected a number or HYPERPARAMETER[ * samples][ + N], such as width + 1"
+                f"plan: extents.{name}: {value!r}: expected a number or HYPERPARAMETER[ * samples][ + N], such as "
+                "width + 1"
             )
         each, more = match["each"] is not None, int(match["more"] or 0)
         known = plain(config.hyperparameters)

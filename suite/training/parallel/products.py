@@ -1,10 +1,12 @@
-"""Splits the products of a model over ranks that share samples: the tensor axis, with the sequence in parts between products.
+"""Splits the products of a model over ranks that share samples: the tensor axis, with the sequence in parts between
+products.
 
-A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that belong to
-them. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial sum, of which each rank gets
-its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the same two. Between regions (norms,
-residuals) a rank computes on its part alone. Or nothing lies in parts between regions: their input is whole on every rank,
-their output is the sum. All hooks; no name or forward pass changes. Not DTensor: docs/plans.md.
+A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that
+belong to them. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial sum, of
+which each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the same
+two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between regions:
+their input is whole on every rank, their output is the sum. All hooks; no name or forward pass changes. Not DTensor:
+docs/plans.md.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its o
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent, inner).
+    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent,
+    inner).
 
     ``after_sum``: what is read is the whole with zeros in place of other ranks' parts.
     """
@@ -77,10 +80,12 @@ def split_products(
     axis: Axis,
     twin: int,
 ) -> None:
-    """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal before.
+    """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal
+    before.
 
-    ``cuts``: by the names of the parameters; of those that are added after a sum see `add_own_parts` too. ``twin``: this rank's
-    number among those that get the same parts. InputError for what cannot be divided, or a pattern that matches no module.
+    ``cuts``: by the names of the parameters; of those that are added after a sum see `add_own_parts` too. ``twin``:
+    this rank's number among those that get the same parts. InputError for what cannot be divided, or a pattern that
+    matches no module.
     """
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -125,7 +130,10 @@ def add_own_parts(model: nn.Module) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Padded:
-    """Reads a module's part of a parameter, with zeros where the parts of other ranks are. ``held``: the property that it has."""
+    """Reads a module's part of a parameter, with zeros where the parts of other ranks are.
+
+    ``held``: the property that it has.
+    """
 
     name: str
     held: property | None
@@ -138,7 +146,8 @@ class _Padded:
 
 
 def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
-    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the sum.
+    """InputError for what a region would add up once per rank: an output without split parameters, a bias after the
+    sum.
 
     Parameters that are added after a sum must belong to products whose sum a region makes.
     """
@@ -160,7 +169,8 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
         whole = sorted(name for name in biases if module._parameters[name] is not None)
         if whole:
             raise InputError(
-                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole and the weight is split: each of {parts} ranks would add it; "
+                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole and the weight is split: each of {parts} ranks "
+                "would add it; "
                 "expected {after: sum}, or {split: 0} if the weight's columns are split"
             )
         is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
@@ -206,7 +216,8 @@ def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:
 
 
 class _Sequence:
-    """The hooks of one module: what becomes of the dimension that lies in parts. ``dims``: those of its tensor, by name.
+    """The hooks of one module: what becomes of the dimension that lies in parts. ``dims``: those of its tensor, by
+    name.
 
     A tensor with one dimension less has the first two, samples and sequence, as one.
     """
@@ -268,7 +279,8 @@ def _replaced(module: nn.Module, output: Any, field: str, change: Callable[[Tens
         return change(output)
     if not field or not hasattr(output, field):
         raise InputError(
-            f"plan: tensor: {type(module).__name__} returns {type(output).__name__}: expected field: the name of its tensor"
+            f"plan: tensor: {type(module).__name__} returns {type(output).__name__}: expected field: the name of its "
+            "tensor"
         )
     return dataclasses.replace(output, **{field: change(getattr(output, field))})
 
@@ -300,7 +312,10 @@ def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
 
 
 class Whole(torch.autograd.Function):
-    """The parts of all ranks of an axis, of which each uses the whole for its own part. The gradients of all are summed."""
+    """The parts of all ranks of an axis, of which each uses the whole for its own part.
+
+    The gradients of all are summed.
+    """
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
@@ -328,7 +343,9 @@ class _Sum(torch.autograd.Function):
 def note_exchanges(
     model: nn.Module, plan: TensorPlan, extents: Mapping[str, int], samples: int, size: int, note: Note
 ) -> None:
-    """Note what the hooks of one training pass exchange over ``size`` ranks: the closed form of a plan, in torch's default type."""
+    """Note what the hooks of one training pass exchange over ``size`` ranks: the closed form of a plan, in torch's
+    default type.
+    """
     width = torch.get_default_dtype().itemsize
     longest = -(-extents[plan.along] // size)
 

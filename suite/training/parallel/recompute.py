@@ -1,8 +1,8 @@
 """Recomputation of blocks in the backward pass, chosen by a plan.
 
-``full``: a block keeps its input and nothing else. ``selective``: it also keeps the results of products with parameters (linear
-layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation, activations. A budget:
-torch's partitioner chooses (`suite.training.parallel.budget`).
+``full``: a block keeps its input and nothing else. ``selective``: it also keeps the results of products with parameters
+(linear layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation,
+activations. A budget: torch's partitioner chooses (`suite.training.parallel.budget`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class Recomputed:
     def contexts(
         self, policy: str, gathering: nn.Module | None
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Those of a block's first and second forward pass. ``gathering``: the module that gathers its parameters again."""
+        """Those of a block's first and second forward pass.
+
+        ``gathering``: the module that gathers its parameters again.
+        """
         first, again = nullcontext(), nullcontext()
         if policy != "full":
             first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]

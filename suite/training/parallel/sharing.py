@@ -50,7 +50,10 @@ class Parallel:
 
     @staticmethod
     def of(config: RunConfig, descriptor: Descriptor, rank: int, ranks: int) -> Parallel:
-        """Read the plan of a configuration. InputError if it is damaged, or does not fit the configuration or the ranks."""
+        """Read the plan of a configuration.
+
+        InputError if it is damaged, or does not fit the configuration or the ranks.
+        """
         if config.plan is None:
             if config.mesh is not None:
                 raise InputError(f"--mesh {config.mesh}: a mesh needs a plan: expected --plan NAME")
@@ -94,7 +97,9 @@ class Parallel:
 
     @property
     def in_step(self) -> bool:
-        """True if these ranks must take every forward pass together, evaluations too: each of its layers gathers parameters."""
+        """True if these ranks must take every forward pass together, evaluations too: each of its layers gathers
+        parameters.
+        """
         return self.is_sharded and self.plan is not None and self.plan.gather == "layer"
 
     @property
@@ -176,7 +181,8 @@ def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:
             raise InputError(f"plan: parameter {name!r} is matched by no pattern: {_entry_for(name, plan)}")
         if len(matching) > 1:
             raise InputError(
-                f"plan: parameter {name!r} is matched by {' and '.join(map(repr, matching))}: narrow one of the patterns"
+                f"plan: parameter {name!r} is matched by {' and '.join(map(repr, matching))}: narrow one of the "
+                "patterns"
             )
         found[name] = patterns[matching[0]]
     for pattern in patterns:
@@ -186,13 +192,18 @@ def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:
 
 
 def _entry_for(name: str, plan: ParallelPlan) -> str:
-    """The entry that a parameter lacks. Whole in a region whose outputs are summed, its product would count once per rank."""
+    """The entry that a parameter lacks.
+
+    Whole in a region whose outputs are summed, its product would count once per rank.
+    """
     head = name.rpartition(".")[0]
     parents = [head[: len(head) - at] for at in range(len(head) + 1) if at == 0 or head[len(head) - at] == "."]
     for pattern in plan.tensor.regions if plan.tensor is not None else ():
         if any(fnmatchcase(parent, pattern) for parent in parents):
             return (
-                f"it lies in region {pattern!r} of tensor: add '{name}: {{split: 0}}' to parameters for rows that each rank "
-                f"computes a part of, {{split: 1}} for columns that are summed, or replicate if no output of the region adds it up"
+                f"it lies in region {pattern!r} of tensor: add '{name}: {{split: 0}}' to parameters for rows that "
+                "each rank "
+                f"computes a part of, {{split: 1}} for columns that are summed, or replicate if no output of the "
+                "region adds it up"
             )
     return f"add '{head}.*: replicate' to parameters"

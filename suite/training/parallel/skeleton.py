@@ -32,7 +32,8 @@ def has_values(tensor: Tensor) -> bool:
 
 
 class _MadeUp(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory have none.
+    """Reading a value out of a tensor gives 1, or False: initialisations look at values, and tensors without memory
+    have none.
 
     What only writes values is left out.
     """

@@ -1,8 +1,10 @@
-"""Splits samples over ranks: gives the layers of a finished model the positions they need from neighbours. No data, no loop.
+"""Splits samples over ranks: gives the layers of a finished model the positions they need from neighbours. No data, no
+loop.
 
-`split_model` puts hooks on layers and changes no parameter, name or forward pass. A layer's output is split as `mesh.part_of`
-splits its extent, and the hook fetches what the window of this rank's outputs covers, dimension by dimension, so that corners
-come along. `trace` runs the unsplit model once on meta tensors and tells the extents at each layer.
+`split_model` puts hooks on layers and changes no parameter, name or forward pass. A layer's output is split as
+`mesh.part_of` splits its extent, and the hook fetches what the window of this rank's outputs covers, dimension by
+dimension, so that corners come along. `trace` runs the unsplit model once on meta tensors and tells the extents at each
+layer.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class Trace:
 
 @dataclass(frozen=True)
 class Split:
-    """How samples are split: this rank's part of each dimension, the axes of those that have parts, all ranks of a sample."""
+    """How samples are split: this rank's part of each dimension, the axes of those that have parts, all ranks of a
+    sample.
+    """
 
     parts: tuple[int, ...]
     place: tuple[int, ...]
@@ -86,7 +90,8 @@ def trace(
             before, after = inputs[0].shape[2:], output.shape[2:]
             if len(before) != n:
                 raise InputError(
-                    f"plan: layer {path or 'model'!r} works on {len(before)} dimensions, the plan splits {n}: {', '.join(names)}"
+                    f"plan: layer {path or 'model'!r} works on {len(before)} dimensions, the plan splits {n}: "
+                    f"{', '.join(names)}"
                 )
             if set(before) != {1}:  # after global pooling every rank has the whole
                 found.calls.append(Call(path, tuple(before), tuple(after)))
@@ -150,7 +155,10 @@ def check_extents(found: Trace, parts: Sequence[int], names: Sequence[str]) -> N
 
 
 def split_model(model: nn.Module, found: Trace, split: Split, boundaries: Mapping[str, Boundary]) -> None:
-    """Put the hooks on a model, whose layers then take and give this rank's part. InputError for a call that is ambiguous."""
+    """Put the hooks on a model, whose layers then take and give this rank's part.
+
+    InputError for a call that is ambiguous.
+    """
     for path, module in model.named_modules():
         if isinstance(module, SPLIT):
             _split_layer(path, module, found.of(path), split)
@@ -229,7 +237,10 @@ def _window(module: nn.Module, d: int, dimensions: int) -> Window | Transposed:
 
 
 def _by_part(path: str, calls: Sequence[Call], split: Split) -> dict[Extents, Call]:
-    """The call that each extent of this rank's part belongs to. InputError if two calls give a rank parts of one extent."""
+    """The call that each extent of this rank's part belongs to.
+
+    InputError if two calls give a rank parts of one extent.
+    """
 
     def mine(call: Call) -> Extents:
         parts = (part_of(n, p, i) for n, p, i in zip(call.before, split.parts, split.place, strict=True))
@@ -247,7 +258,8 @@ def _by_part(path: str, calls: Sequence[Call], split: Split) -> dict[Extents, Ca
 
 
 class _Halo:
-    """The hook of one layer with a window: fetches and pads its input; after a transposed convolution crops the output."""
+    """The hook of one layer with a window: fetches and pads its input; after a transposed convolution crops the output.
+    """
 
     def __init__(
         self, path: str, calls: Sequence[Call], split: Split, windows: Sequence[Window | Transposed], fill: float
@@ -266,7 +278,10 @@ class _Halo:
         return (extend(inputs[0], self._steps(call)), *inputs[1:])
 
     def convolve(self, layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """A convolution computed beside its exchange. None if it has none, or if this rank has too few inner outputs."""
+        """A convolution computed beside its exchange.
+
+        None if it has none, or if this rank has too few inner outputs.
+        """
         call = _find(self._path, self._calls, x)
         if call not in self._beside:
             self._beside[call] = self._beside_of(call, layer)
@@ -347,7 +362,9 @@ class _Halo:
 
 
 class _Stretch(_Halo):
-    """The forward pass of an upsampling layer: fetches what this rank's outputs need, and computes them dimension by dimension."""
+    """The forward pass of an upsampling layer: fetches what this rank's outputs need, and computes them dimension by
+    dimension.
+    """
 
     def __init__(self, path: str, calls: Sequence[Call], split: Split, layer: nn.Upsample) -> None:
         super().__init__(path, calls, split, (), 0.0)

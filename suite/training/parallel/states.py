@@ -1,8 +1,10 @@
-"""Splits parameters, gradients and optimizer state over ranks: each holds a piece of every tensor, and gathers it for its use.
+"""Splits parameters, gradients and optimizer state over ranks: each holds a piece of every tensor, and gathers it for
+its use.
 
-A piece is a range of a tensor's values in storage order, of ceil(n / pieces) values, fewer at the end; it keeps the tensor's
-number of dimensions. `shard_states` puts pieces in the place of a finished model's parameters, under their names, so that
-optimizer, moving average and clipping see pieces. A module that reads its parameter gets the whole. Not FSDP2: docs/plans.md.
+A piece is a range of a tensor's values in storage order, of ceil(n / pieces) values, fewer at the end; it keeps the
+tensor's number of dimensions. `shard_states` puts pieces in the place of a finished model's parameters, under their
+names, so that optimizer, moving average and clipping see pieces. A module that reads its parameter gets the whole. Not
+FSDP2: docs/plans.md.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def piece_of(n: int, pieces: int, index: int) -> Interval:
 
 @dataclass(frozen=True)
 class Holders:
-    """The axes over which a parameter's pieces lie and its gradients are summed. None: only this rank. ``ranks``: of the run.
+    """The axes over which a parameter's pieces lie and its gradients are summed. None: only this rank. ``ranks``: of
+    the run.
 
     ``ahead``: while a layer computes, the next one's pieces are gathered.
     """
@@ -78,7 +81,10 @@ class Unit:
         return Unit((name,), (self.shapes[self.names.index(name)],), self.holders)
 
     def whole(self, pieces: Sequence[Tensor], ready: Future[tuple[Tensor, ...]] | None = None) -> list[Tensor]:
-        """Gather the parameters; differentiable. All ranks of the axis call it, in the same order. ``ready``: gathered already."""
+        """Gather the parameters; differentiable.
+
+        All ranks of the axis call it, in the same order. ``ready``: gathered already.
+        """
         return list(_Gathered.apply(self, ready, *pieces))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
@@ -98,7 +104,10 @@ class Unit:
 
 
 class _Gathered(torch.autograd.Function):
-    """Pieces to whole tensors. The backward pass gives each rank its piece of the mean gradient over all ranks of the run."""
+    """Pieces to whole tensors.
+
+    The backward pass gives each rank its piece of the mean gradient over all ranks of the run.
+    """
 
     @staticmethod
     def forward(ctx: Any, unit: Unit, ready: Future[tuple[Tensor, ...]] | None, *pieces: Tensor) -> tuple[Tensor, ...]:
@@ -150,10 +159,10 @@ def shard_states(
 ) -> None:
     """Put pieces in the place of the parameters that are placed ``shard``. The ranks' models must be equal before.
 
-    Those placed ``replicate`` stay whole, with gradients averaged over ``everyone``; those placed ``split`` are parts already, with
-    gradients averaged over their holders; those in ``but`` are left alone.
-    ``layer``: a module with parameters gathers them for each of its calls and again in the backward pass. ``step``: all are
-    gathered at the beginning of the model's forward pass and live until its backward pass has used them.
+    Those placed ``replicate`` stay whole, with gradients averaged over ``everyone``; those placed ``split`` are parts
+    already, with gradients averaged over their holders; those in ``but`` are left alone. ``layer``: a module with
+    parameters gathers them for each of its calls and again in the backward pass. ``step``: all are gathered at the
+    beginning of the model's forward pass and live until its backward pass has used them.
     """
     alone, seen = {id(parameter) for parameter in but}, set[int]()
     ways = {"shard": holders, "replicate": Holders(None, everyone, holders.ranks), "split": split or holders}
@@ -203,7 +212,9 @@ def _whole_on_access(module: nn.Module, units: Sequence[Unit], gather: Gather) -
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one parameter of a module as a whole: what was gathered while the module is open, else gathered for this use."""
+    """Reads one parameter of a module as a whole: what was gathered while the module is open, else gathered for this
+    use.
+    """
 
     name: str
 
@@ -266,7 +277,8 @@ def pieces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, torch.Size, Ho
 def gathered_bytes(model: nn.Module) -> int:
     """Bytes of the whole parameters that are there at once, padding included: of all per step, or of the largest layer.
 
-    Of a `ShardedStates` that gathers the next layer ahead and knows their order: of the largest two that follow each other.
+    Of a `ShardedStates` that gathers the next layer ahead and knows their order: of the largest two that follow each
+    other.
     """
     modules = sharded_modules(model)
     sizes = [_whole_bytes(module, unit) for module in modules for unit in getattr(module, UNITS)]
@@ -331,7 +343,8 @@ def _fill(bucket: Sequence[tuple[nn.Module, Unit]], holders: Holders, found: dic
 
 
 class Order:
-    """In which order one pass gathers units. From the second pass on the next one is gathered while a layer computes (`Holders`).
+    """In which order one pass gathers units. From the second pass on the next one is gathered while a layer computes
+    (`Holders`).
 
     A pass in another order than the one before it gathers one unit in vain, and is in the order of the next.
     """

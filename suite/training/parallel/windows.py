@@ -1,7 +1,7 @@
 """Which input positions an operator needs for a range of its output, per dimension: numbers only, no torch.
 
-A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d for
-i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
+A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d
+for i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Window:
         return first, (out[1] - 1) * self.stride - self.left + self.dilation * (self.kernel - 1) + 1
 
     def inner(self, out: Interval, held: Interval, n: int) -> Interval | None:
-        """The outputs of a range that are right if computed from the held positions of ``n`` alone, padded as the whole is.
+        """The outputs of a range that are right if computed from the held positions of ``n`` alone, padded as the whole
+        is.
 
         None if there is none, or if what is computed so does not begin with the range or cover it.
         """
@@ -51,7 +52,10 @@ class Transposed:
     left: int
 
     def needs(self, out: Interval) -> Interval:
-        """The inputs of a range of outputs; positions outside of the input are zeros. What comes of them covers the range."""
+        """The inputs of a range of outputs; positions outside of the input are zeros.
+
+        What comes of them covers the range.
+        """
         reach = self.dilation * (self.kernel - 1)
         first = -((reach - out[0] - self.left) // self.stride)  # least i with i s - p + reach >= the first output
         last = (out[1] - 1 + self.left) // self.stride
@@ -71,7 +75,9 @@ LINEAR = ("linear", "bilinear", "trilinear")
 
 @dataclass(frozen=True)
 class Upsampled:
-    """Upsampling along one dimension: each output lies between inputs ``first`` and ``second``, by ``weight`` towards that."""
+    """Upsampling along one dimension: each output lies between inputs ``first`` and ``second``, by ``weight`` towards
+    that.
+    """
 
     first: tuple[int, ...]
     second: tuple[int, ...]
@@ -79,7 +85,9 @@ class Upsampled:
 
     @staticmethod
     def of(mode: str, n: int, out: int, *, factor: float | None, align_corners: bool) -> Upsampled:
-        """As torch.nn.functional.interpolate takes ``out`` outputs from ``n`` inputs, by their ratio or by the ``factor``."""
+        """As torch.nn.functional.interpolate takes ``out`` outputs from ``n`` inputs, by their ratio or by the
+        ``factor``.
+        """
         scale = n / out if factor is None else 1 / factor
         if mode in LINEAR:
             if align_corners:
