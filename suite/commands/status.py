@@ -17,7 +17,7 @@ from suite.errors import InputError
 from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
 from suite.launch.heartbeat import Sign, read_sign
-from suite.launch.remaining import Expectation, eta, find_expectation
+from suite.launch.time_left import Expectation, eta, find_expectation
 from suite.log.attempts import newest_begun, newest_log
 from suite.log.checkpoint_interval import advice_line, find_advice
 from suite.log.goodput import Goodput, find_goodput

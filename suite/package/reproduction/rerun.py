@@ -30,11 +30,11 @@ from suite.log.run_folder import RunFolder
 from suite.machine.probes.allowance import usable
 from suite.machine.probes.collect import collect_facts
 from suite.package.reproduction import levels
-from suite.package.reproduction.bounded import Bounds, execute, find_bounds
 from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, rank
 from suite.package.reproduction.config import changed_config, read_package_config, render_config
 from suite.package.reproduction.data import judge_data, parse_kept, why_not_regenerated
 from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
+from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
 from suite.package.reproduction.original import Original
 from suite.package.reproduction.run_facts import RunFacts, facts_of_this_machine, read_log, read_run_facts
 from suite.package.stated import epochs_to_target

@@ -242,7 +242,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """A second attempt in the same folder once ended the command without a document."""
-    from suite.package.reproduction import bounded, rerun
+    from suite.package.reproduction import rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
     monkeypatch.setattr(bounded, "suite_command", lambda *words: fails)
@@ -376,7 +376,7 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
     from suite.config import Choosing
     from suite.package.reproduction import rerun
-    from suite.package.reproduction.bounded import Bounds, Done
+    from suite.package.reproduction.limited_run import Bounds, Done
     from suite.package.reproduction.original import Original
     from suite.package.reproduction.run_facts import RunFacts
 
@@ -421,7 +421,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
     factor: float,
     verdicts_after: list[str],
 ) -> None:
-    from suite.package.reproduction import bounded, rerun
+    from suite.package.reproduction import rerun
 
     def command(*words: str) -> list[str]:
         folder = Path(words[words.index("-o") + 1])

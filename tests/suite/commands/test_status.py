@@ -14,7 +14,7 @@ from suite.commands.status import JobStatus, TrialStatus, folder_status, judge, 
 from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import Sign, heartbeat, read_sign
-from suite.launch.remaining import eta
+from suite.launch.time_left import eta
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite.log.record import RunRecord
-from suite.package.reproduction import bounded
-from suite.package.reproduction.bounded import Bounds, execute, find_bounds
+from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
 
 GIB = 2**30
 ROOMY = Bounds(60.0, "stated", 8 * GIB)

@@ -13,7 +13,7 @@ import pytest
 from suite.files import QUIET
 from suite.launch import trials
 from suite.launch.cost import Epochs
-from suite.launch.remaining import SeriesClock, find_expectation
+from suite.launch.time_left import SeriesClock, find_expectation
 from suite.log.run_folder import RunFolder
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import describe
