@@ -17,8 +17,8 @@ TIGHT = Bounds(60.0, "stated", 256 * 2**20)
 SHORT = Bounds(0.5, "stated", None)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: Bounds | None) -> bounded.Done:
-    monkeypatch.setattr(bounded, "suite_command", lambda *words: [sys.executable, "-S", "-c", code])
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: Bounds | None) -> limited_run.Done:
+    monkeypatch.setattr(limited_run, "suite_command", lambda *words: [sys.executable, "-S", "-c", code])
     return execute(("run", "x"), folder / "run.log", bounds)
 
 
@@ -93,7 +93,7 @@ def test_what_ends_by_itself_is_not_blamed_on_a_limit(
 def test_what_takes_too_long_is_ended_also_if_it_will_not(
     code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bounded, "GRACE_S", 0.5)
+    monkeypatch.setattr(limited_run, "GRACE_S", 0.5)
     began = time.monotonic()
     done = run(monkeypatch, tmp_path, code, SHORT)
     assert (done.over, done.code < 0) == ("it was ended after 0.5 s (stated)", True)
@@ -101,7 +101,7 @@ def test_what_takes_too_long_is_ended_also_if_it_will_not(
 
 
 def test_without_limits_a_command_is_only_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run(monkeypatch, tmp_path, "print('made')", None) == bounded.Done(0, "made")
+    assert run(monkeypatch, tmp_path, "print('made')", None) == limited_run.Done(0, "made")
 
 
 def test_of_much_output_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
