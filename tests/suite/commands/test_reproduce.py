@@ -242,7 +242,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """A second attempt in the same folder once ended the command without a document."""
-    from suite.package.reproduction import rerun
+    from suite.package.reproduction import limited_run, rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
     monkeypatch.setattr(limited_run, "suite_command", lambda *words: fails)
@@ -421,7 +421,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
     factor: float,
     verdicts_after: list[str],
 ) -> None:
-    from suite.package.reproduction import rerun
+    from suite.package.reproduction import limited_run, rerun
 
     def command(*words: str) -> list[str]:
         folder = Path(words[words.index("-o") + 1])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite.log.record import RunRecord
+from suite.package.reproduction import limited_run
 from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
 
 GIB = 2**30
