@@ -90,7 +90,7 @@ def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-figures\nVersion: 0.1\n")
     lines = [f"{key} = {value}" for key, value in entry_points.items()]
     (info / "entry_points.txt").write_text("\n".join([f"[{name}]", *lines, ""]))
-    for file, text in (("__init__", ""), ("evaluation_share", found["python"])):
+    for file, text in (("__init__", 'FIGURES = ("evaluation_share",)\n'), ("evaluation_share", found["python"])):
         (site / "site_figures" / f"{file}.py").write_text(text)
     (site / "site_figures" / "questions.yaml").write_text(found["yaml"])
     run = run_folder(tmp_path / "run")

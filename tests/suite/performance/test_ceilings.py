@@ -391,8 +391,11 @@ def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeyp
     path = str(tmp_path / "c.json")
     arguments = ["--ranks", "3", "--quick", "--directory", "/scratch", "--system", "bed", "-o", path]
     assert CliRunner().invoke(ceilings, arguments).exit_code == 1
-    given = ["ceilings", "--system", "bed", "--device", "auto", "-o", path, "--directory", "/scratch", "--quick", 3]
-    assert started == given
+    *words, ranks = started
+    assert ranks == 3
+    context = ceilings.make_context("ceilings", [str(word) for word in words[1:]])
+    asked = ceilings.make_context("ceilings", ["--quick", "--directory", "/scratch", "--system", "bed", "-o", path])
+    assert context.params == asked.params
 
 
 @pytest.mark.long
