@@ -18,7 +18,7 @@ from datetime import date
 import numpy as np
 from scipy import stats
 
-from analysis.fleet.verdict import RATE
+from analysis.fleet.slow_nodes import RATE
 from suite.statistics.outliers import critical, find_outliers, power
 
 NOISES = (0.01, 0.02, 0.05, 0.08, 0.12, 0.2)

@@ -14,7 +14,7 @@ import click
 from analysis.commands.select import select
 from analysis.commands.simulate import simulate_
 from analysis.commands.watch import watch
-from analysis.fleet import verdict
+from analysis.fleet import slow_nodes
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
@@ -64,14 +64,14 @@ for _plugin in find_plugins(PARTS).values():
     "--false-alarms",
     "rate",
     type=click.FloatRange(1e-6, 0.2),
-    default=verdict.RATE,
+    default=slow_nodes.RATE,
     show_default=True,
     help="How often a healthy node may be called bad, over all its metrics.",
 )
 @click.option(
     "--effect",
     type=click.FloatRange(0.001, 0.9),
-    default=verdict.EFFECT,
+    default=slow_nodes.EFFECT,
     show_default=True,
     help="A node is good only if it is surely not slower than by this part.",
 )
@@ -115,10 +115,10 @@ def judge(
     metrics = [by_metric(samples) for samples in looks]
     limits = _bounds(bounds, [metric for of_look in metrics for metric in of_look])
     verdicts = [
-        verdict.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, nodes=nodes)
+        slow_nodes.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, nodes=nodes)
         for of_look in metrics
     ]
-    found = verdicts[0] if len(verdicts) == 1 else verdict.look_again(*verdicts)
+    found = verdicts[0] if len(verdicts) == 1 else slow_nodes.look_again(*verdicts)
     if output is not None:
         _keep(output, found, nodes, choose)
     if remember is not None:
@@ -134,7 +134,7 @@ def judge(
         raise click.exceptions.Exit(ExitCode.INCONCLUSIVE)
 
 
-def lines(found: verdict.FleetVerdict) -> list[str]:
+def lines(found: slow_nodes.FleetVerdict) -> list[str]:
     """Render the verdict: metrics, nodes that are not good with their reasons, and the option for Slurm."""
     text = [
         f"false alarms: {found.rate:g} per node over all metrics (for values that are normal from node to node); "
@@ -157,12 +157,12 @@ def lines(found: verdict.FleetVerdict) -> list[str]:
     return text
 
 
-def _metric_line(report: verdict.MetricReport, effect: float) -> str:
+def _metric_line(report: slow_nodes.MetricReport, effect: float) -> str:
     """Render a metric whose nodes could be compared: the sizes of its groups, its spread and its power."""
     slow, middle, fast = report.clusters
     kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
     repeats = report.repeats or 0.0
-    spread = f"{repeats:.2%}" if repeats < verdict.MANY else f"a factor of {1 + repeats:.3g}"
+    spread = f"{repeats:.2%}" if repeats < slow_nodes.MANY else f"a factor of {1 + repeats:.3g}"
     sure = "no slowdown would be found"
     if report.found is not None:
         sure = f"a slowdown of {report.found:.1%} is found 9 times in 10"
@@ -172,7 +172,7 @@ def _metric_line(report: verdict.MetricReport, effect: float) -> str:
     )
 
 
-def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
+def as_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
     """Render the verdict as data for JSON."""
     return {
         "version": 1,
@@ -195,7 +195,7 @@ def as_dict(found: verdict.FleetVerdict) -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, found: verdict.FleetVerdict, nodes: Sequence[str], choose: int | None) -> None:
+def _keep(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence[str], choose: int | None) -> None:
     """Write the verdict, and with ``choose`` the names of the best nodes in their order, with commas between them."""
     if choose is not None:
         order = list(nodes or sorted(found.words))
@@ -208,7 +208,7 @@ def _keep(folder: Path, found: verdict.FleetVerdict, nodes: Sequence[str], choos
     write_whole(folder / "verdict.json", json.dumps(as_dict(found), indent=1) + "\n")
 
 
-def _remember(folder: Path, samples: Sequence[Sample], found: verdict.FleetVerdict) -> None:
+def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:
     """Add the samples of nodes that are not bad to a folder, as one new file. Metrics with a bound need no history."""
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
@@ -227,7 +227,7 @@ def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]
     for sample in _samples(path for path in files if not path.is_dir() or any(path.glob("*.jsonl"))):
         if sample.failed:
             continue
-        value = math.exp(verdict.node_value(sample.values, "less"))
+        value = math.exp(slow_nodes.node_value(sample.values, "less"))
         found.setdefault((sample.hardware, sample.metric), []).append(value)
     return found
 

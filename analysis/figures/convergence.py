@@ -20,7 +20,7 @@ from analysis.results.convergence import reference_limit
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.ingest import parsed
-from suite.compliance.convergence import Limit
+from suite.compliance.rcp_limit import Limit
 
 TITLE = "Convergence"
 CAPTION = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from suite import RULESET
-from suite.compliance.convergence import Limit, limit
+from suite.compliance.rcp_limit import Limit, limit
 from suite.compliance.ruleset import ruleset, ruleset_names
 
 

@@ -12,7 +12,7 @@ from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
 from suite.compliance.exchange.document import as_json
-from suite.compliance.exchange.given_points import read_given_points
+from suite.compliance.exchange.rcp_file import read_given_points
 from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_list
 from suite.compliance.official import run_official

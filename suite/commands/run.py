@@ -23,9 +23,9 @@ from suite.config import default_data_root, load_config
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.launch.trials import run_trials
-from suite.log.attempts import began, find_way_on
 from suite.log.reader import read_events
 from suite.log.record import summarise
+from suite.log.resume import began, find_way_on
 from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info
 
 if TYPE_CHECKING:

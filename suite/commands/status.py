@@ -18,12 +18,12 @@ from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
 from suite.launch.heartbeat import Sign, read_sign
 from suite.launch.time_left import Expectation, eta, find_expectation
-from suite.log.attempts import newest_begun, newest_log
 from suite.log.checkpoint_interval import advice_line, find_advice
 from suite.log.goodput import Goodput, find_goodput
 from suite.log.limits import limits
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
+from suite.log.resume import newest_begun, newest_log
 from suite.log.run_folder import RunFolder
 
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead

@@ -14,7 +14,7 @@ from suite.files import QUIET, print_line, print_progress, write_whole
 from suite.launch.heartbeat import heartbeat
 from suite.launch.local import run_local, worker_command
 from suite.launch.time_left import SeriesClock, find_expectation
-from suite.log.attempts import WayOn, began, find_way_on, newest_log
+from suite.log.resume import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
 
 

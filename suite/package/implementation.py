@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.files import write_whole
-from suite.log.attempts import began
 from suite.log.results_tree import PRUNED
+from suite.log.resume import began
 from suite.log.run_folder import RunInfo
 from suite.machine.secrets import redact_random
 from suite.package.redaction import Personal, Redaction

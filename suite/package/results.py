@@ -9,10 +9,10 @@ from pathlib import Path
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.log.attempts import began
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
 from suite.log.results_tree import PRUNED
+from suite.log.resume import began
 from suite.log.run_folder import RunFolder, RunInfo
 from suite.log.score import Throughput, TimeToTrain, failure, throughput, time_to_train
 from suite.machine.facts import Facts

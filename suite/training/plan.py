@@ -15,7 +15,7 @@ class TrialPlan:
     """Trial number ``trial`` of the ``runs`` of a run folder. ``mode`` is strong (time to train) or weak (throughput).
 
     ``base_seed`` None: the seed is drawn from the operating system. ``resume``: continue the trial, in the worker from
-    wherever it stands (suite.log.attempts), in `run_trial` from its checkpoint. ``replace_failed``: a run that began
+    wherever it stands (suite.log.resume), in `run_trial` from its checkpoint. ``replace_failed``: a run that began
     and failed runs again.
     """
 

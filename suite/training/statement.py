@@ -18,10 +18,10 @@ from suite import RULESET, VERSION
 from suite.errors import InputError
 from suite.files import read_bytes, write_whole
 from suite.log import mllog
-from suite.log.attempts import replaced_runs
 from suite.log.goodput import find_goodput
 from suite.log.limits import limits
 from suite.log.mllog import EventLog
+from suite.log.resume import replaced_runs
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.probes.collect import collect_facts

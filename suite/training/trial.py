@@ -21,10 +21,10 @@ from suite.documents import plain
 from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.log import mllog
-from suite.log.attempts import newest_log
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
+from suite.log.resume import newest_log
 from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.machine.choice.precision import choose_precision

@@ -19,7 +19,7 @@ from suite.data.lock import locked_together
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line, write_whole
-from suite.log.attempts import WayOn, clear_way
+from suite.log.resume import WayOn, clear_way
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.startup import InterruptedTrialError, StopSignals, ended_with_launcher, process_age_s, watched_start

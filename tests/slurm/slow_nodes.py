@@ -26,7 +26,7 @@ from pathlib import Path
 from scipy import stats
 
 from analysis.fleet.samples import by_metric, read_samples
-from analysis.fleet.verdict import RATE, judge, look_again, node_value
+from analysis.fleet.slow_nodes import RATE, judge, look_again, node_value
 from suite.launch.slurm import Job, Launcher, sbatch_script
 from suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path

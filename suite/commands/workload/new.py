@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-import jinja2
 
 from suite.cli.options import output_option
 from suite.descriptor import descriptors
@@ -40,6 +39,8 @@ def new(name: str, output: Path | None) -> None:
     root = output or Path(name)
     if root.exists():
         raise InputError(f"{root}: exists already; a skeleton never writes into something (choose another -o)")
+    import jinja2  # here, because `mlhpc workload list` imports this module and would wait for it
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("suite.commands.workload", "skeleton"),
         undefined=jinja2.StrictUndefined,

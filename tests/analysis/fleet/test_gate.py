@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.fleet.samples import by_metric, read_samples
-from analysis.fleet.verdict import judge, look_again
+from analysis.fleet.slow_nodes import judge, look_again
 from suite.machine.node_samples import END, Sample, render
 from tests.fixtures.cli import mlhpc
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from analysis.fleet.samples import by_metric, read_samples
+from analysis.fleet.slow_nodes import judge
 from analysis.fleet.superbench import parse_results
-from analysis.fleet.verdict import judge
 from suite.errors import InputError
 from tests.fixtures.published import validation_fixtures
 

@@ -18,7 +18,7 @@ from msgspec import ValidationError
 from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict, check
 from suite.compliance.exchange.document import SCHEMA, VerdictDocument, as_json, schema
-from suite.compliance.exchange.given_points import read_given_points
+from suite.compliance.exchange.rcp_file import read_given_points
 from suite.compliance.exchange.waivers import read_waivers, waive
 from suite.compliance.explanations import explanation, rule_texts, rules_page
 from suite.compliance.output import as_junit

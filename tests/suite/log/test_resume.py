@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.attempts import WayOn, began, clear_way, find_way_on, replaced_runs
+from suite.log.resume import WayOn, began, clear_way, find_way_on, replaced_runs
 from suite.log.run_folder import RunFolder
 from tests.fixtures.logs import drop, our_run, write
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from scipy import stats
 
 from analysis.fleet.samples import Metric, by_metric, read_samples
-from analysis.fleet.verdict import judge
+from analysis.fleet.slow_nodes import judge
 from suite.errors import InputError
 from suite.machine.node_samples import Sample, render
 from suite.statistics.outliers import critical, find_outliers, most_outliers, power, spread_of_one
