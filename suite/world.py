@@ -14,7 +14,6 @@ import atexit
 import fcntl
 import ipaddress
 import os
-import re
 import socket
 import statistics
 import struct
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from suite.errors import InputError
 from suite.files import one_line
 from suite.messages import decode, encode
+from suite.node_list import first_node
 from suite.pmi_relay import long_values
 from suite.transport import Alone, MpiTransport, TorchTransport, Transport
 
@@ -316,14 +316,6 @@ def _leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def first_node(nodelist: str) -> str:
-    """The first host of a Slurm node list: ``node[1-2,7]`` gives ``node1``. Containers have no scontrol to ask."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
-    if match is None:
-        raise InputError(f"{nodelist!r} is not a Slurm node list")
-    return match.group(1) + (match.group(2) or "")
 
 
 def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:

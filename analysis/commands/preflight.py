@@ -22,8 +22,8 @@ from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, printable, write_whole
-from suite.machine.node_list import expand_nodes
 from suite.machine.node_samples import Sample, render
+from suite.node_list import expand_nodes
 from suite.plugins import find_plugins, leave_out, reason
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

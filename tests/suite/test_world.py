@@ -10,7 +10,7 @@ import pytest
 from suite.errors import InputError
 from suite.transport import Alone
 from suite.workload import average_buffers
-from suite.world import Launch, World, detect, first_node
+from suite.world import Launch, World, detect
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,6 @@ def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Lau
 def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match="PMI_RANK"):
         detect(environ)
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "first"),
-    [
-        ("node1", "node1"),
-        ("node[1-2]", "node1"),
-        ("nid[000012,000020-000031]", "nid000012"),
-        ("a7,b[1-3]", "a7"),
-        ("gpu-b-[03]", "gpu-b-03"),
-    ],
-)
-def test_the_first_node_of_a_list_is_found_without_scontrol(nodelist: str, first: str) -> None:
-    assert first_node(nodelist) == first
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
