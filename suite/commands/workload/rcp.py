@@ -13,7 +13,7 @@ from suite import RULESET
 from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, card_option, format_option, output_option
-from suite.compliance import convergence
+from suite.compliance import rcp_limit
 from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
 from suite.descriptor import Descriptor, descriptors
 from suite.descriptor import descriptor as find_descriptor
@@ -86,7 +86,7 @@ def show(workload: str, style: str) -> None:
         for point in known.points if known else ():
             batch, confidence = point.global_batch_size, ruleset(RULESET).data.rcp_confidence
             apart = card.between_evals(batch)
-            bound = convergence.limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
+            bound = rcp_limit.limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
             least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
             print_line(f"  {_line(point)}{least}")
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from suite.compliance import convergence
+from suite.compliance import rcp_limit
 from suite.compliance.result import Result
 from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, name_of, repeats, result_rule
 from suite.files import brief
@@ -155,13 +155,13 @@ def rcp_given(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
 def rcp_missing(result: Result) -> Iterator[ResultBreach]:
-    if _has_references(result) and result.benchmark and not convergence.pruned(result.benchmark.reference_points):
+    if _has_references(result) and result.benchmark and not rcp_limit.pruned(result.benchmark.reference_points):
         yield None, f"no reference point for batch size {batch_size(result.runs)}"
 
 
 @result_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
 def rcp_above(result: Result) -> Iterator[ResultBreach]:
-    points = convergence.pruned(result.benchmark.reference_points) if result.benchmark else []
+    points = rcp_limit.pruned(result.benchmark.reference_points) if result.benchmark else []
     batch = batch_size(result.runs)
     if _has_references(result) and points and batch is not None and batch > points[-1].batch:
         known = ", ".join(map(str, sorted(result.benchmark.reference_points))) if result.benchmark else ""
@@ -184,7 +184,7 @@ def _amount(amount: float, result: Result) -> str:
     return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
 
 
-def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None]:
+def _convergence(result: Result) -> tuple[float | None, rcp_limit.Limit | None]:
     """Return the mean of epochs to target without best and worst, and its limit. None for each that does not exist."""
     benchmark, batch = result.benchmark, batch_size(result.runs)
     if benchmark is None or not result.closed or len(result.runs) < benchmark.required_runs:
@@ -194,7 +194,7 @@ def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None
         first = first_reaching(run, benchmark)
         # The one run that may fail counts as the slowest, which the trimmed mean leaves out.
         epochs.append(math.inf if first is None or first.epoch is None else first.epoch)
-    mean = convergence.trimmed_mean(epochs)
+    mean = rcp_limit.trimmed_mean(epochs)
     if mean == math.inf:
         return None, None
     if batch is None:
@@ -202,7 +202,7 @@ def _convergence(result: Result) -> tuple[float | None, convergence.Limit | None
     confidence = result.ruleset.data.rcp_confidence
     own = not result.ruleset.foreign  # MLPerf's rounds are judged as they were
     apart = benchmark.card.between_evals(batch) if own and benchmark.card else 0.0
-    bound = convergence.limit(
+    bound = rcp_limit.limit(
         benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=own, between_evals=apart
     )
     return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)

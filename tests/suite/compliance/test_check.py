@@ -18,7 +18,7 @@ from msgspec import structs
 
 import suite.compliance
 from suite.commands.check import FORMATS
-from suite.compliance import convergence
+from suite.compliance import rcp_limit
 from suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
 from suite.compliance.check import Verdict, _check_group, check, check_log
 from suite.compliance.forensics.copy_rules import SeenRuns
@@ -407,7 +407,7 @@ def test_limits_of_hpc_3_0() -> None:
     for (name, batch), (mean, minimum) in expected.items():
         benchmark = rules.benchmark(name, None)
         assert benchmark is not None
-        bound = convergence.limit(benchmark.reference_points, batch, benchmark.required_runs)
+        bound = rcp_limit.limit(benchmark.reference_points, batch, benchmark.required_runs)
         assert bound is not None
         assert bound.kind == "exact"
         assert bound.mean == pytest.approx(mean, rel=1e-4)
@@ -416,14 +416,14 @@ def test_limits_of_hpc_3_0() -> None:
 
 def test_limits_between_and_beyond_reference_points() -> None:
     points = {128: [10.0, 11, 12, 13, 14], 256: [20.0, 21, 22, 23, 24], 512: [50.0, 51, 52, 53, 54]}
-    between = convergence.limit(points, 192, 5)
-    below = convergence.limit(points, 64, 5)
+    between = rcp_limit.limit(points, 192, 5)
+    below = rcp_limit.limit(points, 64, 5)
     assert between is not None
     assert below is not None
     assert (between.kind, between.mean) == ("interpolated", 17.0)
     assert (below.kind, below.mean) == ("smallest", 12.0)
-    assert convergence.limit(points, 1024, 5) is None
-    assert convergence.limit({}, 64, 5) is None
+    assert rcp_limit.limit(points, 1024, 5) is None
+    assert rcp_limit.limit({}, 64, 5) is None
 
 
 @pytest.mark.parametrize(
@@ -434,14 +434,14 @@ def test_a_reference_of_equal_runs_deviates_by_what_lies_between_evaluations(
     epochs: list[float], apart: float, credible: float, too_fast: float
 ) -> None:
     """All recorded seeds of Open Catalyst `smoke` take five epochs; an honest result took 14 in three."""
-    bound = convergence.limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
+    bound = rcp_limit.limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
     assert bound is not None
     assert too_fast < bound.minimum <= credible
 
 
 def test_points_above_the_lower_hull_are_pruned() -> None:
     points = {64: [20.0] * 5, 128: [10.0] * 5, 256: [30.0] * 5, 512: [35.0] * 5, 1024: [40.0] * 5}
-    assert [point.batch for point in convergence.pruned(points)] == [128, 1024]
+    assert [point.batch for point in rcp_limit.pruned(points)] == [128, 1024]
 
 
 def test_convergence_that_is_too_fast_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance import convergence
+from suite.compliance import rcp_limit
 from suite.compliance.check import check, check_log
 from suite.compliance.derived import Schedule
 from suite.compliance.ruleset import ruleset, ruleset_names
@@ -163,9 +163,9 @@ def test_scenario_folders_are_not_trainings(tmp_path: Path) -> None:
 def test_one_pass_of_pruning_keeps_a_point_that_the_hull_has_not() -> None:
     """Submissions at this batch were judged by the point itself; the hull would have asked for more epochs."""
     points = ruleset("training-5.0.0").data.benchmarks["dlrm_dcnv2"].reference_points
-    assert 55296 in [point.batch for point in convergence.pruned_once(points)]
-    assert 55296 not in [point.batch for point in convergence.pruned(points)]
-    once, hull = convergence.limit(points, 55296, 10, hull=False), convergence.limit(points, 55296, 10)
+    assert 55296 in [point.batch for point in rcp_limit.pruned_once(points)]
+    assert 55296 not in [point.batch for point in rcp_limit.pruned(points)]
+    once, hull = rcp_limit.limit(points, 55296, 10, hull=False), rcp_limit.limit(points, 55296, 10)
     assert once is not None
     assert hull is not None
     assert (once.kind, hull.kind) == ("exact", "interpolated")
