@@ -15,29 +15,24 @@ import numpy as np
 from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
 from analysis.network.held_out import CONFIDENCE, predicted_layer_s
 from analysis.network.intervals import all_to_all_band, carried_ranks, crossover, layer_interval
-from analysis.network.paper import paper_rows
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from suite.cli.options import JSON
 from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
 
 
-def print_fits(sweeps: Sequence[Path], *, paper: bool, style: str) -> None:
-    """Fit each sweep and print the fits; with ``paper`` also the comparison with Tutel's paper."""
+def print_fits(sweeps: Sequence[Path], style: str) -> None:
+    """Fit each sweep and print the fits."""
     fits = []
     for number, path in enumerate(sweeps, start=1):
         sweep = read_sweep(path)
         print_progress(f"{path}: fitting, {number} of {len(sweeps)}", error=True)
         fits.append(fit_sweep(sweep))
     if style == JSON:
-        document = {"version": 1, "fits": [fit_data(fit) for fit in fits]}
-        document |= {"paper": [asdict(row) for row in paper_rows()]} if paper else {}
-        print_line(json.dumps(document, indent=1))
+        print_line(json.dumps({"version": 1, "fits": [fit_data(fit) for fit in fits]}, indent=1))
         return
     for fit in fits:
         print_line("\n".join(fit_lines(fit)))
-    if paper:
-        print_line("\n".join(paper_lines()))
 
 
 def fit_data(fit: Fit) -> dict[str, Any]:
@@ -181,13 +176,3 @@ def _ranks_lines(fit: Fit, ranks: int) -> list[str]:
         f"      layer, fastest by the model with r {best.r}, degree {best.degree}, {best.algorithm}: "
         f"{layer_interval(fit, ranks, best.seconds).words(' ms', 1e3)}",
     ]
-
-
-def paper_lines() -> list[str]:
-    """Render the paper's numbers beside the model's as a table."""
-    lines = [f"{'Tutel, arXiv:2206.03382':56s} {'paper':>8s} {'model':>8s} {'error':>7s}"]
-    for row in paper_rows():
-        paper, model = ("–" if value is None else f"{value:.4g}" for value in (row.paper, row.model))
-        error = "" if row.error is None else f"{100 * row.error:+.0f} %"
-        lines.append(f"{row.claim:56s} {paper:>8s} {model:>8s} {error:>7s} {row.kind:8s} {row.remark}".rstrip())
-    return lines

@@ -190,20 +190,18 @@ def moe(  # one parameter per option
 Examples:
   srun -n 64 mlhpc moe --sweep-network -o sweep.json
   mlhpc moe fit sweep.json
-  mlhpc moe fit --paper
   mlhpc report runs/mine sweep.json
 """,
 )
 @click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--paper", is_flag=True, help="What the model says of the numbers of Tutel's paper.")
 @format_option()
-def fit(sweeps: tuple[Path, ...], paper: bool, style: str) -> None:
+def fit(sweeps: tuple[Path, ...], style: str) -> None:
     """Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error."""
-    if not sweeps and not paper:
-        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE) or --paper")
+    if not sweeps:
+        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE)")
     from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
 
-    print_fits(sweeps, paper=paper, style=style)
+    print_fits(sweeps, style)
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:

@@ -19,9 +19,9 @@ from analysis.commands.report import report
 from analysis.figures import figures as all_figures
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
-from analysis.network.paper import paper_rows
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from analysis.page.questions import goals
+from benchmarks.tutel_paper import paper_rows
 from suite.errors import InputError
 from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
 from tests.fixtures.cli import mlhpc

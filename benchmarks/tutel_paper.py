@@ -1,4 +1,7 @@
-"""Compares numbers of Tutel's paper (arXiv:2206.03382) with the cost model. docs/moe.md states the errors."""
+"""Compares numbers of Tutel's paper (arXiv:2206.03382) with the cost model. docs/moe.md states the errors.
+
+    python benchmarks/tutel_paper.py
+"""
 
 from __future__ import annotations
 
@@ -95,3 +98,16 @@ def paper_rows() -> list[PaperRow]:
 def _gain_of_2dh(network: Network, ranks: int, size_bytes: float) -> float:
     linear, two_level = (all_to_all(network, ranks, size_bytes, name).total_s for name in ALGORITHMS)
     return linear / two_level
+
+
+def main() -> None:
+    """Print the paper's numbers beside the model's as a table."""
+    print(f"{'Tutel, arXiv:2206.03382':56s} {'paper':>8s} {'model':>8s} {'error':>7s}")
+    for row in paper_rows():
+        paper, model = ("–" if value is None else f"{value:.4g}" for value in (row.paper, row.model))
+        error = "" if row.error is None else f"{100 * row.error:+.0f} %"
+        print(f"{row.claim:56s} {paper:>8s} {model:>8s} {error:>7s} {row.kind:8s} {row.remark}".rstrip())
+
+
+if __name__ == "__main__":
+    main()
