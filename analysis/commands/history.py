@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from analysis.history import judge, record
-from analysis.history.judge import Verdict
+from analysis.history.judge import SeriesVerdict
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, format_option, output_option
 from suite.compliance.check import check as check_paths
@@ -120,7 +120,7 @@ def check(folder: Path, since: str | None, rate: float, style: str) -> None:
         raise click.exceptions.Exit(code)
 
 
-def _code(verdicts: Sequence[Verdict]) -> int:
+def _code(verdicts: Sequence[SeriesVerdict]) -> int:
     """Return the exit code of the most urgent verdict."""
     words = {verdict.word for verdict in verdicts}
     if Outcome.SLOWER in words:

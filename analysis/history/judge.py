@@ -32,7 +32,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SeriesVerdict:
     """One quantity of one series. ``values`` are in seconds, one for each of ``records``: geometric means over runs.
 
     ``rate`` is the share of the false-alarm rate that this verdict may use. ``follows``: see `follow_each_other`.
@@ -55,7 +55,7 @@ class Verdict:
         return Outcome.EQUIVALENT if len(self.values) >= fewest(self.rate) else Outcome.INCONCLUSIVE
 
 
-def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
+def judge_all(records: Sequence[Record], rate: float) -> list[SeriesVerdict]:
     """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together.
 
     The series that have enough results to show a change share the rate. The choice depends on their numbers of results
@@ -79,7 +79,7 @@ def judge_all(records: Sequence[Record], rate: float) -> list[Verdict]:
     return verdicts
 
 
-def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> Verdict:
+def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> SeriesVerdict:
     # One value a result: runs of one result are no independent looks at the machine
     values = [math.exp(statistics.fmean(map(math.log, _times(record, quantity)))) for record in records]
     changes = find_changes(values, rate)
@@ -94,7 +94,7 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
     )
     begin = changes[-1].place if changes else 0  # the trend is of the results since the newest change
     days = [datetime.fromisoformat(record.date).timestamp() / DAY_S for record in records]
-    return Verdict(
+    return SeriesVerdict(
         series,
         quantity,
         tuple(records),
@@ -110,7 +110,7 @@ def _times(record: Record, quantity: str) -> tuple[float, ...]:
     return record.time_s if quantity == QUANTITIES[0] else record.epoch_s
 
 
-def lines(verdict: Verdict, rate: float) -> list[str]:
+def lines(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict as a line, and a note if its false-alarm rate is doubtful."""
     count = len(verdict.values)
     head = f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"
@@ -124,7 +124,7 @@ def lines(verdict: Verdict, rate: float) -> list[str]:
     return [text, *_doubts(verdict)]
 
 
-def _doubts(verdict: Verdict) -> list[str]:
+def _doubts(verdict: SeriesVerdict) -> list[str]:
     if verdict.follows is None or verdict.word == Outcome.INCONCLUSIVE:
         return []
     return [
@@ -145,7 +145,7 @@ def _change_text(found: Found, count: int) -> str:
     )
 
 
-def table(verdict: Verdict, rate: float) -> list[str]:
+def table(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict with all of its results, newest last. ``|`` marks the first result after a change."""
     text = [f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"]
     places = {found.change.place for found in verdict.found}
@@ -172,12 +172,12 @@ def _percent(slope: float) -> float:
     return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))  # exp of more is no float
 
 
-def as_data(verdicts: Sequence[Verdict], rate: float) -> dict[str, Any]:
+def as_data(verdicts: Sequence[SeriesVerdict], rate: float) -> dict[str, Any]:
     """Render the verdicts as data, version 1. A bound that does not exist is null."""
     return {"version": 1, "false_alarms": rate, "series": [_verdict_data(verdict) for verdict in verdicts]}
 
 
-def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
     trend = verdict.trend
     return {
         **structs.asdict(verdict.series),

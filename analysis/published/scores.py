@@ -49,6 +49,24 @@ def published() -> pd.DataFrame:
     return pd.DataFrame(document["rows"], columns=document["columns"])
 
 
+def find_score(
+    round_: str | None, submitter: str | None, system: str | None, scenario: str, benchmark: str | None
+) -> dict[str, Any] | None:
+    """Find the official score of a published result: ``score_s`` or ``models_per_min``, and the source.
+
+    None if it is not known.
+    """
+    document = _read_table()
+    names = document["columns"]
+    wanted = {"round": round_, "submitter": submitter, "system": system, "mode": scenario, "benchmark": benchmark}
+    for row in document["rows"]:
+        found = dict(zip(names, row, strict=True))
+        if all(found[name] == value for name, value in wanted.items()):
+            source = f"{SOURCE}{round_}"
+            return {"score_s": found["score_s"], "models_per_min": found["models_per_min"], "source": source}
+    return None
+
+
 def missing(held: Iterable[str] = ()) -> str:
     """The end of a sentence that names the results of the public rounds which neither the table nor ``held`` (groups)
     has.

@@ -55,7 +55,7 @@ class Machine(_Frozen, frozen=True, kw_only=True):
     memory: Number | None = None
 
 
-class Sample(_Frozen, frozen=True, kw_only=True):
+class SampleWork(_Frozen, frozen=True, kw_only=True):
     """Work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
 
     flops: float
@@ -71,7 +71,7 @@ class Published(_Frozen, frozen=True, kw_only=True):
     sources: dict[str, str]
     devices: dict[str, Device]
     machines: tuple[Machine, ...]
-    work: dict[str, Sample]
+    work: dict[str, SampleWork]
 
     def roof(self, number: Number) -> Roof:
         """A number of the file as a roof, its source written out."""
@@ -120,7 +120,7 @@ def modelled(row: Mapping[str, Any]) -> Bounds | None:
     return bounds(batch / rate, demands(sample, batch / units, units, device.element_bytes), roofs)
 
 
-def demands(sample: Sample, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
+def demands(sample: SampleWork, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
     """What one compute unit needs of each resource in a step, if ``samples`` samples are its share of the batch."""
     _, moved = moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
     of_format = f"{8 * element_bytes}-bit numbers"

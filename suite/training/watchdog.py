@@ -52,7 +52,7 @@ Kind = Literal["ask", "state", "taken", "ended", "closed", "end"]
 
 
 @dataclass(frozen=True)
-class State:
+class RankState:
     """What a rank says of itself. ``counts`` are those of `Progress`."""
 
     rank: int
@@ -73,10 +73,10 @@ class Datagram(msgspec.Struct, omit_defaults=True):
     run: int
     kind: Kind
     text: str = ""
-    state: State | None = None
+    state: RankState | None = None
 
 
-def explain_hang(states: Sequence[State], missing: Iterable[int], silence_s: float) -> str | None:
+def explain_hang(states: Sequence[RankState], missing: Iterable[int], silence_s: float) -> str | None:
     """One line that says which ranks the others wait for. None if no rank hangs: one that answers has gone on.
 
     ``states``: of the ranks that answered, the asking one included; ``missing``: those that did not.
@@ -215,7 +215,7 @@ class Watchdog:
             if not self._ends:
                 self._reported = self._marks()
 
-    def _receive(self, wait_s: float) -> State | None:
+    def _receive(self, wait_s: float) -> RankState | None:
         """Wait a moment for a datagram, answer a question, obey an end. Returns a state that another rank sent."""
         self._socket.settimeout(wait_s)
         try:
@@ -280,9 +280,9 @@ class Watchdog:
             if rank != self._world.rank:
                 self._send(self._addresses[rank], kind)
 
-    def _ask(self, ranks: Iterable[int]) -> dict[int, State]:
+    def _ask(self, ranks: Iterable[int]) -> dict[int, RankState]:
         """Ask ranks what they do, some at a time. Returns the states of those that answer."""
-        answers: dict[int, State] = {}
+        answers: dict[int, RankState] = {}
         wanted = list(ranks)
         for begin in range(0, len(wanted), ASK_AT_ONCE):
             some = wanted[begin : begin + ASK_AT_ONCE]
@@ -299,11 +299,11 @@ class Watchdog:
                     answers[state.rank] = state
         return {rank: answers[rank] for rank in wanted if rank in answers}
 
-    def _state(self) -> State:
+    def _state(self) -> RankState:
         progress = self._progress
-        return State(self._world.rank, node_name(), dict(progress.counts), progress.label, progress.silent_s)
+        return RankState(self._world.rank, node_name(), dict(progress.counts), progress.label, progress.silent_s)
 
-    def _send(self, address: Address, kind: Kind, text: str = "", state: State | None = None) -> None:
+    def _send(self, address: Address, kind: Kind, text: str = "", state: RankState | None = None) -> None:
         try:
             self._socket.sendto(msgspec.json.encode(Datagram(self._run_number, kind, text, state)), address)
         except OSError:  # nobody is there: it counts as no answer

@@ -26,7 +26,7 @@ from workloads.moe.dispatch import DispatchPlan, Permutation, counts_on_host, pe
 from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_fused_experts
 from workloads.moe.kernels.fused import Source
 from workloads.moe.mesh import ExpertMesh, Group
-from workloads.moe.phases import Load, Marker, NoMarker
+from workloads.moe.phases import ExpertLoad, Marker, NoMarker
 from workloads.moe.router import Router, Routing
 from workloads.moe.routes import Traffic, even_traffic, exchange_counts, known_traffic, plan_routes, shares
 
@@ -106,7 +106,7 @@ class MoELayer(nn.Module):
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
             self.use(self.execution)
         self.share_values = {name: share.numel() for name, share in self.experts.named_parameters()}
-        self.load = Load(config.experts)
+        self.load = ExpertLoad(config.experts)
         # assignments of the last training step; they move the selection bias, which balances without a loss
         self.step_load_E: Tensor | None = None
         self._all_weights: Weights | None = None

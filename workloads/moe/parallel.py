@@ -15,7 +15,7 @@ from workloads.moe.autotune import Autotuner, measure_flops, measure_network, tr
 from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
-from workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer, Load, LoadTotals
+from workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer, LoadTotals
 
 
 def expert_mesh(
@@ -144,7 +144,7 @@ class MoEMonitor:
             loads[name] = load.report()
             flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
             useful, executed = useful + flops * load.kept, executed + flops * load.rows
-            layer.load = Load(config.experts)
+            layer.load = ExpertLoad(config.experts)
         seconds = phases[EXPERTS] + phases[f"{EXPERTS}_backward"]
         efficiency = {
             "exposed_communication_s": sum(phases[name] for name in COMMUNICATION),

@@ -96,7 +96,7 @@ class LayerTimer:
         return lambda gradient: self._marks.append((phase, self._stamp()))
 
 
-class Load:
+class ExpertLoad:
     """What the steps of a window routed: ``assigned_E`` counts the router's choices.
 
     A step keeps its counts as they are and launches no kernel. They are added up when they are read or numerous; only

@@ -25,7 +25,7 @@ from suite.launch.local import run_local
 from suite.log.reader import read_events
 from suite.training import watchdog
 from suite.training.progress import Progress, marked_transport
-from suite.training.watchdog import State, Watchdog, explain_hang
+from suite.training.watchdog import RankState, Watchdog, explain_hang
 from suite.transport import Alone
 from suite.world import World
 from tests.fixtures.hosts import host_environment, write_hosts
@@ -157,8 +157,8 @@ def test_a_report_only_watchdog_lets_the_run_go_on(data: Path, tmp_path: Path) -
     assert len(re.findall(r"no progress for \d+ s: forward pass of step 2\b", done.stderr)) == 1, done.stderr
 
 
-def state(rank: int, count: int, silent_s: float = 700, staging: int = 0, label: str = "") -> State:
-    return State(rank, f"n{rank // 2}", {"training": count, "staging": staging}, label or f"mark {count}", silent_s)
+def state(rank: int, count: int, silent_s: float = 700, staging: int = 0, label: str = "") -> RankState:
+    return RankState(rank, f"n{rank // 2}", {"training": count, "staging": staging}, label or f"mark {count}", silent_s)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def state(rank: int, count: int, silent_s: float = 700, staging: int = 0, label:
         ([state(0, 5, 700), state(1, 5, 650)], (), "no progress for 650 s"),
     ],
 )
-def test_who_did_not_arrive(states: Sequence[State], missing: Sequence[int], expected: str) -> None:
+def test_who_did_not_arrive(states: Sequence[RankState], missing: Sequence[int], expected: str) -> None:
     text = explain_hang(states, missing, 600)
     assert text is not None
     assert expected in text
@@ -201,7 +201,7 @@ def test_who_did_not_arrive(states: Sequence[State], missing: Sequence[int], exp
         ([state(0, 5), state(1, 5), state(2, 5, 3)], (3,)),
     ],
 )
-def test_ranks_that_wait_for_one_that_works_do_not_hang(states: Sequence[State], missing: Sequence[int]) -> None:
+def test_ranks_that_wait_for_one_that_works_do_not_hang(states: Sequence[RankState], missing: Sequence[int]) -> None:
     assert explain_hang(states, missing, 600) is None
 
 
