@@ -12,7 +12,7 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
 from suite.descriptor import Descriptor
-from suite.documents import YamlSource, convert, find_mistake, parse_yaml, plain
+from suite.documents import Count, YamlSource, convert, find_mistake, parse_yaml, plain
 from suite.errors import InputError, unknown
 from suite.files import brief
 
@@ -25,6 +25,9 @@ class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
 
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]  # 30 years: a later moment is none that the system's clock can show
+
+
 class Staging(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copy of the data set to node-local storage before training."""
 
@@ -35,13 +38,13 @@ class Staging(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Checkpointing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checkpoints while a trial trains. When it is told to stop, it writes one in any case."""
 
-    interval_s: Annotated[float, Meta(gt=0), "seconds of training that a kill may cost; null: none"] | None = 600.0
+    interval_s: Annotated[Seconds, "seconds of training that a kill may cost; null: none"] | None = 600.0
 
 
 class Watching(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do about a trial in which nothing goes on."""
 
-    silence_s: Annotated[float, Meta(gt=0), "seconds without progress on any rank; null: never look"] | None = 600.0
+    silence_s: Annotated[Seconds, "seconds without progress on any rank; null: never look"] | None = 600.0
     action: Annotated[Literal["end", "report"], "end the run with exit code 1, or only say it"] = "end"
 
 
@@ -66,9 +69,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
 
     workload: str
     size: str
-    global_batch_size: Annotated[int, Meta(ge=1)]
-    max_epochs: Annotated[int, Meta(ge=1)]
-    gradient_accumulation_steps: Annotated[int, Meta(ge=1), "parts a rank computes its share of a batch in"] = 1
+    global_batch_size: Count
+    max_epochs: Count
+    gradient_accumulation_steps: Annotated[Count, "parts a rank computes its share of a batch in"] = 1
     data: Annotated[Path | None, "data root; default: data/<workload>-<size>"] = None
     verify_data: Annotated[bool, "compare every shard with its checksum before the run"] = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -80,9 +83,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     ] = "float32"
     channels_last: Annotated[bool | Literal["auto"], "auto: what is measured to be fastest"] = False
     compile: bool = False
-    loader_threads: Annotated[int, Meta(ge=1)] = 1
-    eval_batch_size: Annotated[int, Meta(ge=1), "samples per rank and evaluation step; does not change the metric"] = 64
-    window_steps: Annotated[int, Meta(ge=1), "training steps per step_phases event"] = 50
+    loader_threads: Count = 1
+    eval_batch_size: Annotated[Count, "samples per rank and evaluation step; does not change the metric"] = 64
+    window_steps: Annotated[Count, "training steps per step_phases event"] = 50
     instrumentation: Annotated[bool, "time the phases of steps; count bytes, memory and energy"] = True
     checkpoint: Checkpointing = Checkpointing()
     cache_drop_command: Annotated[str | None, "run on every node before init_start; its exit code is logged"] = None

@@ -6,8 +6,8 @@ was expected. The annotations of a Struct state what a document may hold: ``widt
 
 from __future__ import annotations
 
+import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +22,10 @@ from suite.errors import InputError, did_you_mean
 from suite.files import brief, byte_text, read_json
 
 Data = TypeVar("Data")
-Positive = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]  # neither infinite nor NaN
-NotNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # of things that one process counts or holds
+WHOLE_BITS = 64  # of a whole number in a document, without its sign
 LARGEST_YAML = 2**22  # bytes
 _LARGEST_JSON = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
 # The fast loader calls itself for each level, and ends the process where 2**15 are nested.
@@ -34,9 +36,40 @@ _POWER = re.compile(
 )  # 1e-3 is a number, but YAML 1.1 takes it for text
 
 
+class BadNumberError(msgspec.ValidationError):
+    """Raised for a number that no document may hold; ``key`` is the path to it."""
+
+    def __init__(self, key: tuple[str, ...], number: float) -> None:
+        wanted = "a finite number" if isinstance(number, float) else f"at most {WHOLE_BITS} bits"
+        super().__init__(f"expected {wanted}")
+        self.key, self.number = key, number
+
+
 def convert(data: Any, kind: type[Data]) -> Data:
-    """Make a Struct, or any other annotated type, from plain data. msgspec.ValidationError if they do not fit."""
+    """Make a Struct, or any other annotated type, from plain data. msgspec.ValidationError if they do not fit.
+
+    Every number is finite, and a whole one has at most `WHOLE_BITS` bits. The limits of a type would let them through:
+    infinity is above zero, and Python's whole numbers have any length.
+    """
+    _check_numbers(data)
     return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
+
+
+def _check_numbers(data: Any) -> None:
+    """Raise BadNumberError for a number that is not finite or is too long. Not recursive: data may be deep."""
+    left: list[tuple[tuple[str, ...], Any]] = [((), data)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise BadNumberError(key, value)
+        elif isinstance(value, int):
+            if value.bit_length() > WHOLE_BITS:
+                raise BadNumberError(key, value)
+        elif isinstance(value, dict):
+            left += [((*key, str(each)), item) for each, item in value.items() if not isinstance(item, str)]
+        elif isinstance(value, list | tuple):
+            left += [((*key, str(at)), item) for at, item in enumerate(value) if not isinstance(item, str)]
 
 
 def _as_path(kind: type, value: Any) -> Any:
@@ -231,6 +264,9 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key, so data and types are followed
     along it.
     """
+    if isinstance(error, BadNumberError):
+        name = f"{'.'.join(error.key)} = " if error.key else ""
+        return Mistake(error.key, f"{name}{brief(error.number, longest=80)}: {error}")
     match = _MESSAGE.fullmatch(str(error))
     assert match is not None
     text, is_of_key, place = match[1], match[2], match[3] or ""
@@ -241,6 +277,8 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
         if "unknown" in text:
             return Mistake((*key, field[1]), unknown_key(struct, field[1]))
         return Mistake(key, _missing_keys(struct, data, key))
+    if isinstance(data, dict) and not text.startswith("Expected"):  # a rule across fields: its text names them
+        return Mistake(key, f"{'.'.join(key)}: {text}" if key else text)
     text = _in_words(text, kind)
     if is_of_key:
         wrong = _wrong_key(data, kind)

@@ -12,7 +12,7 @@ import click
 from analysis.history import judge, record
 from analysis.history.judge import SeriesVerdict
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, format_option, output_option
+from suite.cli.options import JSON, Finite, format_option, output_option
 from suite.compliance.check import check as check_paths
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -29,7 +29,7 @@ _SINCE = click.option(
 _RATE = click.option(
     "--false-alarms",
     "rate",
-    type=click.FloatRange(0.0001, 0.2),
+    type=Finite(0.0001, 0.2),
     default=0.01,
     show_default=True,
     help="How often one check of an unchanged machine may alarm.",

@@ -17,7 +17,7 @@ from analysis.commands.watch import watch
 from analysis.fleet import slow_nodes
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, format_option, output_option
+from suite.cli.options import JSON, Finite, Whole, format_option, output_option
 from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -63,14 +63,14 @@ for _plugin in find_plugins(PARTS).values():
 @click.option(
     "--false-alarms",
     "rate",
-    type=click.FloatRange(1e-6, 0.2),
+    type=Finite(1e-6, 0.2),
     default=slow_nodes.RATE,
     show_default=True,
     help="How often a healthy node may be called bad, over all its metrics.",
 )
 @click.option(
     "--effect",
-    type=click.FloatRange(0.001, 0.9),
+    type=Finite(0.001, 0.9),
     default=slow_nodes.EFFECT,
     show_default=True,
     help="A node is good only if it is surely not slower than by this part.",
@@ -83,7 +83,7 @@ for _plugin in find_plugins(PARTS).values():
     type=click.Path(file_okay=False, path_type=Path),
     help="Add what is not bad to this folder, a --history of next time.",
 )
-@click.option("--choose", type=click.IntRange(1), metavar="N", help="With -o: write the N best nodes to OUTPUT/chosen.")
+@click.option("--choose", type=Whole(1), metavar="N", help="With -o: write the N best nodes to OUTPUT/chosen.")
 @output_option("Folder; gets verdict.json.", "none")
 @click.option("--bounds", type=_FILE, help="YAML file: the worst value that a metric may have, METRIC: NUMBER.")
 @format_option()

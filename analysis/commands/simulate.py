@@ -22,7 +22,7 @@ from analysis.fleet.simulate import (
     published,
     simulate,
 )
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, Finite, Whole, format_option
 from suite.errors import unknown
 from suite.files import print_line
 
@@ -32,20 +32,20 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 @click.command(name="simulate")
 @click.option("--fleet", "names", multiple=True, metavar="NAME", help="A published fleet; may be repeated. [all]")
 @click.option(
-    "--degraded", "shares", multiple=True, type=click.FloatRange(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
+    "--degraded", "shares", multiple=True, type=Finite(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
     help="Share of the time between incidents in which a node is degraded, so that checks can find it. "
     "Nobody published it.",
 )  # fmt: skip
 @click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains.")
-@click.option("--nodes", type=click.IntRange(1, 100_000), default=16, show_default=True, help="Nodes of a job.")
-@click.option("--jobs", "groups", type=click.IntRange(1, 10_000), default=16, show_default=True, help="Jobs at a time.")
+@click.option("--nodes", type=Whole(1, 100_000), default=16, show_default=True, help="Nodes of a job.")
+@click.option("--jobs", "groups", type=Whole(1, 10_000), default=16, show_default=True, help="Jobs at a time.")
 @click.option("--time", "lasts", metavar="TIME", default="90d", show_default=True, help="How long to simulate.")
 @click.option("--every", metavar="TIME", default="7d", show_default=True, help="Time between periodic checks.")
 @click.option("--check", metavar="TIME", help="What all checks together take. [39min, assumed check by check]")
 @click.option("--checkpoint", metavar="TIME", default="1h", show_default=True, help="Time between checkpoints.")
 @click.option("--restart", metavar="TIME", default="15min", show_default=True, help="What a restart takes.")
-@click.option("--replicas", type=click.IntRange(3, 1000), default=10, show_default=True, help="Fleets of each kind.")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed prints the same.")
+@click.option("--replicas", type=Whole(3, 1000), default=10, show_default=True, help="Fleets of each kind.")
+@click.option("--seed", type=Whole(0), default=1, show_default=True, help="The same seed prints the same.")
 @format_option()
 def simulate_(
     names: tuple[str, ...], shares: tuple[float, ...], job: str, nodes: int, groups: int, lasts: str, every: str,

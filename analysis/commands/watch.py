@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from suite.cli.options import JSON, format_option
+from suite.cli.options import JSON, Finite, format_option
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import brief, print_line, printable
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--effect",
-    type=click.FloatRange(0.01, 10),
+    type=Finite(0.01, 10),
     default=EFFECT,
     show_default=True,
     help="Name workers that became slower by this part.",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from suite.descriptor import with_cards
-from suite.files import QUIET
+from suite.files import QUIET, brief
 from suite.plugins import CARDS
 
 Function = Callable[..., Any]  # of a command
@@ -19,6 +19,40 @@ NO_COLOR = "NO_COLOR"  # environment variable that rich, and most programs, hono
 DEFAULT_SIZE = "mini"
 TEXT, JSON = "text", "json"
 RANKS_PER_CORE = 64  # more are a slip of the finger
+LARGEST_NUMBER = 1e100  # its product with a unit is finite too
+LARGEST = 2**62  # a seed, and what a rank adds to it, fit 64 bits
+MOST_RUNS = 10_000  # of one run folder; of each a command looks at some files
+
+
+class Finite(click.FloatRange):
+    """A number with limits, at most `LARGEST_NUMBER`: click's own range lets infinity and NaN through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text; the command ends with a usage error if it is no number of this kind."""
+        number = float(super().convert(value, param, ctx))
+        if not abs(number) <= LARGEST_NUMBER:  # NaN is not either
+            self.fail(f"{number:g} is not a finite number up to {LARGEST_NUMBER:g}.", param, ctx)
+        return number
+
+
+class Whole(click.IntRange):
+    """A whole number with limits, at most `LARGEST`: Python's own have any length, those of libraries 64 bits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert a text; the command ends with a usage error if it is too large."""
+        if isinstance(value, str) and len(value) > len(str(LARGEST)) + 1:  # Python refuses 4301 digits with a traceback
+            self.fail(f"{brief(value, longest=24)} is not a whole number of at most {LARGEST}.", param, ctx)
+        number = int(super().convert(value, param, ctx))
+        if abs(number) > LARGEST:
+            self.fail(f"{number} is more than {LARGEST}.", param, ctx)
+        return number
+
+
+def runs_option(default: int | None = 1, text: str = "Scored runs.") -> Decorator:
+    """``--runs N``, at most `MOST_RUNS`."""
+    return click.option(
+        "--runs", type=Whole(1, MOST_RUNS), default=default, show_default=default is not None, help=text
+    )
 
 
 def size_option(
@@ -110,7 +144,7 @@ def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on thi
             raise click.BadParameter(f"{value}: this machine has {cores} cores; at most {RANKS_PER_CORE * cores} ranks")
         return value
 
-    kind = click.IntRange(1)
+    kind = Whole(1)
     return click.option(
         "--ranks", type=kind, default=default, show_default=default is not None, help=text, callback=check
     )

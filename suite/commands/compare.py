@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from suite.cli.options import JSON, card_option, format_option
+from suite.cli.options import JSON, Finite, card_option, format_option
 from suite.compliance.check import check
 from suite.compliance.result import Result, first_named
 from suite.errors import InputError
@@ -75,7 +75,7 @@ class Comparison:
 @click.option("--any", "any_runs", is_flag=True, help="Compare the runs that converged, also where they are no score.")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0.0),
+    type=Finite(0.0),
     default=0.0,
     show_default=True,
     metavar="PERCENT",
@@ -99,8 +99,6 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
       mlhpc compare runs/today runs/yesterday runs/new-driver --baseline submissions/ACME/results/cluster
       mlhpc compare runs/smoke-before runs/smoke-after --any --format json
     """
-    if not math.isfinite(tolerance):
-        raise click.UsageError(f"--tolerance {tolerance:g}: expected a number of percent")
     first, others = (paths[0], paths[1:]) if baseline is None else (baseline, paths)
     if not others:
         raise click.UsageError(f"{first} alone: give what to compare it with")

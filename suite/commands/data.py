@@ -17,7 +17,7 @@ import click
 
 from suite.card import value_text
 from suite.cli.group import Subcommands
-from suite.cli.options import output_option, ranks_option, size_option
+from suite.cli.options import Whole, output_option, ranks_option, size_option
 from suite.cli.progress import TERMINAL_NAME, progress
 from suite.config import default_data_root
 from suite.descriptor import descriptor
@@ -57,7 +57,7 @@ def data() -> None:
 @data.command()
 @click.argument("workload")
 @size_option()
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Another seed is another data set.")
+@click.option("--seed", type=Whole(0), default=0, show_default=True, help="Another seed is another data set.")
 @ranks_option()
 @output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>")
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import output_option, ranks_option, size_option
+from suite.cli.options import output_option, ranks_option, runs_option, size_option
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -77,7 +77,7 @@ Examples:
 )
 @click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
 @size_option(text="A size of the workload that fits this machine (mlhpc workload list).")
-@click.option("--runs", type=click.IntRange(1), help="Scored runs. [what the size requires]")
+@runs_option(None, "Scored runs. [what the size requires]")
 @ranks_option(2)
 @output_option("New folder.", "demo/<workload>-<size>-<time>")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import card_option, output_option
+from suite.cli.options import Finite, card_option, output_option
 from suite.compliance.manifest import changed_files
 from suite.exit_codes import ExitCode
 from suite.files import print_line
@@ -51,7 +51,7 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
 @click.option(
     "--network-power",
     "network_w",
-    type=click.FloatRange(0, 1e9, min_open=True),
+    type=Finite(0, 1e9, min_open=True),
     metavar="WATTS",
     help="Estimated power of the network: its highest specified power times the share that the runs were provided.",
 )

@@ -15,6 +15,8 @@ from msgspec import structs
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
+    Finite,
+    Whole,
     format_option,
     plan_options,
     plan_settings,
@@ -51,22 +53,18 @@ Examples:
 @click.argument("workload")
 @settings_options
 @plan_options
-@click.option("--nodes", type=click.IntRange(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
-@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=1, show_default=True, help="Ranks on a node.")
+@click.option("--nodes", type=Whole(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
+@click.option("--ranks-per-node", type=Whole(1, 1024), default=1, show_default=True, help="Ranks on a node.")
 @click.option(
     "--sweep",
     is_flag=True,
     help="Try every mesh of these ranks, of all shipped plans without --plan; "
     "least predicted time, else memory, first.",
 )
-@click.option(
-    "--memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank."
-)
+@click.option("--memory", type=Finite(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank.")
 @click.option("--tflops", metavar="N[-N]", help="10^12 FLOP/s that a rank reaches.")
-@click.option(
-    "--gigabytes-per-s", type=click.FloatRange(0, min_open=True), help="Bandwidth of a rank's link, 10^9 B/s."
-)
-@click.option("--latency-us", type=click.FloatRange(0), help="Latency of a message between ranks, microseconds.")
+@click.option("--gigabytes-per-s", type=Finite(0, min_open=True), help="Bandwidth of a rank's link, 10^9 B/s.")
+@click.option("--latency-us", type=Finite(0), help="Latency of a message between ranks, microseconds.")
 @click.option("--ceilings", type=click.Path(path_type=Path), help="File of `mlhpc ceilings`: rates of a rank.")
 @click.option(
     "--network", type=click.Path(path_type=Path), help="Output of `mlhpc moe fit SWEEP --format json`: links."

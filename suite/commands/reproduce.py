@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from suite import VERSION
-from suite.cli.options import JSON, card_option, format_option, output_option, ranks_option
+from suite.cli.options import JSON, Finite, Whole, card_option, format_option, output_option, ranks_option, runs_option
 from suite.compliance.manifest import digest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -73,7 +73,7 @@ Examples:
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @card_option
 @click.option("--result", metavar="FOLDER", help="Only this result: the end of its folder's path. [all]")
-@click.option("--level", type=click.IntRange(0, 4), help="Levels up to this one. [3 with --run or --with, else 1]")
+@click.option("--level", type=Whole(0, 4), help="Levels up to this one. [3 with --run or --with, else 1]")
 @click.option("--run", is_flag=True, help="Run the package's configuration with the installed suite.")
 @click.option(
     "--with", "beside", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -84,16 +84,16 @@ Examples:
     help="Data set on this machine, which is verified. [made anew in the output folder]",
 )  # fmt: skip
 @ranks_option(None, "MPI ranks to start here. [those of the package]")
-@click.option("--seed", type=click.IntRange(0), help="Seed of the first run in place of the package's.")
-@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Runs for level 3.")
-@click.option("--pairs", type=click.IntRange(2), default=5, show_default=True, help="Pairs of runs for level 4.")
+@click.option("--seed", type=Whole(0), help="Seed of the first run in place of the package's.")
+@runs_option(text="Runs for level 3.")
+@click.option("--pairs", type=Whole(2), default=5, show_default=True, help="Pairs of runs for level 4.")
 @click.option(
-    "--margin", type=click.FloatRange(0.1, 100), default=5.0, show_default=True,
+    "--margin", type=Finite(0.1, 100), default=5.0, show_default=True,
     help="Largest difference of times, in percent, that counts as none (level 4).",
 )  # fmt: skip
 @click.option(
     "--limit-minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="N",
     help="End a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
 )

@@ -12,10 +12,12 @@ import click
 
 from suite.cli.options import (
     DEFAULT_SIZE,
+    Whole,
     output_option,
     plan_options,
     plan_settings,
     ranks_option,
+    runs_option,
     settings,
     settings_options,
 )
@@ -47,10 +49,10 @@ Examples:
 @settings_options
 @plan_options
 @ranks_option(None, "MPI ranks to start on this machine. [1; with --resume the run's own]")
-@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs.")
+@runs_option()
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
-@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. [from the system]")
-@click.option("--trial", type=click.IntRange(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
+@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [from the system]")
+@click.option("--trial", type=Whole(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
 @click.option(
     "--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once."
 )

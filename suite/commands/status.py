@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from suite.card import value_text
-from suite.cli.options import JSON, TEXT, card_option, format_option
+from suite.cli.options import JSON, TEXT, Finite, card_option, format_option
 from suite.errors import InputError
 from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
@@ -77,7 +77,7 @@ Examples:
 @click.option("--goodput", is_flag=True, help="Show the share of time that counts, and how often to save a checkpoint.")
 @click.option(
     "--mtbf-h",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="With --goodput: mean hours between failures. [learned from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:

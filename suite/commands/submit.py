@@ -17,10 +17,13 @@ from msgspec import structs
 from suite.card import SizeCard, read_reference_points
 from suite.cli.options import (
     DEFAULT_SIZE,
+    MOST_RUNS,
+    Whole,
     is_file,
     output_option,
     plan_options,
     plan_settings,
+    runs_option,
     settings,
     settings_options,
 )
@@ -61,22 +64,20 @@ Examples:
 @click.option(
     "--nodes", "node_counts", required=True, metavar="N[,N...]", help="Nodes of a run; several: a scaling sweep."
 )
-@click.option("--ranks-per-node", type=click.IntRange(1), help="MPI ranks on each node. [the system's]")
-@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Scored runs, one after another.")
-@click.option("--instances", type=click.IntRange(1), default=1, help="Throughput mode: runs at once, --nodes each.")
+@click.option("--ranks-per-node", type=Whole(1), help="MPI ranks on each node. [the system's]")
+@runs_option(text="Scored runs, one after another.")
+@click.option("--instances", type=Whole(1, MOST_RUNS), default=1, help="Throughput mode: runs at once, --nodes each.")
 @click.option("--array", is_flag=True, help="One array task per run, in place of one allocation for all.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of run 0; run i has seed + i. [from the system]")
+@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [from the system]")
 @click.option(
     "--preflight",
-    type=click.IntRange(MIN_PREFLIGHT_S),
+    type=Whole(MIN_PREFLIGHT_S),
     is_flag=False,
     flag_value=PREFLIGHT_S,
     metavar="[SECONDS]",
     help=f"Measure the nodes first, for at most so long; name the bad ones. [{PREFLIGHT_S} if given without]",
 )
-@click.option(
-    "--spares", type=click.IntRange(0), default=0, help="Nodes more than needed: --preflight picks the good ones."
-)
+@click.option("--spares", type=Whole(0), default=0, help="Nodes more than needed: --preflight picks the good ones.")
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
 @click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. [the system's]")
 @click.option(

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import ValidationError
 
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, device_option, format_option, output_option, ranks_option
+from suite.cli.options import JSON, Finite, Whole, device_option, format_option, output_option, ranks_option
 from suite.cli.progress import progress
-from suite.documents import convert
+from suite.documents import convert, find_mistake
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from suite.world import World
     from workloads.moe.bench import Shape
+    from workloads.moe.config import MoEConfig
 
 MIB = 1 << 20
 
@@ -48,11 +50,11 @@ Examples:
 """,
 )
 @ranks_option()
-@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens per rank.")
-@click.option("--width", type=click.IntRange(1), default=256, show_default=True, help="Width of a token.")
-@click.option("--hidden", type=click.IntRange(1), default=1024, show_default=True, help="Hidden width of one expert.")
-@click.option("--experts", type=click.IntRange(1), default=64, show_default=True, help="Experts of the layer.")
-@click.option("--top-k", type=click.IntRange(1), default=2, show_default=True, help="Experts per token.")
+@click.option("--tokens", type=Whole(1), default=4096, show_default=True, help="Tokens per rank.")
+@click.option("--width", type=Whole(1), default=256, show_default=True, help="Width of a token.")
+@click.option("--hidden", type=Whole(1), default=1024, show_default=True, help="Hidden width of one expert.")
+@click.option("--experts", type=Whole(1), default=64, show_default=True, help="Experts of the layer.")
+@click.option("--top-k", type=Whole(1), default=2, show_default=True, help="Experts per token.")
 @click.option(
     "--activation",
     type=click.Choice(["relu", "gelu", "silu", "swiglu"]),
@@ -68,7 +70,7 @@ Examples:
     help="How tokens reach experts.",
 )
 @click.option(
-    "--capacity", type=float, help="Capacity factor: > 0, 0 (what is needed) or < 0; dispatch capacity and einsum."
+    "--capacity", type=Finite(), help="Capacity factor: > 0, 0 (what is needed) or < 0; dispatch capacity and einsum."
 )
 @click.option(
     "--backend",
@@ -87,16 +89,16 @@ Examples:
 @click.option(
     "--r",
     "parallel_r",
-    type=click.IntRange(0),
+    type=Whole(0),
     default=1,
     show_default=True,
     help="0: gather weights; else token copies per expert.",
 )
-@click.option("--degree", type=click.IntRange(1), default=1, show_default=True, help="Chunks that overlap.")
+@click.option("--degree", type=Whole(1), default=1, show_default=True, help="Chunks that overlap.")
 @click.option(
     "--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True, help="All-to-all."
 )
-@click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks counted as one node. [what the launch says]")
+@click.option("--ranks-per-node", type=Whole(1), help="Ranks counted as one node. [what the launch says]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),
@@ -105,12 +107,18 @@ Examples:
     help="Of numbers.",
 )
 @device_option()
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads per rank.")
-@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
+@click.option("--threads", type=Whole(1), default=1, show_default=True, help="CPU threads per rank.")
+@click.option("--repeats", type=Whole(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
 @click.option(
     "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc moe fit` fits."
 )
-@click.option("--up-to-mib", default=16.0, show_default=True, help="Largest message of the sweep, per rank.")
+@click.option(
+    "--up-to-mib",
+    type=Finite(0, 65536, min_open=True),
+    default=16.0,
+    show_default=True,
+    help="Largest message of the sweep, per rank.",
+)
 @format_option()
 @output_option("JSON file for the results.", "none is written")
 @click.pass_context
@@ -146,28 +154,22 @@ def moe(  # one parameter per option
     """
     if context.invoked_subcommand is not None:
         return
-    from workloads.moe.config import MoEConfig
-
-    try:
-        config = convert(
-            {
-                "experts": experts,
-                "top_k": top_k,
-                "hidden": hidden,
-                "activation": activation,
-                "dispatch": dispatch,
-                "capacity_factor": capacity,
-                "backend": backend,
-                "expert_parallel": True,
-                "parallel_r": parallel_r,
-                "overlap_degree": degree,
-                "all_to_all": algorithm,
-                "ranks_per_node": ranks_per_node,
-            },
-            MoEConfig,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    config = _layer(
+        {
+            "experts": experts,
+            "top_k": top_k,
+            "hidden": hidden,
+            "activation": activation,
+            "dispatch": dispatch,
+            "capacity_factor": capacity,
+            "backend": backend,
+            "expert_parallel": True,
+            "parallel_r": parallel_r,
+            "overlap_degree": degree,
+            "all_to_all": algorithm,
+            "ranks_per_node": ranks_per_node,
+        }
+    )
     _start_ranks(ranks, sys.argv[1:])
     world, chosen = _connect(device, threads)
     with _failing_together(world):
@@ -202,6 +204,16 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
     from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
 
     print_fits(sweeps, style)
+
+
+def _layer(settings: dict[str, Any]) -> MoEConfig:
+    """Make the configuration of the layer by the rules that `mlhpc run` has for it. InputError is one line."""
+    from workloads.moe.config import MoEConfig
+
+    try:
+        return convert(settings, MoEConfig)
+    except ValidationError as error:
+        raise InputError(find_mistake(settings, MoEConfig, error).text) from None
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:

@@ -59,6 +59,11 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
             raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
+        if self.capacity_factor is not None and abs(self.capacity_factor) > self.experts:
+            raise InputError(
+                f"capacity_factor {self.capacity_factor:g} is more than the {self.experts} experts: with a factor of "
+                f"{self.experts} every expert has room for every token"
+            )
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:

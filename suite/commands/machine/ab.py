@@ -17,6 +17,7 @@ from suite.cli.group import Subcommands
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
+    Whole,
     command_words,
     format_option,
     output_option,
@@ -78,16 +79,10 @@ Examples:
 @click.option("--mesh-a", metavar="AXES", help="Mesh of A, such as data=2,spatial=2x1x1. [the plan's]")
 @click.option("--mesh-b", metavar="AXES", help="Mesh of B. [the plan's]")
 @ranks_option()
-@click.option("--pairs", type=click.IntRange(2, 10_000), default=10, show_default=True, help="Blocks of each side.")
-@click.option(
-    "--steps", "timed", type=click.IntRange(1, 100_000), default=5, show_default=True, help="Timed steps of a block."
-)
-@click.option(
-    "--warmup", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Steps before the checkpoint."
-)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of weights, order and dropout."
-)
+@click.option("--pairs", type=Whole(2, 10_000), default=10, show_default=True, help="Blocks of each side.")
+@click.option("--steps", "timed", type=Whole(1, 100_000), default=5, show_default=True, help="Timed steps of a block.")
+@click.option("--warmup", type=Whole(1, 100_000), default=2, show_default=True, help="Steps before the checkpoint.")
+@click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of weights, order and dropout.")
 @output_option("New folder.", "ab/<workload>-<size>-<time>")
 @format_option()
 def steps(

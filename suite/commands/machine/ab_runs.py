@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, format_option, output_option, settings, settings_options, size_option
+from suite.cli.options import JSON, Finite, Whole, format_option, output_option, settings, settings_options, size_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.exit_codes import ExitCode
@@ -44,7 +44,7 @@ def runs() -> None:
 @click.argument("workload")
 @size_option()
 @click.option("--system", required=True, metavar="NAME", help="Name of the machine; stated in every log.")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks of every run.")
+@click.option("--ranks", type=Whole(1), default=1, show_default=True, help="MPI ranks of every run.")
 @click.option(
     "--objective",
     type=click.Choice(["time_to_train", "cpu_seconds"]),
@@ -52,20 +52,16 @@ def runs() -> None:
     show_default=True,
     help="What is compared. cpu_seconds: CPU time of the ranks, for a machine that others load.",
 )
-@click.option(
-    "--error", type=click.FloatRange(0.001, 0.5), default=0.05, show_default=True, help="Chance of a wrong answer."
-)
-@click.option(
-    "--blocks", type=click.IntRange(1, 1000), default=16, show_default=True, help="The most runs that an entry gets."
-)
+@click.option("--error", type=Finite(0.001, 0.5), default=0.05, show_default=True, help="Chance of a wrong answer.")
+@click.option("--blocks", type=Whole(1, 1000), default=16, show_default=True, help="The most runs that an entry gets.")
 @click.option(
     "--run-limit-s",
-    type=click.FloatRange(0, 1e7, min_open=True),
+    type=Finite(0, 1e7, min_open=True),
     default=3600.0,
     show_default=True,
     help="Seconds that a run may take from run_start to run_stop.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of orders and runs. [from the system]")
+@click.option("--seed", type=Whole(0, 2**31 - 1), help="Of orders and runs. [from the system]")
 @click.option("--data", type=click.Path(path_type=Path), help="Data root. [data/<workload>-<size>]")
 def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | None, **same_for_all: Any) -> None:
     """Begin a contest of WORKLOAD in FOLDER, which must not exist.

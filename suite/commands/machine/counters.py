@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import output_option
+from suite.cli.options import Whole, output_option
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.performance.ceilings.document import refuse_existing, write
@@ -27,7 +27,7 @@ Examples:
 @click.option("--system", required=True, help="System id, as in the ceilings file.")
 @click.option("--workload", required=True, help="What was running.")
 @click.option("--size", metavar="NAME", required=True, help="Its size.")
-@click.option("--steps", type=click.IntRange(1), required=True, help="Training steps that were counted, on one rank.")
+@click.option("--steps", type=Whole(1), required=True, help="Training steps that were counted, on one rank.")
 @output_option("New JSON file.", "counters.json")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:
     """Import hardware counters: FLOPs and bytes by kernel, from ncu, rocprof, likwid-perfctr or perf stat."""

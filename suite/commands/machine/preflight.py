@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import command_words, device_option, output_option, ranks_option
+from suite.cli.options import Finite, Whole, command_words, device_option, output_option, ranks_option
 from suite.config import default_data_root
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
@@ -32,13 +32,13 @@ SIZE = "smoke"  # of the workloads whose steps are measured
 
 budget_option = click.option(
     "--budget",
-    type=click.IntRange(SHORTEST_S, 3600),
+    type=Whole(SHORTEST_S, 3600),
     default=BUDGET_S,
     show_default=True,
     metavar="SECONDS",
     help="Time for all of it, start included. What is not done then is ended.",
 )
-rounds_option = click.option("--rounds", type=click.IntRange(1), help="Repetitions that are enough. [as many as fit]")
+rounds_option = click.option("--rounds", type=Whole(1), help="Repetitions that are enough. [as many as fit]")
 
 
 @click.command(
@@ -57,7 +57,7 @@ Examples:
 )
 @click.option("--workload", "names", multiple=True, help="Measure a step of these only; repeatable. [all with data]")
 @output_option("Folder; gets NODE.jsonl.", "preflight")
-@click.option("--started-at", type=float, hidden=True, help="For the ranks: when the command began.")
+@click.option("--started-at", type=Finite(), hidden=True, help="For the ranks: when the command began.")
 def node(
     ranks: int,
     device: str,

@@ -14,6 +14,7 @@ import click
 
 from suite.cli.options import (
     DEFAULT_SIZE,
+    Whole,
     command_words,
     output_option,
     ranks_option,
@@ -51,8 +52,8 @@ OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev),
 @click.argument("workload")
 @settings_options
 @ranks_option()
-@click.option("--steps", type=click.IntRange(2), default=20, show_default=True, help="Timed steps, without profiler.")
-@click.option("--profiled-steps", type=click.IntRange(1), default=3, show_default=True, help="Steps on the trace.")
+@click.option("--steps", type=Whole(2), default=20, show_default=True, help="Timed steps, without profiler.")
+@click.option("--profiled-steps", type=Whole(1), default=3, show_default=True, help="Steps on the trace.")
 @output_option("New folder.", "profiles/<workload>-<size>-<time>")
 def profile(
     workload: str,
