@@ -24,6 +24,18 @@ class InputError(ValueError):
     """
 
 
+# What NumPy, PyTorch, CUDA and the C++ library say where an allocation fails; only two of them have a class for it.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|Cannot allocate memory|\bMemoryError\b|Unable to allocate|out of memory|std::bad_alloc"
+    r"|Storage size calculation overflowed"
+)
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """True if an error says that the machine has less memory than was asked for."""
+    return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
+
+
 def find_near(name: str, known: Iterable[str]) -> str | None:
     """The nearest of the known names, whatever its case; None if none is near."""
     each = {item.lower(): item for item in known}

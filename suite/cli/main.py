@@ -11,7 +11,7 @@ from suite import VERSION
 from suite.cli.group import LazyGroup, asks_for_help
 from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
-from suite.errors import DEBUG, InputError, keep_traceback
+from suite.errors import DEBUG, InputError, is_of_memory, keep_traceback
 from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line
 
@@ -65,5 +65,8 @@ def main() -> None:
         if DEBUG in os.environ:
             raise
         name, text = type(error).__name__, one_line(error)
+        if is_of_memory(error):
+            print_line(f"mlhpc: not enough memory here for what was asked: {text}", error=True)
+            sys.exit(ExitCode.FAILED)
         print_line(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", error=True)
         sys.exit(ExitCode.DEFECT)

@@ -12,8 +12,9 @@ from msgspec import structs
 
 from suite.config import load_config, resolve_config
 from suite.descriptor import descriptor, descriptors
-from suite.documents import YamlSource, plain
+from suite.documents import YamlSource, plain, read_json_document
 from suite.errors import InputError
+from suite.machine.system import read_description
 
 COSMOFLOW = descriptor("cosmoflow")
 
@@ -95,9 +96,9 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("data=!!timestamp x", "the value is not valid YAML"),
         ("data=!!bool x", "the value is not valid YAML"),
         ("global_batch_size=1e3", "global_batch_size = 1000.0: expected int, got float"),
-        ("global_batch_size=.nan", "global_batch_size = nan: expected int"),
+        ("global_batch_size=.nan", "global_batch_size = nan: expected a finite number"),
         ("global_batch_size=null", "global_batch_size = None: expected int"),
-        ("hyperparameters.base_learning_rate=.nan", "base_learning_rate = nan: expected float > 0.0"),
+        ("hyperparameters.base_learning_rate=.nan", "base_learning_rate = nan: expected a finite number"),
         ("max_epochs=true", "max_epochs = True: expected int, got bool"),
         ("hyperparameters.momentum=true", "momentum = True: expected float, got bool"),
         ("hyperparameters.dropout=1", "dropout = 1: expected float < 1.0"),
@@ -110,6 +111,14 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("hyperparameters.__class__=1", "unknown key '__class__'; valid keys: augmentation,"),
         ("hyperparameters=3", "--set hyperparameters: hyperparameters = 3: expected a mapping, got int"),
         ("channels_last=AUTO", "channels_last = 'AUTO': expected one of 'auto'"),
+        ("hyperparameters.base_learning_rate=.inf", "base_learning_rate = inf: expected a finite number"),
+        ("hyperparameters.input_mean=[0, 0, 0, -.inf]", "hyperparameters.input_mean.3 = -inf: expected a finite number"),
+        ("watchdog.silence_s=.inf", "watchdog.silence_s = inf: expected a finite number"),
+        ("watchdog.silence_s=1.0e+300", "watchdog.silence_s = 1e+300: expected float <= 1000000000.0"),
+        ("checkpoint.interval_s=.inf", "checkpoint.interval_s = inf: expected a finite number"),
+        ("max_epochs=10000000000", "max_epochs = 10000000000: expected int <= 2147483647"),
+        (f"global_batch_size=1{'0' * 30}", ": expected at most 64 bits"),
+        (f"global_batch_size=1{'0' * 4000}", "expected at most 64 bits"),
         ("submission.org=''", "submission.org = '': expected str of length >= 1"),
     ],
 )
@@ -117,6 +126,30 @@ def test_a_bad_override_is_one_line_that_says_set(override: str, expected: str) 
     with pytest.raises(InputError, match=".+") as caught:
         load_config(COSMOFLOW, "smoke", [override])
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("factor", [".nan", ".inf", "-.inf", "1.0e+300", "-4.5", "4.01"])
+def test_a_capacity_factor_is_finite_and_at_most_the_number_of_experts(factor: str) -> None:
+    with pytest.raises(InputError, match="hyperparameters.moe.*capacity_factor") as caught:
+        load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
+    assert "'experts'" not in str(caught.value), "a rule across fields shows no mapping"
+
+
+@pytest.mark.parametrize("factor", ["4", "-4", "0", "0.5", "null"])
+def test_capacity_factors_up_to_the_number_of_experts_hold(factor: str) -> None:
+    load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 30])
+def test_no_document_holds_a_number_that_is_not_finite_or_too_long(tmp_path: Path, number: str) -> None:
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({"version": 1, "git": {"a.b": [0, "@"]}}).replace('"@"', number))
+    with pytest.raises(InputError, match=r"run.json: git.a.b.1 = .*: expected (a finite number|at most 64 bits)"):
+        read_json_document(run, dict, "a file", 1)
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("description:\n  processor_frequency_mhz: .inf\n")
+    with pytest.raises(InputError, match=r"deep.yaml:2: description.processor_frequency_mhz = inf: expected a finite"):
+        read_description(deep)
 
 
 def test_unknown_names_are_answered_with_the_valid_ones() -> None:

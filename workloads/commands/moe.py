@@ -22,9 +22,9 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, Finite, Whole, device_option, format_option, output_option, ranks_option
 from suite.cli.progress import progress
 from suite.documents import convert, find_mistake
-from suite.errors import InputError
+from suite.errors import InputError, is_of_memory
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import one_line, print_line, write_whole
 from suite.launch.local import mpiexec_command, suite_command, trial_environment
 
 if TYPE_CHECKING:
@@ -268,9 +268,12 @@ def _failing_together(world: World) -> Iterator[None]:
         if world.is_first:
             raise
         sys.exit(ExitCode.USAGE)
-    except Exception:
+    except Exception as error:
         if world.size > 1:  # the other ranks would wait for this one in their next collective, forever
-            traceback.print_exc()
+            if is_of_memory(error):
+                print_line(f"mlhpc: not enough memory here for what was asked: {one_line(error)}", error=True)
+            else:
+                traceback.print_exc()
             world.transport.abort(1)
         raise
 

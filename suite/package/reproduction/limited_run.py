@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.errors import NO_MEMORY
 from suite.files import byte_text, duration_text
 from suite.launch.local import suite_command
 from suite.log.record import RunRecord
@@ -20,10 +21,7 @@ SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes s
 SHARE = 0.8  # of the free memory, for all ranks together
 GRACE_S = 60.0  # between SIGTERM and SIGKILL; `mlhpc run` gives its ranks 30 s to save
 TAIL = 2**16  # bytes at the end of a command's output that are read
-_NO_MEMORY = re.compile(
-    r"can't allocate memory|Cannot allocate memory|\bMemoryError\b|Unable to allocate|out of memory|std::bad_alloc"
-    r"|ended by signal 9 |Thread creation failed"
-)
+_NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|ended by signal 9 |Thread creation failed")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from suite.cli.main import group
+from suite.cli.options import Finite, Whole
 from suite.errors import did_you_mean
 from suite.files import QUIET, print_progress
 from tests.fixtures.cli import mlhpc
@@ -40,6 +41,25 @@ OPTIONS = {
     for name, command in ALL.items()
 }
 NAMES = sorted(ALL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_the_command_line_is_finite_and_not_too_long(name: str) -> None:
+    context = click.Context(ALL[name])
+    for option in ALL[name].params:
+        kind = option.type
+        if isinstance(kind, click.types.FloatParamType):
+            assert isinstance(kind, Finite), option.name
+        if isinstance(kind, click.types.IntParamType) and not getattr(option, "count", False):
+            assert isinstance(kind, Whole), option.name
+        if isinstance(kind, Finite):
+            for text in ("nan", "inf", "-inf", "1e300", "-1e300", "1e999"):
+                with pytest.raises(click.UsageError):
+                    kind.convert(text, option, context)
+        if isinstance(kind, Whole):
+            for text in ("1" + "0" * 30, "1" + "0" * 5000, "1.5", "nan"):
+                with pytest.raises(click.UsageError):
+                    kind.convert(text, option, context)
 
 
 @pytest.mark.parametrize("name", NAMES)

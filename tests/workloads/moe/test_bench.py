@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from suite.errors import InputError
 from workloads.commands.moe import moe
 from workloads.moe.bench import Shape, given_experts, grid_sizes
 from workloads.moe.config import MoEConfig
@@ -32,6 +33,38 @@ def test_layer_benchmark(tmp_path: Path) -> None:
     assert result["phases_s"]["a2a_dispatch"] == 0
     ratios = [dense_s / layer_s for layer_s, dense_s in result["pairs_s"]]
     assert (len(ratios), result["ratio_low"], result["ratio_high"]) == (2, min(ratios), max(ratios))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--experts", "4", "--top-k", "5"), "top_k 5 is more than the 4 experts"),
+        (("--capacity", "1.0"), "capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity"),
+        (("--experts", "4", "--dispatch", "capacity", "--capacity", "5"), "capacity_factor 5 is more than the 4 experts"),
+    ],
+)
+def test_the_layer_obeys_the_rules_that_a_run_has(words: tuple[str, ...], expected: str) -> None:
+    done = CliRunner().invoke(moe, [*words])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(expected)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300", "0", "-1"])
+def test_the_largest_message_is_a_size(number: str) -> None:
+    done = CliRunner().invoke(moe, ["--sweep-network", "--ranks", "2", "--up-to-mib", number])
+    assert done.exit_code == 2
+    assert "--up-to-mib" in done.output
+
+
+def test_too_little_memory_is_no_defect() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", "moe", "--tokens", "100000000000"],
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
 
 def test_a_sweep_needs_ranks() -> None:
