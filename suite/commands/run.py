@@ -25,6 +25,7 @@ from suite.config import default_data_root, load_config
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.launch.trials import run_trials
+from suite.log.checkpoint_index import glance
 from suite.log.reader import read_events
 from suite.log.record import summarise
 from suite.log.resume import began, find_way_on
@@ -196,7 +197,8 @@ def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     noun = "runs" if runs > 1 else "run"
     if not any(began(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
-    codes = [find_way_on(folder, trial).code for trial in range(runs)]  # None: --resume runs it
+    # None: --resume runs it
+    codes = [find_way_on(folder, trial, damage=glance(folder.checkpoint(trial))).code for trial in range(runs)]
     reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
         return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"

@@ -18,12 +18,13 @@ from suite.files import duration_text, print_line, printable, read_json
 from suite.launch import jobs
 from suite.launch.heartbeat import Sign, read_sign
 from suite.launch.time_left import Expectation, eta, find_expectation
+from suite.log.checkpoint_index import glance
 from suite.log.checkpoint_interval import advice_line, find_advice
 from suite.log.goodput import Goodput, find_goodput
 from suite.log.limits import limits
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise
-from suite.log.resume import newest_begun, newest_log
+from suite.log.resume import REPLACE, newest_begun, newest_log
 from suite.log.run_folder import RunFolder
 
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
@@ -329,6 +330,9 @@ def _trial(
     written_s = max(_modified_s(log), _modified_s(folder.output(trial)))
     silent_s = now_s - written_s if written_s else 0.0
     state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
+    if "resumed" in note and state != "finished" and (damage := glance(folder.checkpoint(trial))):
+        state, note = judge(record, job, silent_s, resumable=False, sign=sign)
+        note = "; ".join(filter(None, (note, f"cannot be resumed: {damage}; --resume {REPLACE} runs it again")))
     epoch, value, eta_s, source = None, None, None, None
     if record is not None:
         epoch = max((int(item.number) for item in record.epochs if item.number is not None), default=None)

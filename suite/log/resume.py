@@ -2,7 +2,8 @@
 is.
 
 A log that never reached run_start is no run: it is moved aside and the trial starts afresh. A run that began and failed
-counts, as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too.
+counts, as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too. A
+checkpoint with a damaged file is as good as none.
 """
 
 from __future__ import annotations
@@ -47,32 +48,34 @@ def began(log: Path) -> bool:
     return read_events(log).first(mllog.RUN_START) is not None
 
 
-def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
-    """Find what to do with a trial. Changes nothing."""
+def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
+    """Find what to do with a trial. Changes nothing.
+
+    ``damage``: why its checkpoint cannot be used (`suite.log.checkpoint_index.find_damage`), in one line.
+    """
     log = newest_begun(folder, trial)
     record = None if log is None else summarise(read_events(log))
     if log is not None and record is not None and record.status == "success":
         return WayOn(code=0, text=f"finished already, left as it is ({log.name})")
-    if folder.checkpoint(trial).exists():
+    if damage is None and folder.checkpoint(trial).exists():
         return WayOn(resume=True)
+    cannot = f"cannot be resumed ({damage})" if damage else ""
     if log is None or record is None:
-        return WayOn()
+        return WayOn(text=cannot and f"{cannot}, so it starts afresh")
     why = "has no end" if record.run_stop_s is None else f"ended with status {record.status}"
+    why = f"({log.name} {why})" + (f" and {cannot}" if cannot else "")
     if replace_failed:
-        return WayOn(text=f"replaces a run that began and failed ({log.name} {why})")
-    return WayOn(
-        code=1,
-        text=f"began and failed ({log.name} {why}), which counts, so left as it is; {REPLACE} runs it again",
-    )
+        return WayOn(text=f"replaces a run that began and failed {why}")
+    return WayOn(code=1, text=f"began and failed {why}, which counts, so left as it is; {REPLACE} runs it again")
 
 
-def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False) -> WayOn:
-    """Find what to do with a trial, and move aside the logs of failed attempts in its way. OSError if one cannot be
-    moved.
+def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
+    """Find what to do with a trial, and move aside the logs of failed attempts in its way, and a damaged checkpoint.
+    OSError if one cannot be moved.
 
     Only the process that owns the trial may call it: nobody may be writing its logs.
     """
-    way = find_way_on(folder, trial, replace_failed=replace_failed)
+    way = find_way_on(folder, trial, replace_failed=replace_failed, damage=damage)
     if way.code is not None:
         return way
     logs = [path for path in (folder.result(trial), *folder.resumed(trial)) if path.exists()]
@@ -80,7 +83,8 @@ def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False) ->
     moved = (
         f"earlier log{'s' if len(aside) > 1 else ''} kept as {', '.join(path.name for path in aside)}" if aside else ""
     )
-    return WayOn(resume=way.resume, text="; ".join(filter(None, (way.text, moved))))
+    kept = f"damaged checkpoint kept in {folder.move_checkpoint_aside(trial)}" if damage else ""
+    return WayOn(resume=way.resume, text="; ".join(filter(None, (way.text, moved, kept))))
 
 
 def replaced_runs(folder: RunFolder, trial: int) -> list[Path]:

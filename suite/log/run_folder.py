@@ -139,6 +139,16 @@ class RunFolder:
             self.power(log).rename(self.power(aside))
         return aside
 
+    def move_checkpoint_aside(self, trial: int) -> Path:
+        """Move the files of a trial's checkpoint to the next free folder ``failed_<i>_<k>`` beside it; return that."""
+        place = self.checkpoint(trial).parent
+        last = max((_trial_numbers(path)[-1] for path in place.glob(f"failed_{trial}_*")), default=0)
+        aside = place / f"failed_{trial}_{last + 1}"
+        aside.mkdir()
+        for path in sorted(place.glob(f"trial_{trial}.*"), reverse=True):  # the index, trial_<i>.pt, first
+            path.rename(aside / path.name)
+        return aside
+
     def power(self, log: Path) -> Path:
         """The power readings of a trial, by its log."""
         return self.root / "power" / log.stem

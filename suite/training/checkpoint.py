@@ -1,10 +1,10 @@
 """The checkpoint of a trial: training between two optimizer steps, so that the continuation has the same losses.
 
-``trial_<i>.pt`` holds what is the same on every rank, and names the files of what each rank has of its own (buffers,
-its share of sharded parameters with their optimizer state, random state): one file per node,
-``trial_<i>.<token>.node<n>``, in which every rank has a range. ``trial_<i>.pt`` gets its name after all of these are on
-the disk: a crash at any moment leaves the former checkpoint whole, or none. suite.training.saver decides when to write
-one and writes it in the background.
+``trial_<i>.<token>.node<n>`` is one file per node, in which every rank has a part of its own (buffers, its share of
+sharded parameters with their optimizer state, random state). Rank 0's file also has what is the same on every rank.
+``trial_<i>.pt`` is the index (suite.log.checkpoint_index): where each part lies, and its checksum. It gets its name
+after all parts are on the disk: a crash at any moment leaves the former checkpoint whole, or none.
+suite.training.saver decides when to write one and writes it in the background.
 """
 
 from __future__ import annotations
@@ -26,29 +26,24 @@ import torch
 
 from suite.errors import InputError
 from suite.files import force_to_disk
+from suite.log.checkpoint_index import CheckpointIndex, DamagedCheckpointError, Part, check_part, node_path, read_index
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
 from suite.training.state import Position, TrainingState
 from suite.world import World
 
-CHECKPOINT_VERSION = 6
 TOKEN_BYTES = 4
-Ranges = list[dict[str, int]]  # per rank: node, offset, bytes and crc32c of its own state
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy in host memory of what this rank writes; ``shared`` on rank 0 only.
-
-    ``bytes``: of all ranks' own states.
-    """
+    """A copy in host memory of what this rank writes: ``own`` at ``parts[rank]``; ``shared`` on rank 0 only."""
 
     path: Path
     token: str
+    rank: int
     own: bytes
-    node: int
-    offset: int
-    bytes: int
+    parts: tuple[Part, ...]
     shared: dict[str, Any] | None
 
     def write(self) -> None:
@@ -57,10 +52,10 @@ class Snapshot:
         OSError names the file.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _named(_node_path(self.path, self.token, self.node)) as path:
+        with _named(self._node_file) as path:
             file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                view, offset = memoryview(self.own), self.offset
+                view, offset = memoryview(self.own), self.parts[self.rank].offset
                 while view:
                     count = os.pwrite(file, view, offset)
                     view, offset = view[count:], offset + count
@@ -68,32 +63,48 @@ class Snapshot:
             finally:
                 os.close(file)
         if self.shared is not None:
-            with _named(self._unfinished) as path:
-                with path.open("wb", buffering=0) as raw:
-                    torch.save(self.shared, cast(IO[bytes], _Whole(raw)))
-                    os.fsync(raw.fileno())
-                force_to_disk(path.parent)
+            index = CheckpointIndex(token=self.token, shared=self._write_shared(self.shared), own=self.parts)
+            with _named(self._unfinished) as path, path.open("wb") as index_file:
+                index_file.write(index.text())
+                index_file.flush()
+                os.fsync(index_file.fileno())
+
+    def _write_shared(self, shared: dict[str, Any]) -> Part:
+        """Write what is the same on every rank behind the parts of this node's ranks."""
+        node = self.parts[self.rank].node
+        offset = sum(part.bytes for part in self.parts if part.node == node)
+        with _named(self._node_file) as path, path.open("r+b", buffering=0) as raw:
+            raw.seek(offset)
+            whole = _Whole(raw)
+            torch.save(shared, cast(IO[bytes], whole))
+            os.fsync(raw.fileno())
+        return Part(node=node, offset=offset, bytes=whole.bytes, crc32c=whole.crc32c)
 
     def commit(self) -> int:
         """Make it the trial's checkpoint: on rank 0, after every rank has written.
 
-        Returns the bytes of all its files.
+        Returns the bytes of all its parts.
         """
         with _named(self._unfinished) as path:
-            size = path.stat().st_size
+            index = read_index(path)
+            force_to_disk(path.parent)  # the names of the nodes' files, before the index names them
             path.replace(self.path)
             force_to_disk(self.path.parent)
-        return size + self.bytes
+        return index.size
 
     def discard(self) -> None:
         """Remove this rank's part of a checkpoint that did not come about."""
-        for path in (_node_path(self.path, self.token, self.node), self._unfinished):
+        for path in (self._node_file, self._unfinished):
             with suppress(OSError):
                 path.unlink()
 
     @property
+    def _node_file(self) -> Path:
+        return node_path(self.path, self.token, self.parts[self.rank].node)
+
+    @property
     def _unfinished(self) -> Path:
-        return self.path.with_name(f"{self.path.stem}.{self.token}.shared")
+        return self.path.with_name(f"{self.path.stem}.{self.token}.index")
 
 
 @dataclass(frozen=True)
@@ -128,13 +139,12 @@ class Checkpoint:
         if world.is_first:
             table[3, 0] = int.from_bytes(secrets.token_bytes(TOKEN_BYTES))
         table = world.transport.sum(table)
-        ranges, ends = [], [0] * world.nodes
+        parts, ends = [], [0] * world.nodes
         for node, size, crc, _ in table.T.astype(np.int64).tolist():
-            ranges.append({"node": node, "offset": ends[node], "bytes": size, "crc32c": crc})
+            parts.append(Part(node=node, offset=ends[node], bytes=size, crc32c=crc))
             ends[node] += size
         token = int(table[3, 0]).to_bytes(TOKEN_BYTES).hex()
         content = {
-            "version": CHECKPOINT_VERSION,
             "identity": dict(self.identity),
             "block": position.block,
             "step": position.step,
@@ -143,11 +153,9 @@ class Checkpoint:
             "groups": self._groups(world),
             "sharded": state.has_shares,
             "pieces": state.has_pieces,
-            "token": token,
-            "own": ranges,
         }
         host = content | {"shared": _host_copy(shared)} if world.is_first else None
-        return Snapshot(self.path, token, mine, world.node, ranges[world.rank]["offset"], sum(ends), host)
+        return Snapshot(self.path, token, world.rank, mine, tuple(parts), host)
 
     def load(self, world: World, state: TrainingState) -> Restored:
         """Restore the training and this rank's random state; every rank calls.
@@ -160,13 +168,16 @@ class Checkpoint:
         content, own, error = None, None, None
         gathered: dict[str, torch.Tensor] = {}
         try:
-            content = _read(self.path)
+            if not self.path.exists():
+                raise InputError(f"{self.path}: there is no checkpoint to resume from")
+            index = read_index(self.path)
+            content = self._read(index, "all ranks", index.shared)
             _check(self.path, content, self.identity, world.size)
             if self._is_alike(content, world):
-                own = self._read_own(content, world.rank)
+                own = self._read_own(index, world.rank)
             elif world.is_first:
-                own = _merge([self._read_own(content, rank) for rank in range(content["ranks"])])
-            gathered = self._gather(content, state.wanted())
+                own = _merge([self._read_own(index, rank) for rank in range(content["ranks"])])
+            gathered = self._gather(index, state.wanted()) if content["pieces"] else {}
         except ValueError as caught:
             error = caught
         world.check_together(error)
@@ -174,7 +185,7 @@ class Checkpoint:
         position = Position(content["block"], content["step"])
         rederived: tuple[str, ...] = ()
         if not self._is_alike(content, world):
-            own = _load(self.path, io.BytesIO(world.broadcast(_saved(own) if world.is_first else None)))
+            own = _load(self.path, "all ranks", io.BytesIO(world.broadcast(_saved(own) if world.is_first else None)))
             rederived = ("random state", *(("buffers: mean over ranks",) if own["model"] else ()))
         assert own is not None
         state.restore(content["shared"], own, gathered)
@@ -194,8 +205,7 @@ class Checkpoint:
             return False
 
     def remove_others(self, token: str | None) -> None:
-        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes.
-        """
+        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes."""
         for old in self.path.parent.glob(f"{self.path.stem}.{'[0-9a-f]' * (2 * TOKEN_BYTES)}.*"):
             if token is None or not old.name.startswith(f"{self.path.stem}.{token}."):
                 with suppress(OSError):  # what stays costs space and is tried again with the next checkpoint
@@ -214,15 +224,15 @@ class Checkpoint:
         """True if each rank trains on the samples that the rank of its number had."""
         return bool(content["ranks"] == world.size and content["groups"] == self._groups(world))
 
-    def _gather(self, content: dict[str, Any], wanted: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+    def _gather(self, index: CheckpointIndex, wanted: Mapping[str, Place]) -> dict[str, torch.Tensor]:
         """Put together what this rank needs of tensors that were saved in parts.
 
         One former rank's parts are read at a time.
         """
         found: dict[str, torch.Tensor] = {}
         lacking: dict[str, int] = {}
-        for rank in range(content["ranks"]) if content["pieces"] else ():
-            for name, (place, values) in self._read_own(content, rank, pieces=True)["pieces"].items():
+        for rank in range(len(index.own)):
+            for name, (place, values) in self._read_own(index, rank, pieces=True)["pieces"].items():
                 mine = wanted.get(name) or wanted.get(f"{name.rpartition(' ')[0]} ") or Place.of_range(0, 0)
                 if name not in found:
                     found[name], lacking[name] = values.new_empty(mine.values), mine.values
@@ -232,33 +242,58 @@ class Checkpoint:
             raise InputError(f"{self.path}: {lacking[absent]} values of {absent!r} are in no rank's part")
         return found
 
-    def _read_own(self, content: dict[str, Any], rank: int, *, pieces: bool = False) -> dict[str, Any]:
-        """Read what a rank had of its own, without its pieces unless they are asked for.
-
-        InputError if missing or damaged.
-        """
-        where = content["own"][rank]
-        path = _node_path(self.path, content["token"], where["node"])
-        try:
-            with path.open("rb") as file:
-                file.seek(where["offset"])
-                own = file.read(where["bytes"])
-        except OSError as error:
-            raise InputError(f"{path}: the part of rank {rank} cannot be read: {error.strerror}") from None
-        if google_crc32c.value(own) != where["crc32c"]:
-            raise InputError(f"{path}: damaged: the part of rank {rank} has another checksum than it was written with")
-        found = _load(path, io.BytesIO(own))
+    def _read_own(self, index: CheckpointIndex, rank: int, *, pieces: bool = False) -> dict[str, Any]:
+        """Read what a rank had of its own, without its pieces unless they are asked for."""
+        found = self._read(index, f"rank {rank}", index.own[rank])
         return found if pieces else {part: value for part, value in found.items() if part != "pieces"}
+
+    def _read(self, index: CheckpointIndex, whose: str, part: Part) -> dict[str, Any]:
+        """Read a part once its checksum has been compared. DamagedCheckpointError if it is missing or damaged."""
+        path = node_path(self.path, index.token, part.node)
+        check_part(path, whose, part)
+        with path.open("rb", buffering=0) as file, io.BufferedReader(_Range(file, part.offset, part.bytes)) as source:
+            return _load(path, whose, cast(IO[bytes], source))
+
+
+class _Range(io.RawIOBase):
+    """A range of a file as a file of its own, so that torch.load needs no copy of it."""
+
+    def __init__(self, file: io.FileIO, begin: int, size: int) -> None:
+        super().__init__()
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, self._size - self._at)]
+        self._file.seek(self._begin + self._at)
+        count = self._file.readinto(wanted) or 0
+        self._at += count
+        return count
 
 
 class _Whole:
-    """What torch.save writes to: every write is complete or raises the system's own error."""
+    """What torch.save writes to: every write is complete or raises the system's own error. Counts and sums up."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
+        self.bytes = self.crc32c = 0
 
     def write(self, data: bytes) -> int:
         view = memoryview(data)
+        self.bytes += len(view)
+        self.crc32c = google_crc32c.extend(self.crc32c, np.frombuffer(view, np.uint8))
         while view:
             view = view[self._raw.write(view) :]
         return len(data)
@@ -275,10 +310,6 @@ def _named(path: Path) -> Iterator[Path]:
     except OSError as error:
         reason = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
         raise OSError(error.errno, reason, str(path)) from None
-
-
-def _node_path(path: Path, token: str, node: int) -> Path:
-    return path.with_name(f"{path.stem}.{token}.node{node}")
 
 
 def _host_copy(value: Any) -> Any:
@@ -318,25 +349,16 @@ def _derived_seed(seed: int, rank: int, position: Position) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise InputError(f"{path}: there is no checkpoint to resume from")
-    return _load(path, path)
-
-
-def _load(path: Path, source: Path | IO[bytes]) -> dict[str, Any]:
+def _load(path: Path, whose: str, source: IO[bytes]) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True)
-    except Exception as caught:  # torch.load raises many kinds for a damaged file
+    except Exception as caught:  # torch.load raises many kinds for what it did not write
         text = str(caught).splitlines() or [type(caught).__name__]
-        raise InputError(f"{path}: not a readable checkpoint: {text[0]}") from None
+        raise DamagedCheckpointError(f"{path}: the part of {whose} is not readable: {text[0]}") from None
     return state
 
 
 def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
-    if not isinstance(state, dict) or state.get("version") != CHECKPOINT_VERSION:
-        found = state.get("version") if isinstance(state, dict) else type(state).__name__
-        raise InputError(f"{path}: checkpoint version {found}; this suite reads {CHECKPOINT_VERSION}")
     for key, wanted in identity.items():
         found = state["identity"].get(key)
         if found != wanted:

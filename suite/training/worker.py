@@ -11,20 +11,26 @@ import resource
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from suite import FIRST_LINE_S
 from suite.data.lock import locked_together
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line, write_whole
-from suite.log.resume import WayOn, clear_way
+from suite.log.checkpoint_index import find_damage
+from suite.log.resume import WayOn, clear_way, find_way_on
 from suite.log.run_folder import write_run_info
 from suite.training.plan import TrialPlan
 from suite.training.startup import InterruptedTrialError, StopSignals, ended_with_launcher, process_age_s, watched_start
 from suite.workload import load_workload
 from suite.world import World, node_name
+
+if TYPE_CHECKING:  # torch is imported once the ranks are connected
+    from suite.training.progress import Progress
 
 
 def work(plan: TrialPlan) -> int:
@@ -47,7 +53,7 @@ def work(plan: TrialPlan) -> int:
         world, dog = watch(world, plan.config.watchdog, stacks, lambda text: _say(plan, text), progress)
         startup = statement.Startup(interpreter_s, imported_at - FIRST_LINE_S, imported_at)
         with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
-            way = _way_on(plan, world)
+            way = _way_on(plan, world, progress)
             if way.code is not None:
                 StopSignals().ignore()  # the launcher answers the first non-zero exit with a signal to the others
                 world.barrier()
@@ -113,21 +119,38 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
     world.check_together(error)
 
 
-def _way_on(plan: TrialPlan, world: World) -> WayOn:
+def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
     """What to do with the trial, decided by rank 0, which also moves failed logs aside. Without --resume: start it."""
     if not plan.resume:
         return WayOn()
+    folder, trial, replace_failed = plan.folder, plan.trial, plan.replace_failed
+    way = _decide(world, lambda: find_way_on(folder, trial, replace_failed=replace_failed))
+    damage = _damage(plan, world, progress) if way.resume else None
+    way = _decide(world, lambda: clear_way(folder, trial, replace_failed=replace_failed, damage=damage))
+    if way.text and world.is_first:
+        print_line(f"trial {trial}: {way.text}")
+    return way
+
+
+def _decide(world: World, decide: Callable[[], WayOn]) -> WayOn:
+    """What rank 0 decides. InputError on every rank if it cannot."""
     way, error = WayOn(), None
     if world.is_first:
         try:
-            way = clear_way(plan.folder, plan.trial, replace_failed=plan.replace_failed)
+            way = decide()
         except OSError as caught:
             error = InputError(one_line(caught))
     world.check_together(error)
     decided: WayOn = world.broadcast(way, WayOn)
-    if decided.text and world.is_first:
-        print_line(f"trial {plan.trial}: {decided.text}")
     return decided
+
+
+def _damage(plan: TrialPlan, world: World, progress: Progress) -> str | None:
+    """Why the trial's checkpoint cannot be used, in one line; each rank reads its share. None if it is whole."""
+    progress.enter("comparing the checkpoint with its checksums")
+    path = plan.folder.checkpoint(plan.trial)
+    found = world.allgather(find_damage(path, reader=world.rank, readers=world.size, tick=progress.tick))
+    return next((text for text in found if text is not None), None)
 
 
 def _keep_traceback(plan: TrialPlan, world: World) -> str:

@@ -250,7 +250,7 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
     skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
     seen: set[str] = set()
     while process.poll() is None:
-        unfinished = {path.name for path in (chain.root / "checkpoint").glob("*.shared")} | _nodes(chain)
+        unfinished = _nodes(chain)
         if unfinished - seen:
             seen |= unfinished
             if len(seen) > skip:
@@ -267,7 +267,9 @@ def _nodes(chain: Chain) -> set[str]:
 def _phase(chain: Chain, earlier: Sequence[Path]) -> str:
     if not chain.begun(earlier):
         return "before run_start"
-    return "during a checkpoint" if list((chain.root / "checkpoint").glob("*.shared")) else "in the run"
+    tokens = {name.split(".")[1] for name in _nodes(chain)}
+    whole = (chain.root / "checkpoint" / "trial_0.pt").exists()
+    return "during a checkpoint" if len(tokens) > whole else "in the run"
 
 
 def check_folder(chain: Chain) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from suite.commands import status
@@ -15,6 +16,7 @@ from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import Sign, heartbeat, read_sign
 from suite.launch.time_left import eta
+from suite.log.checkpoint_index import CheckpointIndex, Part, node_path
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
@@ -111,6 +113,29 @@ def test_what_the_launcher_left_says_more_than_the_log(
     record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, sign: Sign, said: tuple[str, str]
 ) -> None:
     assert judge(record, job, silent_s, resumable=resumable, sign=sign) == said
+
+
+@pytest.mark.parametrize("damage", ["index", "part", "missing"])
+def test_a_damaged_checkpoint_is_not_said_to_go_on(run: RunFolder, damage: str) -> None:
+    run.result(0).write_text(log_text(epochs=2, stop="aborted"))
+    path = run.checkpoint(0)
+    file = node_path(path, "0123abcd", 0)
+    path.parent.mkdir()
+    file.write_bytes(b"whole")
+    part = Part(node=0, offset=0, bytes=5, crc32c=google_crc32c.value(b"whole"))
+    path.write_bytes(CheckpointIndex(token="0123abcd", shared=part, own=(part,)).text())
+    row = folder_status(run, now_s=300)[0]
+    assert (row.state, row.note) == ("aborted", "can be resumed")
+    named = path if damage == "index" else file
+    if damage == "missing":
+        file.unlink()
+    else:
+        named.write_bytes(bytes([named.read_bytes()[0] ^ 1]) + named.read_bytes()[1:])
+    os.utime(path, ns=(1, 1))
+    row = folder_status(run, now_s=300)[0]
+    assert row.state == "aborted"
+    assert row.note.startswith(f"cannot be resumed: {named}: ")
+    assert row.note.endswith("; --resume --replace-failed runs it again")
 
 
 def test_a_refused_continuation_does_not_make_a_finished_trial_run(run: RunFolder) -> None:

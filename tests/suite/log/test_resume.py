@@ -67,6 +67,39 @@ def test_the_last_continuation_speaks_and_what_never_began_of_it_goes_aside(fold
     assert [path.name for path in folder.resumed(0)] == ["resumed_0_1.txt"]
 
 
+@pytest.mark.parametrize(
+    ("log", "replace", "code", "left"),
+    [
+        (None, False, None, []),
+        (FINISHED, False, 0, ["result_0.txt"]),
+        (MISSED, False, 1, ["result_0.txt"]),
+        (KILLED, False, 1, ["result_0.txt"]),
+        (KILLED, True, None, ["failed_0_1.txt"]),
+        (NEVER_BEGAN, False, None, ["failed_0_1.txt"]),
+    ],
+)
+def test_a_damaged_checkpoint_is_none_and_goes_aside_whole_once_the_trial_runs_again(
+    folder: RunFolder, log: list[object] | None, replace: bool, code: int | None, left: list[str]
+) -> None:
+    files = [folder.checkpoint(0), folder.checkpoint(0).with_name("trial_0.0123abcd.node0")]
+    others = [folder.checkpoint(10), folder.checkpoint(0).with_name("trial_10.0123abcd.node0")]
+    for path in (*files, *others):
+        path.touch()
+    if log is not None:
+        write(folder.result(0), log)  # type: ignore[arg-type]
+    for attempt in (1, 2):
+        way = clear_way(folder, 0, replace_failed=replace, damage="trial_0.pt: damaged")
+        assert (way.code, way.resume) == (code, False)
+        assert ("trial_0.pt: damaged" in way.text) == (code != 0)
+        kept = folder.root / "checkpoint" / f"failed_0_{attempt}"
+        assert kept.exists() == (code is None)
+        assert all((kept / path.name).exists() != path.exists() for path in files)
+        for path in files:
+            path.touch()
+    assert [path.name for path in sorted(folder.root.glob("*.txt"))] == left
+    assert all(path.exists() for path in others)
+
+
 def test_failed_logs_never_replace_each_other_and_replaced_runs_are_known(folder: RunFolder) -> None:
     for log, replace in ((NEVER_BEGAN, False), (KILLED, True), (MISSED, True)):
         write(folder.result(0), log)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import re
 import time
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import torch
 from torch import nn
 
 from suite.errors import InputError
+from suite.log import checkpoint_index
+from suite.log.checkpoint_index import find_damage
 from suite.log.mllog import EventLog
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
@@ -171,18 +175,57 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     whole = own.read_bytes()
     for damaged in (whole[:50], whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:], whole[:-9] + b"x" + whole[-8:]):
         own.write_bytes(damaged)
-        with pytest.raises(InputError, match="node0: damaged: the part of rank 0"):
+        with pytest.raises(InputError, match="node0: damaged: the part of (rank 0|all ranks) has another checksum"):
             load(path, 1, state)
     own.unlink()
-    with pytest.raises(InputError, match="node0: the part of rank 0 cannot be read"):
+    with pytest.raises(InputError, match="node0: the part of all ranks cannot be read"):
         load(path, 1, state)
     path.write_bytes(path.read_bytes()[:90])
-    with pytest.raises(InputError, match="trial_0.pt: not a readable checkpoint"):
+    with pytest.raises(InputError, match="trial_0.pt: damaged: its checksum"):
         load(path, 1, state)
-    torch.save([1], path)
-    with pytest.raises(InputError, match="checkpoint version list; this suite reads 6"):
-        load(path, 1, state)
+    for found in (b'{"version": 6}', b"{}", b"[1]", b'{"version": 7}'):
+        path.write_bytes(checkpoint_index._checksum_line(found) + found)
+        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (6|None); this suite|not the index)"):
+            load(path, 1, state)
     assert content(state) == content(training(5.0))
+
+
+def test_no_flipped_bit_of_any_file_is_loaded(tmp_path: Path) -> None:
+    """One of 200 random single bits, over all files by their size, and each end of each file."""
+    path, state, chance = tmp_path / "trial_0.pt", training(5.0), random.Random(44)
+    save(path, 1, training(2.0), Position(1, 0))
+    assert find_damage(path) is None
+    files = {file: file.read_bytes() for file in sorted(tmp_path.iterdir())}
+    places = [(file, bit) for file, data in files.items() for bit in (0, 7, 8 * len(data) - 1)]
+    weights = [len(data) for data in files.values()]
+    for file in chance.choices(list(files), weights, k=100) + chance.choices(list(files), k=100):
+        places.append((file, chance.randrange(8 * len(files[file]))))
+    for file, bit in places:
+        data = bytearray(files[file])
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        with pytest.raises(InputError, match=f"^{re.escape(str(file))}: ") as caught:
+            load(path, 1, state)
+        assert "\n" not in str(caught.value)
+        assert str(find_damage(path)).startswith(f"{file}: damaged: ")
+        file.write_bytes(files[file])
+    assert content(state) == content(training(5.0))
+    assert load(path, 1, state) == Position(1, 0)
+
+
+def test_readers_share_the_parts_and_a_large_checkpoint_is_compared_by_its_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "trial_0.pt"
+    save(path, 1, training(2.0), Position(1, 0))
+    (file,) = tmp_path.glob("*.node0")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # in the part of all ranks, the last one
+    assert [find_damage(path, reader=reader, readers=2) is None for reader in range(2)] == [True, False]
+    assert find_damage(path, largest=len(whole) - 1) is None
+    assert find_damage(path, largest=len(whole)) is not None
+    file.write_bytes(whole[:-1])
+    assert find_damage(path, largest=1) == f"{file}: damaged: has {len(whole) - 1} bytes of {len(whole)}"
+    file.unlink()
+    assert find_damage(path, largest=1) == f"{file}: cannot be read: No such file or directory"
 
 
 def test_another_number_of_ranks_gets_the_mean_of_buffers(tmp_path: Path) -> None:

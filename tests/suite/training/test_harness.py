@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from suite.log.checkpoint_index import read_index
 from suite.log.other_work import problem
 from suite.log.reader import Log, read_events
 from suite.training.timing import PHASES
@@ -374,14 +375,53 @@ def test_a_continued_folder_leaves_what_is_done_and_runs_again_what_never_began(
     assert values(read_events(folder / "result_0.txt"), "failed_run_replaced") == ["failed_0_2.txt"]
 
 
+def stopped_run(data: Path, folder: Path, ranks: int) -> None:
+    """A run folder in which a signal stopped trial 0, with its checkpoint."""
+    process = start_endless(data, folder, ranks)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+
+
 def test_a_checkpoint_that_does_not_fit_leaves_no_log_of_a_continuation(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    (folder / "checkpoint").mkdir(parents=True)
-    (folder / "checkpoint" / "trial_0.pt").write_bytes(b"damaged")
-    done = completed(data, trial(folder, *SHORT, "resume"))
-    assert done.stdout.splitlines() == ["exit code 2"], done.stdout + done.stderr
-    assert "not a readable checkpoint" in done.stderr
-    assert list(folder.glob("*_0*.txt")) == []
+    stopped_run(data, folder, ranks=1)
+    done = completed(data, trial(folder, *ENDLESS, "hyperparameters.dropout=0.5", "resume"))
+    assert done.stdout.splitlines()[-1] == "exit code 2", done.stdout + done.stderr
+    assert "trial_0.pt: checkpoint has config = " in done.stderr
+    assert [path.name for path in folder.glob("*_0*.txt")] == ["result_0.txt"]
+    assert not list((folder / "checkpoint").glob("failed_*"))
+
+
+def test_a_damaged_checkpoint_is_as_good_as_none_and_kept(data: Path, tmp_path: Path) -> None:
+    """Only the second rank reads the damaged part."""
+    folder = tmp_path / "run"
+    stopped_run(data, folder, ranks=2)
+    (file,) = (folder / "checkpoint").glob("*.node0")
+    size = file.stat().st_size
+    with file.open("r+b") as raw:
+        raw.seek(read_index(folder / "checkpoint" / "trial_0.pt").own[1].offset)
+        first = raw.read(1)
+        raw.seek(-1, os.SEEK_CUR)
+        raw.write(bytes([first[0] ^ 4]))
+    names = sorted(path.name for path in (folder / "checkpoint").iterdir())
+    again = trial(folder, *SHORT, "resume")
+    done = completed(data, again, trial(folder, *SHORT, "resume", "replace"), again, ranks=2)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("trial 0", "exit code"))]
+    damaged = f"{file}: damaged: the part of rank 1 has another checksum than it was written with"
+    began = f"a run that began and failed (result_0.txt ended with status aborted) and cannot be resumed ({damaged})"
+    assert lines[:4] == [
+        f"trial 0: {began.removeprefix('a run that ')}, which counts, so left as it is; --replace-failed runs it again",
+        "exit code 1",
+        f"trial 0: replaces {began}; earlier log kept as failed_0_1.txt; "
+        f"damaged checkpoint kept in {folder / 'checkpoint' / 'failed_0_1'}",
+        "exit code 1",
+    ], done.stdout + done.stderr
+    assert len(values(read_events(folder / "result_0.txt"), "run_stop")) == 1
+    kept = folder / "checkpoint" / "failed_0_1"
+    assert sorted(path.name for path in kept.iterdir()) == names
+    assert (kept / file.name).stat().st_size == size
+    assert list((folder / "checkpoint").iterdir()) == [kept]
 
 
 TIMED = (

@@ -1,0 +1,168 @@
+"""The index of a trial's checkpoint, ``trial_<i>.pt``: the parts of the checkpoint, where they lie, their checksums.
+
+The index is a line with its own checksum, then JSON. All else lies in ``trial_<i>.<token>.node<n>``, a file per node:
+the part of each rank, and in rank 0's file the part of all ranks. Nothing of a checkpoint is used before its checksum
+has been compared. Reading the index takes no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import google_crc32c
+import msgspec
+from msgspec import Meta, Struct
+
+from suite.errors import InputError
+from suite.files import read_bytes
+
+CHECKPOINT_VERSION = 7
+READ_BYTES = 2**22
+GLANCE_BYTES = 2**28  # of a larger checkpoint `glance` compares sizes only
+LARGEST_INDEX = 2**26  # bytes: a hundred for each rank
+Number = Annotated[int, Meta(ge=0)]
+
+
+class DamagedCheckpointError(InputError):
+    """A file of a checkpoint is missing, unreadable or has another checksum than it was written with."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A range of a node's file."""
+
+    node: Number
+    offset: Number
+    bytes: Number
+    crc32c: Number
+
+
+class CheckpointIndex(Struct, frozen=True, kw_only=True):
+    """The parts of a checkpoint: ``shared`` by all ranks, and each rank's ``own``. ``token`` names its files."""
+
+    token: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}\Z")]
+    shared: Part
+    own: tuple[Part, ...]
+    version: int = CHECKPOINT_VERSION
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum(part.bytes for _, part in self.parts())
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Each part, and whose it is in words."""
+        for rank, part in enumerate(self.own):
+            yield f"rank {rank}", part
+        yield "all ranks", self.shared
+
+    def text(self) -> bytes:
+        """The content of ``trial_<i>.pt``."""
+        content = msgspec.json.encode(self) + b"\n"
+        return _checksum_line(content) + content
+
+
+def _checksum_line(content: bytes) -> bytes:
+    return b"%08x\n" % google_crc32c.value(content)
+
+
+def node_path(path: Path, token: str, node: int) -> Path:
+    """The file of a node beside the index at ``path``."""
+    return path.with_name(f"{path.stem}.{token}.node{node}")
+
+
+def read_index(path: Path) -> CheckpointIndex:
+    """Read the index of a checkpoint. DamagedCheckpointError names the file."""
+    try:
+        line, _, content = read_bytes(path, LARGEST_INDEX).partition(b"\n")
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if line + b"\n" != _checksum_line(content):
+        raise DamagedCheckpointError(f"{path}: damaged: its checksum is not that of its content")
+    try:
+        version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("version")
+        if version is None or bytes(version) != b"%d" % CHECKPOINT_VERSION:
+            found = None if version is None else bytes(version).decode()
+            raise DamagedCheckpointError(
+                f"{path}: checkpoint version {found}; this suite reads version {CHECKPOINT_VERSION}"
+            )
+        return msgspec.json.decode(content, type=CheckpointIndex)
+    except msgspec.MsgspecError as error:
+        raise DamagedCheckpointError(f"{path}: not the index of a checkpoint: {error}") from None
+
+
+def check_part(path: Path, whose: str, part: Part, tick: Callable[[], None] = lambda: None) -> None:
+    """Compare the checksum of a part of the node's file at ``path``. DamagedCheckpointError names the file."""
+    crc, left = 0, part.bytes
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(part.offset)
+            while block := file.read(min(READ_BYTES, left)):
+                crc = google_crc32c.extend(crc, block)
+                left -= len(block)
+                tick()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path}: the part of {whose} cannot be read: {error.strerror}") from None
+    if left or crc != part.crc32c:
+        raise DamagedCheckpointError(
+            f"{path}: damaged: the part of {whose} has another checksum than it was written with"
+        )
+
+
+def _check_sizes(path: Path, index: CheckpointIndex) -> None:
+    """Compare the sizes of the node's files with the parts that they must have."""
+    for node in {part.node for _, part in index.parts()}:
+        file = node_path(path, index.token, node)
+        least = max(part.offset + part.bytes for _, part in index.parts() if part.node == node)
+        try:
+            size = file.stat().st_size
+        except OSError as error:
+            raise DamagedCheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+        if size < least:
+            raise DamagedCheckpointError(f"{file}: damaged: has {size} bytes of {least}")
+
+
+def find_damage(
+    path: Path,
+    *,
+    reader: int = 0,
+    readers: int = 1,
+    largest: int | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> str | None:
+    """Return in one line why a checkpoint cannot be used: the file and what is wrong with it. None if it is whole.
+
+    Of several ``readers`` each compares its share of the parts. Of a checkpoint with more than ``largest`` bytes only
+    the index and the sizes of the files are looked at.
+    """
+    try:
+        index = read_index(path)
+        if largest is not None and index.size > largest:
+            _check_sizes(path, index)
+            return None
+        for whose, part in list(index.parts())[reader::readers]:
+            check_part(node_path(path, index.token, part.node), whose, part, tick)
+    except DamagedCheckpointError as error:
+        return str(error)
+    return None
+
+
+def glance(path: Path) -> str | None:
+    """`find_damage` for a command that only looks, as often as it likes: a checkpoint that has not changed since is
+    read once, and a large one not at all. None too if there is no checkpoint.
+    """
+    try:
+        files = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.stem}.*"))]
+    except OSError:
+        files = []  # one is being written or removed
+    if not path.exists():
+        return None
+    return _glance(path, tuple((name, state.st_mtime_ns, state.st_size) for name, state in files))
+
+
+@cache
+def _glance(path: Path, files: tuple[tuple[str, int, int], ...]) -> str | None:
+    """``files``: names, times and sizes, by which a change is noticed."""
+    return find_damage(path, largest=GLANCE_BYTES)
