@@ -8,4 +8,5 @@ FIRST_LINE_S = time.perf_counter()  # when this process came to the suite: what 
 VERSION = "1.0.0.dev0"
 RULESET = "mlhpc-1.0"
 REDACTED = "REDACTED"  # stands in a package for words that are nobody's business
+NO_SUBMITTER = "unknown"  # submission_org of a run whose submitter nobody stated
 LAUNCH = "MLHPC_LAUNCH"  # environment variable: the token of the `mlhpc run` that started this process

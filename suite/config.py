@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
+from suite import NO_SUBMITTER
 from suite.descriptor import Descriptor
 from suite.documents import Count, YamlSource, convert, find_mistake, parse_yaml, plain
 from suite.errors import InputError, unknown
@@ -58,7 +60,7 @@ class Choosing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What MLPerf requires a submitter to state."""
 
-    org: Annotated[str, Meta(min_length=1)] = "unknown"
+    org: Annotated[str, Meta(min_length=1)] = NO_SUBMITTER
     division: Literal["closed", "open"] = "closed"
     status: Literal["cloud", "onprem", "preview", "research"] = "research"
     platform: Annotated[str, Meta(min_length=1)] = "unknown"
@@ -125,6 +127,66 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
         return settings | {"hyperparameters": plain(self.hyperparameters)}
 
 
+class UserSubmission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person states once for all runs."""
+
+    org: Annotated[str, Meta(min_length=1)]
+
+
+class UserFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person's own defaults, ``~/.config/mlhpc.yaml``."""
+
+    submission: UserSubmission | None = None
+
+
+ORG = "MLHPC_ORG"  # environment variable: the submitter of runs whose configuration states none
+SUBMITTER_HINT = f"set {ORG}, or submission.org in ~/.config/mlhpc.yaml"
+
+
+def user_file() -> Path:
+    """The file of a person's own defaults: $XDG_CONFIG_HOME/mlhpc.yaml, or ~/.config/mlhpc.yaml."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or f"{os.environ.get('HOME', '')}/.config"
+    return Path(folder) / "mlhpc.yaml"
+
+
+def default_submitter() -> str | None:
+    """The submitter that $MLHPC_ORG names, or else `user_file`. None if neither does. InputError for a damaged file."""
+    if org := os.environ.get(ORG):
+        return org
+    path = user_file()
+    if not os.access(path, os.F_OK):  # Path.exists raises for a home folder that this user may not enter
+        return None
+    submission = YamlSource.read(path).convert(UserFile).submission
+    return None if submission is None else submission.org
+
+
+def check_folder_name(what: str, name: str) -> None:
+    """Raise InputError if a name cannot safely become that of a folder: a package has the name of its submitter."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
+        raise InputError(
+            f"{what} {brief(name)}: expected letters, digits and _ . + - (it becomes the name of a package's folder)"
+        )
+
+
+def missing_submitter(config: RunConfig) -> str | None:
+    """One line for a person before a run whose submitter is not known; None if it is."""
+    if config.submission.org != NO_SUBMITTER:
+        return None
+    return (
+        f"note: the submitter is not known: the logs will say submission_org = {NO_SUBMITTER!r}. {SUBMITTER_HINT}; "
+        "`mlhpc package --submitter ORG` can name it later, and marks it as late"
+    )
+
+
+def _fill_submitter(data: dict[str, Any], submitter: str | None) -> None:
+    """Set submission.org to the person's default, or else to ``submitter``, if the configuration does not have it."""
+    submission = data.get("submission", {})
+    if not isinstance(submission, dict) or "org" in submission:
+        return
+    if org := default_submitter() or submitter:
+        data["submission"] = submission | {"org": org}
+
+
 _STATED = "stated keys"  # in the __dict__ of a RunConfig that was read
 
 
@@ -133,20 +195,29 @@ def default_data_root(workload: str, size: str) -> Path:
     return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
 
-def load_config(descriptor: Descriptor, name: str, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(
+    descriptor: Descriptor, name: str, overrides: Iterable[str] = (), submitter: str | None = None
+) -> RunConfig:
     """Load a config of a workload: ``name`` is one of its shipped configs or the path of a YAML file.
 
-    ``overrides`` are ``key=value`` with dotted keys and YAML values. InputError is one line for the user.
+    ``overrides`` are ``key=value`` with dotted keys and YAML values. ``submitter`` is the one that a system file names.
+    InputError is one line for the user.
     """
-    return resolve_config(descriptor, YamlSource.read(_find(descriptor, name)), overrides)
+    return resolve_config(descriptor, YamlSource.read(_find(descriptor, name)), overrides, submitter)
 
 
-def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterable[str] = ()) -> RunConfig:
-    """Make the configuration from data that was read or passed. InputError is one line for the user."""
+def resolve_config(
+    descriptor: Descriptor, source: YamlSource, overrides: Iterable[str] = (), submitter: str | None = None
+) -> RunConfig:
+    """Make the configuration from data that was read or passed. InputError is one line for the user.
+
+    A submitter that the configuration does not state is the person's own default, or else ``submitter``.
+    """
     data = source.data
     override_keys = []
     for text in overrides:
         override_keys.append(_override(data, text))
+    _fill_submitter(data, submitter)
     data.setdefault("workload", descriptor.name)
     if data["workload"] != descriptor.name:
         raise InputError(f"{source.where('workload')}: workload is {data['workload']!r}, not {descriptor.name!r}")
@@ -159,6 +230,7 @@ def resolve_config(descriptor: Descriptor, source: YamlSource, overrides: Iterab
         if any(mistake.key[: len(override)] == override for override in override_keys):
             where = f"--set {'.'.join(mistake.key)}"
         raise InputError(f"{where}: {mistake.text}") from None
+    check_folder_name("submission.org", config.submission.org)
     descriptor.card().size(config.size)
     config.__dict__[_STATED] = frozenset(data)
     return config

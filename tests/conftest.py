@@ -42,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="mlhpc-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ["XDG_CACHE_HOME"] = folder.name
+        # No submitter is known, whatever this person has stated for their own runs.
+        os.environ["XDG_CONFIG_HOME"] = folder.name
+        os.environ.pop("MLHPC_ORG", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -106,8 +106,8 @@ def test_the_runs_are_compliant_scored_and_shown(ran: Path, ranks: str) -> None:
 
 
 def test_the_runs_are_packaged_with_card_and_program_and_reported(ran: Path, tmp_path: Path) -> None:
-    runs, package = ran / "two" / "runs" / "shapes", tmp_path / "unknown"
-    built = mlhpc("package", runs, "--system", "laptop", "-o", package, *CARD)
+    runs, package = ran / "two" / "runs" / "shapes", tmp_path / "ACME"
+    built = mlhpc("package", runs, "--system", "laptop", "--submitter", "ACME", "-o", package, *CARD)
     assert built.returncode == 0, built.stdout + built.stderr
     checked = mlhpc("check", package, *CARD)
     assert checked.returncode == 0, checked.stdout

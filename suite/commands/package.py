@@ -22,7 +22,7 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @card_option
-@click.option("--submitter", metavar="ORG", help="Organisation. [submission_org of the logs]")
+@click.option("--submitter", metavar="ORG", help="Organisation; marked as late if the logs name none. [submission_org of the logs]")
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
 @output_option("The package: a folder with the submitter's name, new or to be extended.", "submissions/ORG")
 @click.option("--division", type=click.Choice(["closed", "open"]), help="Division. [that of the logs]")
@@ -89,10 +89,10 @@ def package(
     if (power is None) != (power_columns is None):
         raise click.UsageError("--power and --power-columns: give both")
 
-    name, stated = system, None
+    name, stated, system_submitter = system, None, None
     file = _system_file(system)
     if file is not None:
-        read_system(file)  # the whole file, so that a misspelt key of its launcher block is an error here too
+        system_submitter = read_system(file).submitter
         name, stated = Path(system).stem, read_description(file)
     meter = None
     if power is not None and power_columns is not None:
@@ -109,6 +109,7 @@ def package(
         redact=_kinds(redact),
         meter=meter,
         network_w=network_w,
+        system_submitter=system_submitter,
     )
     _show(built)
 

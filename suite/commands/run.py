@@ -21,7 +21,7 @@ from suite.cli.options import (
     settings,
     settings_options,
 )
-from suite.config import default_data_root, load_config
+from suite.config import default_data_root, load_config, missing_submitter
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.launch.trials import run_trials
@@ -146,6 +146,7 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
 def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...]) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
     _check_before_launch(plan, ranks)
+    _say_unnamed(plan)
     plan.folder.root.mkdir(parents=True, exist_ok=True)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides)
@@ -166,11 +167,18 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...]) 
         _check_before_launch(plan, ranks)
         create(folder.root)
         _write_info(plan, ranks)
+    _say_unnamed(plan)
     code = _run_trials(plan, range(runs), ranks, seed, overrides)
     if told := _company(folder):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_summary(folder, workload, runs)}")
     return code
+
+
+def _say_unnamed(plan: TrialPlan) -> None:
+    """Say before training, which may take hours, that the logs will name no submitter."""
+    if note := missing_submitter(plan.config):
+        print_line(note, error=True)
 
 
 def _write_info(plan: TrialPlan, ranks: int) -> None:

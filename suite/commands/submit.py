@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
+from suite import NO_SUBMITTER
 from suite.card import SizeCard, read_reference_points
 from suite.cli.options import (
     DEFAULT_SIZE,
@@ -27,8 +28,9 @@ from suite.cli.options import (
     settings,
     settings_options,
 )
-from suite.config import RunConfig, default_data_root, load_config
+from suite.config import RunConfig, default_data_root, load_config, missing_submitter
 from suite.descriptor import Descriptor, descriptor
+from suite.documents import parse_yaml
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
@@ -111,8 +113,11 @@ def submit(
     chosen = descriptor(workload)
     chosen.code()
     overrides += plan_settings(plan_name, mesh)
-    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, overrides)
+    name = settings(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
+    resolved = load_config(chosen, name, overrides, submitter=system.submitter)
+    if note := missing_submitter(resolved):
+        print_line(note, error=True)
     template = _template(chosen, resolved, system, ranks_per_node, time_limit)
     template = replace(
         template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
@@ -125,7 +130,8 @@ def submit(
     for job in planned:
         _show_cost(job, _cost(job, chosen, resolved, size_card, earlier), size_card)
         if dry_run:
-            print_line(sbatch_script(_as_template(job, settings(size, config), overrides, output)), end="")
+            stated = (*_submitter_setting(resolved), *overrides)
+            print_line(sbatch_script(_as_template(job, settings(size, config), stated, output)), end="")
     for text in impossible:
         print_line(f"not possible: {text}", error=True)
     if impossible:  # only of a dry run: else the first one is an error
@@ -154,6 +160,12 @@ def _show_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
         estimate, limit_s, trials=job.trials, required=size_card.required_runs, array=job.array
     ):
         print_line(f"  cannot score     {text}", error=True)
+
+
+def _submitter_setting(config: RunConfig) -> tuple[str, ...]:
+    """Return the setting that names a known submitter: a compute node may not have this person's default."""
+    org = config.submission.org
+    return () if org == NO_SUBMITTER or parse_yaml(org) != org else (f"submission.org={org}",)
 
 
 def _as_template(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from suite.compliance.ruleset import Benchmark, Ruleset
 from suite.log.energy.score import find_energy, read_meters
-from suite.log.provenance import Provenance, read_provenance
+from suite.log.provenance import Provenance, late_submitter, read_provenance
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, failure, throughput, time_to_train
@@ -58,6 +58,12 @@ class Result:
     def provenance(self) -> Provenance:
         """The files of the run folders that the package has."""
         return read_provenance(self.group)
+
+    @cached_property
+    def organisations(self) -> Mapping[Path | None, str | None]:
+        """The submitter of each run, by the path of its log: as logged, or as the package states late for it."""
+        folders = [document.path.parent for document in self.provenance.infos]
+        return {run.path: late_submitter(folders, run) or run.org for run in self.runs}
 
     @cached_property
     def meters(self) -> Mapping[Path | None, Meters | None]:

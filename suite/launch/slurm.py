@@ -88,9 +88,13 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A system file. ``description`` is parsed by suite.machine.system."""
+    """A system file. ``description`` is parsed by suite.machine.system.
+
+    ``submitter`` is the submitter of runs on this system whose configuration states none.
+    """
 
     name: Line
+    submitter: Line | None = None
     description: dict[str, Any] = {}
     launcher: Launcher = Launcher()
 

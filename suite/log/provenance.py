@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from suite import REDACTED
+from suite import NO_SUBMITTER, REDACTED
 from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.files import brief, read_bytes
@@ -63,6 +63,18 @@ def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
         if isinstance(logs, dict) and log in logs.values():
             return folder
     return folders[0] if folders else None
+
+
+LATE_SUBMITTER = "late_submitter"  # in origin.json: who was named as submitter when the package was built, not before
+
+
+def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
+    """Return the submitter that the package states for a log that names none. None if there is no such statement."""
+    if record.path is None or record.org not in (None, NO_SUBMITTER):
+        return None
+    folder = find_kept_folder(folders, record.path.name)
+    stated = None if folder is None else read_system(folder / "origin.json").fields.get(LATE_SUBMITTER)
+    return stated if isinstance(stated, str) else None
 
 
 def problem_of_config(folder: Path, record: RunRecord) -> str | None:

@@ -8,7 +8,6 @@ manifest, or with one that does not match its files, is not complete.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,8 +16,10 @@ from pathlib import Path
 
 from msgspec import structs
 
+from suite import NO_SUBMITTER
 from suite.compliance.manifest import render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
+from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.energy.power_csv import MeterReadings
@@ -30,7 +31,7 @@ from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
 from suite.package.power import write_power
 from suite.package.redaction import describe
-from suite.package.results import Result, Run, notes, read_run, results_of
+from suite.package.results import NOBODY, Result, Run, notes, read_run, results_of
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,21 @@ def build_package(
     redact: Collection[str] = (),
     meter: MeterReadings | None = None,
     network_w: float | None = None,
+    system_submitter: str | None = None,
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
-    Submitter, division and status default to those in the logs; ``stated`` is the description block of a system file.
+    Submitter, division and status default to those in the logs. A submitter of logs that name none is marked as late;
+    the default is then the person's own, or else ``system_submitter``. ``stated`` is the description block of a system file.
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
     to remove; secrets are always removed. ``meter`` has readings of an external meter, ``network_w`` is the estimated
     power of the network in W. InputError, before anything is written, if the runs cannot be packaged together.
     """
-    _check_folder_name("--system", system)
+    check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
     _check_one_suite(runs)
-    submitter = submitter or _common(runs, "submission_org", lambda record: record.org)
-    _check_folder_name("--submitter", submitter)
+    submitter = submitter or _submitter_of(runs, system_submitter)
+    check_folder_name("--submitter", submitter)
     _check_submitter(runs, submitter)
     package = out if out is not None else Path("submissions") / submitter
     if package.absolute().name != submitter:
@@ -96,12 +99,12 @@ def build_package(
             named = structs.replace(described, system_name=described.system_name or system)
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result, meter, network_w)
-            personal += write_implementation(staged, result, redact)
+            personal += write_implementation(staged, result, redact, submitter)
         _move(staged, package)
     write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
     warnings = tuple(_blank(package, results))
-    return Package(package, results, tuple(notes(results, division)), warnings, tuple(describe(personal)))
+    return Package(package, results, tuple(notes(results, division, submitter)), warnings, tuple(describe(personal)))
 
 
 def write_package_manifest(package: Path) -> None:
@@ -140,16 +143,37 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
                 )
 
 
+def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
+    """Return the submitter that the logs name, or else the person's default, or that of the system file."""
+    if any(record.org not in NOBODY for run in runs for record in run.records):
+        return _common(runs, "submission_org", lambda record: None if record.org in NOBODY else record.org)
+    submitter = default_submitter() or system_submitter
+    if submitter is None:
+        raise InputError(
+            f"no log names a submitter (submission_org is {NO_SUBMITTER!r}); expected --submitter ORG, "
+            f"which the package marks as late (for later runs, {SUBMITTER_HINT})"
+        )
+    return submitter
+
+
 def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
-    """Raise InputError if a log names another organisation: the package would break rule submitter-agrees."""
+    """Raise InputError if a log names another organisation: the package would break rule submitter-agrees.
+
+    A log that names none may get a late submitter.
+    """
+    if submitter == NO_SUBMITTER:
+        raise InputError(f"--submitter {submitter!r} names nobody; expected the name of an organisation")
     for run in runs:
         for record in run.records:
-            if record.org not in (None, submitter):
-                raise InputError(
-                    f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
-                    f"logs are not edited: expected --submitter {record.org!r}, "
-                    f"or runs made with --set submission.org={submitter}"
-                )
+            if record.org in (submitter, *NOBODY):
+                continue
+            again = f"--set submission.org={submitter}"
+            if run.info.loop is not None:
+                again = f"submission: {{org: {submitter}}} in the configuration of mlhpc.Run"
+            raise InputError(
+                f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
+                f"logs are not edited: expected --submitter {record.org!r}, or runs made with {again}"
+            )
 
 
 def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:
@@ -159,12 +183,6 @@ def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | No
     if len(values) != 1:
         raise InputError(f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value")
     return values[0]
-
-
-def _check_folder_name(option: str, name: str) -> None:
-    """Raise InputError if a name cannot safely become the name of a folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
-        raise InputError(f"{option} {name!r}: expected letters, digits and _ . + - (it becomes a folder's name)")
 
 
 def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:

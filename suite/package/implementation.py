@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.files import write_whole
+from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
 from suite.log.resume import began
 from suite.log.run_folder import RunInfo
@@ -18,7 +19,9 @@ from suite.package.results import Result, Run, score_of
 from suite.package.stated import STATED, state_result
 
 
-def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
+def write_implementation(
+    staged: Path, result: Result, kinds: Collection[str], submitter: str
+) -> list[tuple[Path, str, str]]:
     """Write the implementation folder of one result below ``staged``, without secrets and the ``kinds`` to redact.
 
     Returns the words about people and places that are still in it: file, kind and words (`Redaction.find`).
@@ -27,11 +30,11 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
     left: list[tuple[Path, str, str]] = []
     for number, run in enumerate(result.runs):
         provenance = Path("provenance") / f"run_{number}"
-        found = _write_provenance(folder / provenance, run, result, kinds)
+        found = _write_provenance(folder / provenance, run, result, kinds, submitter)
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
     stated = state_result(score_of(result), result.benchmark, result.names, staged / result.folder)
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
-    write_whole(folder / "README.md", _readme(result))
+    write_whole(folder / "README.md", _readme(result, submitter))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
     write_whole(folder / "setup.sh", setup.format(commit=_commit(result.info), version=result.info.suite_version))
     manifest = result.scored[0].data_manifest
@@ -43,7 +46,9 @@ def write_implementation(staged: Path, result: Result, kinds: Collection[str]) -
     return left
 
 
-def _write_provenance(target: Path, run: Run, result: Result, kinds: Collection[str]) -> list[tuple[Path, str, str]]:
+def _write_provenance(
+    target: Path, run: Run, result: Result, kinds: Collection[str], submitter: str
+) -> list[tuple[Path, str, str]]:
     """Copy the provenance of a run folder, and write origin.json, which maps logs to their names in the package.
 
     Returns the personal words that are left, by the name of their file in ``target``.
@@ -61,7 +66,9 @@ def _write_provenance(target: Path, run: Run, result: Result, kinds: Collection[
         if not _is_log(path) and (target / name).read_bytes() != path.read_bytes():
             changed.append(name.as_posix())
     logs = {record.path.name: names[record.path] for record in run.records if record.path and record.path in names}
-    document = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
+    document: dict[str, object] = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
+    if run.unnamed:
+        document[LATE_SUBMITTER] = submitter
     write_whole(target / "origin.json", json.dumps(document, indent=1))
     return left
 
@@ -82,7 +89,7 @@ def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == folder.root)
 
 
-def _readme(result: Result) -> str:
+def _readme(result: Result, submitter: str) -> str:
     card, first, info = result.benchmark, result.scored[0], result.info
     logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
     own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
@@ -106,6 +113,8 @@ def _readme(result: Result) -> str:
         text += "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
     if result.pruned:
         text += f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n"
+    if any(run.unnamed for run in result.runs):
+        text += f"\nThe logs name no submitter. {submitter} was stated late, when this package was built.\n"
     not_scored = list(_list_not_scored(result))
     return text + ("\nNot scored, in `provenance/`:\n\n" + "".join(not_scored) if not_scored else "")
 

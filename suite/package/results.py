@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite import NO_SUBMITTER
 from suite.compliance.ruleset import Benchmark, card_benchmark
 from suite.descriptor import descriptor
 from suite.errors import InputError
@@ -18,6 +19,8 @@ from suite.log.score import Throughput, TimeToTrain, failure, throughput, time_t
 from suite.machine.facts import Facts
 from suite.machine.system import differences, read_nodes
 
+NOBODY = (None, NO_SUBMITTER)  # submission_org of a log that names no submitter
+
 
 @dataclass(frozen=True)
 class Run:
@@ -28,6 +31,11 @@ class Run:
     records: tuple[RunRecord, ...]
     resumed: tuple[Path, ...]
     nodes: tuple[Facts, ...]
+
+    @property
+    def unnamed(self) -> list[RunRecord]:
+        """The records of logs that name no submitter."""
+        return [record for record in self.records if record.org in NOBODY]
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ def score_of(result: Result) -> TimeToTrain | Throughput:
     return score(result.scored, result.benchmark)
 
 
-def notes(results: Sequence[Result], division: str) -> Iterator[str]:
+def notes(results: Sequence[Result], division: str, submitter: str) -> Iterator[str]:
     """Yield what a person should know: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
@@ -171,6 +179,10 @@ def notes(results: Sequence[Result], division: str) -> Iterator[str]:
                 yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"
         for record, why in result.left_out:
             yield f"{record.path}: left out of the result: {why}"
+        unnamed = [record for run in result.runs for record in run.unnamed]
+        if unnamed:
+            logs = f"{unnamed[0].path}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
+            yield f"{logs}: no submitter in the log; the package marks {submitter!r} as stated late"
         for run in result.runs:
             yield from _notes_on(run)
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.config import load_config, resolve_config
+from suite.config import load_config, missing_submitter, resolve_config
 from suite.descriptor import descriptor, descriptors
 from suite.documents import YamlSource, plain, read_json_document
 from suite.errors import InputError
 from suite.machine.system import read_description
 
 COSMOFLOW = descriptor("cosmoflow")
+CONFIG = COSMOFLOW.folder / "config" / "smoke.yaml"
 
 
 def test_every_shipped_config_is_valid_and_of_a_size_of_its_card() -> None:
@@ -187,3 +188,64 @@ def test_a_configuration_is_what_it_writes_frozen_copied_and_compared() -> None:
     with pytest.raises(AttributeError):
         config.size = "mini"
     assert pickle.loads(pickle.dumps(config.hyperparameters)) == config.hyperparameters
+
+
+def test_a_submitter_comes_from_the_setting_the_environment_the_persons_file_and_the_system_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submitter(*overrides: str, system: str | None = None) -> str:
+        return load_config(COSMOFLOW, "smoke", overrides, system).submission.org
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert submitter() == "unknown"
+    assert submitter(system="SITE") == "SITE"
+    (tmp_path / "mlhpc.yaml").write_text("submission: {org: MINE}\n")
+    assert submitter(system="SITE") == "MINE"
+    monkeypatch.setenv("MLHPC_ORG", "SHELL")
+    assert submitter() == "SHELL"
+    assert submitter("submission.org=GIVEN") == "GIVEN"
+    assert submitter("submission.division=open") == "SHELL"
+    assert submitter("submission.org=unknown") == "unknown", "what was stated stays: a run folder's config.yaml has it"
+    for name in ("XDG_CONFIG_HOME", "MLHPC_ORG"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert submitter() == "unknown"
+    (tmp_path / "home" / ".config").mkdir(parents=True)
+    (tmp_path / "home" / ".config" / "mlhpc.yaml").write_text("submission: {org: HOME}\n")
+    assert submitter() == "HOME"
+    monkeypatch.delenv("HOME")
+    assert submitter() == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("submission: {orgg: A}\n", "mlhpc.yaml:1: "),
+        ("org: A\n", "unknown key 'org'; valid keys: submission"),
+        ("submission: {org: 7}\n", "submission.org = 7: expected str, got int"),
+        ("- a\n", "mlhpc.yaml: expected a mapping, found list"),
+    ],
+)
+def test_a_mistake_in_the_persons_file_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "mlhpc.yaml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_config(COSMOFLOW, "smoke")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["My University", "A/B", ".hidden", "", "-x", "x" * 101])
+def test_a_submitter_that_no_package_can_have_is_refused_before_a_run(name: str) -> None:
+    source = YamlSource(Path("c.yaml"), {"submission": {"org": name}} | YamlSource.read(CONFIG).data, {})
+    with pytest.raises(InputError, match=r"submission.org"):
+        resolve_config(COSMOFLOW, source)
+
+
+def test_a_run_without_a_submitter_is_said_in_one_line_beforehand() -> None:
+    note = missing_submitter(load_config(COSMOFLOW, "smoke"))
+    assert note is not None
+    assert len(note.splitlines()) == 1
+    assert all(word in note for word in ("MLHPC_ORG", "~/.config/mlhpc.yaml", "mlhpc package --submitter"))
+    assert missing_submitter(load_config(COSMOFLOW, "smoke", ["submission.org=ACME"])) is None

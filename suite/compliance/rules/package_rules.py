@@ -140,10 +140,18 @@ def submitter_agrees(result: Result) -> Iterator[ResultBreach]:
         names.append(stated)
     else:
         yield result.system.path, f"submitter is {brief(stated)}, the folder {brief(folder)}"
-    for run in result.runs:
-        if run.org is not None and not any(agrees(run.org, name) for name in names):
-            yield run.path, f"submission_org is {brief(run.org)}, the folder {brief(folder)}"
+    for path, org in result.organisations.items():
+        if org is not None and not any(agrees(org, name) for name in names):
+            yield path, f"submission_org is {brief(org)}, the folder {brief(folder)}"
             return
+
+
+@result_rule("submitter-late", "the submitter was stated before the runs, not when they were packaged", OURS)
+def submitter_late(result: Result) -> Iterator[ResultBreach]:
+    late = [run.path for run in result.runs if run.org != result.organisations[run.path]]
+    if late:
+        name = brief(result.organisations[late[0]])
+        yield None, f"{len(late)} of {len(result.runs)} logs name no submitter; the package states {name} late"
 
 
 def _one_submitter(name: str, other: str) -> bool:

@@ -102,7 +102,7 @@ def scale_drift(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule("org-drift", "all runs name the same organisation", OURS)
 def org_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift(result.runs, "submission_org", lambda run: run.org)
+    yield from _drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
 
 
 @result_rule("version-drift", "all runs were made by the same version of the suite", OURS)

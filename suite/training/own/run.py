@@ -22,6 +22,7 @@ import torch
 from torch import nn, optim
 
 from suite import FIRST_LINE_S
+from suite.config import missing_submitter
 from suite.data.fingerprint import fingerprint
 from suite.data.lock import locked_together
 from suite.data.verification import Verification
@@ -170,6 +171,8 @@ class Run:
         self._log.event(mllog.CACHE_STATE, state.state, metadata=asdict(state))
         self._log.start(mllog.INIT)
         self._log.event(mllog.CACHE_CLEAR, state.state == "dropped")
+        if note := missing_submitter(config):
+            self._say(note)
 
     def init_process_group(self) -> None:
         """Start torch.distributed for these ranks, whoever launched them.

@@ -110,7 +110,7 @@ def test_the_script_of_a_dry_run_needs_no_folder_made_for_it(tmp_path: Path) -> 
     assert f'"${{MLHPC_CONFIG:={tmp_path}/mine.yaml}}"' in dry.stdout
     assert ': "${MLHPC_RUN:=runs/cosmoflow-mini-$job}"' in dry.stdout
     assert str(tmp_path / "runs") not in dry.stdout
-    spaced = mlhpc(tmp_path, *MINI, "--nodes", "2", "--set", "submission.org=A B", "--dry-run")
+    spaced = mlhpc(tmp_path, *MINI, "--nodes", "2", "--set", "submission.platform=A B", "--dry-run")
     assert (spaced.returncode, spaced.stdout) == (2, "")
     assert "takes settings without spaces" in spaced.stderr.splitlines()[-1]
 

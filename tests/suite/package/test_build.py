@@ -215,6 +215,54 @@ def test_an_organisation_that_is_not_the_logs_is_refused_in_one_line(tmp_path: P
     assert not package.parent.exists()
 
 
+def test_a_late_submitter_is_marked_where_the_checker_and_a_reviewer_see_it(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", org="unknown")
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME", submitter="ACME")
+    assert any("marks 'ACME' as stated late" in note for note in built.notes)
+    found = {item.rule: item for item in check([built.folder]).findings}
+    assert (found["submitter-late"].severity, found["submitter-late"].message) == (
+        "warning",
+        "5 of 5 logs name no submitter; the package states 'ACME' late",
+    )
+    assert check([built.folder]).compliant, found
+    (code,) = built.folder.glob("benchmarks/cosmoflow/implementations/*/bed_1x2_smoke/strong")
+    assert "ACME was stated late, when this package was built" in (code / "README.md").read_text()
+    assert json.loads((code / "provenance/run_0/origin.json").read_text())["late_submitter"] == "ACME"
+    for n in range(5):
+        log = built.folder / "results/bed_1x2_smoke/strong/cosmoflow" / f"result_{n}.txt"
+        assert log.read_bytes() == (run / f"result_{n}.txt").read_bytes()
+
+
+def test_a_log_without_a_submitter_and_without_a_late_statement_breaks_the_rule(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", org="unknown")
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME", submitter="ACME")
+    (origin,) = built.folder.rglob("origin.json")
+    for late in (None, "Other", 7):
+        document = json.loads(origin.read_text()) | {"late_submitter": late}
+        origin.write_text(json.dumps(document))
+        assert "submitter-agrees" in {item.rule for item in check([built.folder]).findings}, late
+
+
+def test_some_logs_may_name_the_submitter_that_others_get_late(tmp_path: Path) -> None:
+    first, second = run_folder(tmp_path / "a", count=3), run_folder(tmp_path / "b", count=2, org="unknown")
+    built = build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
+    rules = {item.rule for item in check([built.folder]).findings}
+    assert "submitter-late" in rules
+    assert not rules & {"submitter-agrees", "org-drift"}
+
+
+def test_nobody_is_no_submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_folder(tmp_path / "a", org="unknown")
+    for submitter in (None, "unknown"):
+        with pytest.raises(InputError, match="expected --submitter ORG|names nobody"):
+            build_package([run], system="bed", out=tmp_path / "out" / "unknown", submitter=submitter)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("MLHPC_ORG", "MINE")
+    assert build_package([run], system="bed", out=tmp_path / "out" / "MINE").folder.name == "MINE"
+    named = run_folder(tmp_path / "b")
+    assert build_package([named], system="bed", out=tmp_path / "out" / "ACME").folder.name == "ACME"
+
+
 def test_one_log_of_another_organisation_is_enough_to_refuse(tmp_path: Path) -> None:
     first, second = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", org="Other")
     with pytest.raises(InputError, match=r"b/result_0.txt: submission_org is 'Other', the submitter 'ACME'"):
