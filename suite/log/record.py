@@ -61,10 +61,14 @@ class Phases:
 
 
 class CountedEnergy(NamedTuple):
-    """What ``energy`` events say: per counter (joules, number of counters), and the seconds they cover together."""
+    """What ``energy`` events say: per counter (joules, number of counters), and the seconds they cover together.
+
+    ``absent`` names the counters of the machine that could not be read.
+    """
 
     by_counter: Mapping[str, tuple[float, int]]
     seconds: float
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,9 @@ def _counted(run: Log) -> CountedEnergy | None:
         if None not in joules and len(numbers) == 1 and None not in numbers:
             found[str(name)] = (math.fsum(j for j in joules if j is not None), next(iter(numbers)) or 0)
     seconds = [finite(event.metadata.get("seconds")) for event in events]
-    return CountedEnergy(found, math.fsum(s or 0.0 for s in seconds)) if found else None
+    stated = [event.metadata.get("absent") for event in events]
+    absent = {str(name) for each in stated if isinstance(each, dict) for name in each if "/" in str(name)}
+    return CountedEnergy(found, math.fsum(s or 0.0 for s in seconds), tuple(sorted(absent))) if found else None
 
 
 def _phases(run: Log, key: str) -> Phases | None:

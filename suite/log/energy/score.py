@@ -210,6 +210,7 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
     scope, joules, notes = _widest_counted(counted.by_counter, nodes)
     if scope is None:
         return RunEnergy(record.path, "; ".join(notes))
+    lacking = [name for name in counted.absent if name.startswith("rapl/") and scope.startswith("package")]
     uncovered = max(seconds - counted.seconds, 0.0)
     worth = joules / counted.seconds if counted.seconds > 0.0 else 0.0
     return RunEnergy(
@@ -224,6 +225,7 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
         halfwidth_j=UNSTATED_ACCURACY * abs(joules) + worth * uncovered,
         notes=(
             *notes,
+            *([f"without {', '.join(lacking)}, which cannot be read"] if lacking else []),
             "counters: AC or DC not stated",
             f"accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken",
         ),
@@ -364,6 +366,9 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     )
     if log.current is None:
         notes.append(f"{log.path.name}: AC or DC not stated")
+    absent = log.stated.get("absent")
+    if isinstance(absent, dict) and absent and log.scope.startswith("package"):
+        notes.append(f"{log.path.name}: without {', '.join(sorted(absent))}, which cannot be read")
     return _Measured(
         log.path.name,
         joules,

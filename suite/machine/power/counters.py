@@ -6,8 +6,10 @@ is known only after the job: docs/architecture.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,13 @@ class EnergyCounter:
     range_j: float | None = None
 
 
+# A counter to be: its name, the name of its place in the file system, and what makes it, by the name that it gets.
+CounterPlace = tuple[str, str, Callable[[str], EnergyCounter]]
+
+
 @dataclass(frozen=True)
 class FoundCounters:
-    """The counters that can be read here. ``absent`` has the reason for each source without one."""
+    """The counters that can be read here. ``absent`` has the reason for each source, or counter of one, that cannot."""
 
     counters: Sequence[EnergyCounter] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -138,19 +144,39 @@ def node_counters(root: Path = REAL) -> FoundCounters:
     """Find the counters of the node whose file system begins at ``root``."""
     counters: list[EnergyCounter] = []
     absent: dict[str, str] = {}
-    for source, folder, list_counters in (
+    for source, folder, list_places in (
         ("rapl", root / POWERCAP, _rapl),
         ("pm_counters", root / PM_COUNTERS, _pm_counters),
     ):
+        of_source: list[EnergyCounter] = []
+        unreadable: dict[str, str] = {}
         try:
-            of_source = list(list_counters(folder))
-        except (OSError, ValueError) as error:
-            absent[source] = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        else:
-            counters += of_source
-            if not of_source:
-                absent[source] = f"{folder}: no counter of energy there"
+            for name, make in _each_name_once(list_places(folder)):
+                try:
+                    of_source.append(make(name))
+                except (OSError, ValueError) as error:  # the others still count
+                    unreadable[name] = _reason(error)
+        except OSError as error:
+            unreadable[source] = _reason(error)
+        if not of_source:
+            unreadable = {source: next(iter(unreadable.values()), f"{folder}: no counter of energy there")}
+        counters += of_source
+        absent |= unreadable
     return FoundCounters(counters, absent)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _each_name_once(places: Iterable[CounterPlace]) -> list[tuple[str, Callable[[str], EnergyCounter]]]:
+    """Name the counters. A name that several places have gets each place's own name behind it.
+
+    A node whose firmware calls both packages "package-0" has two counters, and the meter knows a counter by its name.
+    """
+    found = list(places)
+    number = Counter(name for name, _, _ in found)
+    return [(name if number[name] == 1 else f"{name} ({place})", make) for name, place, make in found]
 
 
 def gpu_counter(uuid: str) -> FoundCounters:
@@ -172,37 +198,59 @@ def gpu_counter(uuid: str) -> FoundCounters:
     )
 
 
-def _rapl(folder: Path) -> Iterable[EnergyCounter]:
+def _rapl(folder: Path) -> Iterable[CounterPlace]:
     """Packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
     # Zones are intel-rapl:0 (a package) and intel-rapl:0:1 (a part of it).
     for zone in sorted(path for path in folder.iterdir() if path.name.startswith("intel-rapl:")):
-        name = (zone / "name").read_text().strip()
         parent = zone.parent / zone.name.rpartition(":")[0]
-        if name.startswith("package"):
-            label = f"rapl/{name}"
-        elif name == "dram":
-            label = f"rapl/{(parent / 'name').read_text().strip()}/dram"
-        else:
+        try:
+            name = _zone_name(zone)
+            label = f"rapl/{_zone_name(parent)}/dram" if name == "dram" else f"rapl/{name}"
+        except (OSError, ValueError) as error:
+            yield f"rapl/{zone.name}", zone.name, partial(_fail, error)
             continue
-        range_j = int((zone / "max_energy_range_uj").read_text()) / 1e6
-        yield _file_counter(label, zone / "energy_uj", 1e-6, range_j)
+        if name.startswith("package") or name == "dram":
+            yield label, zone.name, partial(_rapl_counter, zone)
 
 
-def _pm_counters(folder: Path) -> Iterable[EnergyCounter]:
+def _zone_name(zone: Path) -> str:
+    return (zone / "name").read_text().strip()
+
+
+def _rapl_counter(zone: Path, name: str) -> EnergyCounter:
+    range_j = _read_count(zone / "max_energy_range_uj") / 1e6
+    return _file_counter(name, zone / "energy_uj", 1e-6, range_j)
+
+
+def _fail(error: OSError | ValueError, name: str) -> EnergyCounter:
+    """Stand for a counter whose name cannot be read."""
+    raise error
+
+
+def _pm_counters(folder: Path) -> Iterable[CounterPlace]:
     """``energy`` is the whole node; ``cpu_energy``, ``memory_energy`` and ``accel<i>_energy`` are parts of it."""
     for path in sorted(folder.iterdir()):
         if path.name == "energy" or path.name.endswith("_energy"):
             part = path.name.removesuffix("energy").rstrip("_") or "node"
-            yield _file_counter(f"pm_counters/{part}", path, 1.0, None)
+            yield f"pm_counters/{part}", path.name, partial(_pm_counter, path)
+
+
+def _pm_counter(path: Path, name: str) -> EnergyCounter:
+    return _file_counter(name, path, 1.0, None)
 
 
 def _file_counter(name: str, path: Path, joules_per_count: float, range_j: float | None) -> EnergyCounter:
     def read() -> float:
-        text = path.read_text()
-        count = text.split(maxsplit=1)[0] if text.strip() else text
-        if not count.isdigit():
-            raise InputError(f"{path}: {text[:40]!r} is not a count")
-        return int(count) * joules_per_count
+        return _read_count(path) * joules_per_count
 
     read()  # raises here if the counter cannot be read, so that it counts as absent from the start
     return EnergyCounter(name, read, range_j)
+
+
+def _read_count(path: Path) -> int:
+    """Read the number that a file of the kernel begins with. InputError if there is none."""
+    text = path.read_text()
+    count = text.split(maxsplit=1)[0] if text.strip() else text
+    if not (count.isascii() and count.isdigit()):
+        raise InputError(f"{path}: {text[:40]!r} is not a count")
+    return int(count)

@@ -132,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
-    counters = [*node_counters(given.root).counters]
+    of_node = node_counters(given.root)
+    counters = [*of_node.counters]
     for index, uuid in enumerate(given.gpu):
         found = gpu_counter(uuid).counters
         counters += [EnergyCounter(f"nvml/gpu{index}", item.read, item.range_j) for item in found]
@@ -144,6 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = given.folder / file_name(given.node, scope.name, place == 0)
         scope.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     stated = {"clock_offset_s": given.offset, "clock_bound_s": given.bound}
+    # One of several zones: the sum of the others is less than the node uses, and the log says so.
+    lacking = {name: reason for name, reason in of_node.absent.items() if name.startswith("rapl/")}
+    stated |= {"absent": lacking} if lacking else {}
     Sampler(scopes, EnergyMeter(counters)).run(stated)
     return 0
 

@@ -70,6 +70,54 @@ def test_pm_counters_name_the_node_and_its_parts(tmp_path: Path) -> None:
     assert list(found.absent) == ["rapl"]
 
 
+def test_two_zones_of_one_name_are_two_counters(tmp_path: Path) -> None:
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
+    second = zone(tmp_path, "intel-rapl:1", "package-0", 900_000_000)
+    zone(tmp_path, "intel-rapl:0:0", "dram", 3_000_000)
+    zone(tmp_path, "intel-rapl:1:0", "dram", 4_000_000)
+    zone(tmp_path, "intel-rapl:2", "package-2", 5_000_000)
+    found = node_counters(tmp_path)
+    meter = EnergyMeter(found.counters)
+    for folder, microjoules in ((first, 2_500_000), (second, 902_000_000)):
+        (folder / "energy_uj").write_text(f"{microjoules}\n")
+    assert meter.take().joules == {
+        "rapl/package-0 (intel-rapl:0)": 1.5,
+        "rapl/package-0 (intel-rapl:1)": 2.0,
+        "rapl/package-0/dram (intel-rapl:0:0)": 0.0,
+        "rapl/package-0/dram (intel-rapl:1:0)": 0.0,
+        "rapl/package-2": 0.0,
+    }
+    assert "rapl" not in found.absent
+
+
+@pytest.mark.parametrize("broken", ["range gone", "range is text", "range is empty", "count gone", "name gone"])
+def test_an_unreadable_zone_is_named_and_the_readable_ones_count(tmp_path: Path, broken: str) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
+    bad = zone(tmp_path, "intel-rapl:1", "package-1", 6_000_000)
+    zone(tmp_path, "intel-rapl:2", "package-2", 7_000_000)
+    what, _, how = broken.partition(" ")
+    path = bad / {"range": "max_energy_range_uj", "count": "energy_uj", "name": "name"}[what]
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_text("" if how == "is empty" else "many\n")
+    found = node_counters(tmp_path)
+    assert {counter.name: counter.read() for counter in found.counters} == {"rapl/package-0": 5.0, "rapl/package-2": 7.0}
+    (name,) = set(found.absent) - {"pm_counters"}
+    assert name == ("rapl/intel-rapl:1" if what == "name" else "rapl/package-1")
+    assert str(path) in found.absent[name]
+
+
+def test_an_unreadable_part_of_a_node_hides_no_other_of_crays_counters(tmp_path: Path) -> None:
+    for name, text in (("energy", "500 J 17 us"), ("accel0_energy", "none"), ("cpu_energy", "90 J 17 us")):
+        path = tmp_path / PM_COUNTERS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = node_counters(tmp_path)
+    assert [counter.name for counter in found.counters] == ["pm_counters/cpu", "pm_counters/node"]
+    assert "is not a count" in found.absent["pm_counters/accel0"]
+
+
 @pytest.mark.parametrize("text", ["", "many\n"])
 def test_a_counter_that_cannot_be_read_is_absent_with_its_reason(tmp_path: Path, text: str) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 1)

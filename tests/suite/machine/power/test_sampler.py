@@ -211,3 +211,12 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
     with sampled_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
         pass
     assert not (tmp_path / "power").exists()
+
+
+def test_a_log_names_the_package_that_cannot_be_read(tmp_path: Path, rooted: Path) -> None:
+    (rooted / POWERCAP / "intel-rapl:1" / "max_energy_range_uj").unlink()
+    words = ["suite.machine.power.sampler", str(tmp_path / "power"), "0", "--root", str(rooted)]
+    subprocess.run([sys.executable, "-P", "-m", *words], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    log = read_power_log(tmp_path / "power" / "node_0.txt")
+    assert list(log.stated["absent"]) == ["rapl/package-1"]
+    assert log.first(STOP) is not None
