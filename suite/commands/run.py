@@ -100,7 +100,17 @@ def run(
     from suite.training.plan import TrialPlan
 
     root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
-    plan = TrialPlan(chosen, resolved, RunFolder(root), trial or 0, runs, mode, seed, resume, replace_failed)
+    plan = TrialPlan(
+        chosen,
+        resolved,
+        RunFolder(root),
+        trial=trial or 0,
+        runs=runs,
+        mode=mode,
+        base_seed=seed,
+        resume=resume,
+        replace_failed=replace_failed,
+    )
     sys.exit(_start(plan, trial, ranks, overrides))
 
 

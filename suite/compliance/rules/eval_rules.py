@@ -19,7 +19,9 @@ from suite.compliance.rules.base import (
 from suite.files import brief
 from suite.log import mllog
 from suite.log.reader import Event
-from suite.log.values import finite
+from suite.log.values import finite, whole
+
+TRAINING = "mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training have a schedule
 
 
 @log_rule("eval-value", "every value of the metric is a number", LOGGING)
@@ -128,3 +130,18 @@ def eval_closed(context: LogContext) -> Iterator[LogBreach]:
         elif number is not None:  # rule eval-epoch reports the others
             yield event.line, f"the evaluation of epoch {number:g} has no eval_stop"
             return
+
+
+@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", TRAINING)
+def eval_schedule(context: LogContext) -> Iterator[LogBreach]:
+    schedule = context.benchmark.schedule if context.benchmark is not None else None
+    batch = whole(context.logged(mllog.GLOBAL_BATCH_SIZE))
+    # The bound keeps a forged batch size from making the arithmetic of the schedule overflow.
+    if schedule is None or context.division == "open" or batch is None or not 0 < batch < 10**9:
+        return
+    events = list(context.every(context.benchmark.metric)) if context.benchmark is not None else []
+    breach = schedule.breach(batch, [finite(event.metadata.get("samples_count")) for event in events])
+    if breach is not None:
+        index, due = breach
+        seen = brief(events[index].metadata.get("samples_count"))
+        yield events[index].line, f"evaluated after {seen} samples; {due} are due"

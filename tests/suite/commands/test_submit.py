@@ -141,7 +141,7 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
          "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest batch that can: "),
         ((*MINI, "--nodes", "1", "--time-limit", "soon"), "time limit 'soon': expected minutes, h:mm:ss or d-hh:mm:ss"),
         ((*MINI, "--nodes", "1", "--instances", "2", "--runs", "2"), "--instances cannot be combined with --runs"),
-        (("--system", "nope", "--size", "mini", "--nodes", "1"), "unknown system 'nope'; systems: example, "),
+        (("--system", "nope", "--size", "mini", "--nodes", "1"), "unknown system 'nope'; systems: "),
         (("--system", "slurm-two-node", "--size", "huge", "--nodes", "1"), "cosmoflow: unknown size 'huge'; sizes: "),
     ],
 )  # fmt: skip
