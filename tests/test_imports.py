@@ -33,7 +33,8 @@ LAYERS: dict[str, set[str]] = {
     "suite.data": {"suite"},
     "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
     "suite.compliance": {
-        *("suite", "suite.log", "suite.log.energy", "suite.statistics"),
+        *("suite", "suite.log", "suite.log.energy", "suite.log.origin", "suite.statistics"),
+        *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run
         *("suite.compliance.rules", "suite.compliance.forensics"),
     },
     "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance"},

@@ -9,11 +9,10 @@ from pathlib import Path
 from msgspec import DecodeError, json
 
 from analysis.fleet.superbench import as_samples, parse_results
-from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.files import read_bytes
 from suite.log.limits import limits
-from suite.machine.node_samples import Better, Sample
+from suite.machine.node_samples import Better, Sample, parse_samples
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,17 @@ def read_samples(path: Path) -> list[Sample]:
             raise InputError(f"{path}: no *.jsonl in it: expected what mlhpc preflight node wrote")
         return [sample for file in files for sample in read_samples(file)]
     content = read_bytes(path, limits().events)
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
+    lines = [line for line in content.splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path}: no sample: expected a JSON object in each line")
     try:
-        first = json.decode(lines[0][1])
+        first = json.decode(lines[0])
     except (DecodeError, UnicodeDecodeError, RecursionError):
         first = None
     # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
         return as_samples(parse_results(path, content))
-    found = []
-    for number, line in lines:
-        try:
-            data = json.decode(line)
-        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"{path}:{number}: expected JSON: {error}") from None
-        found.append(YamlSource(Path(f"{path}:{number}"), data, {}).convert(Sample))
-    return found
+    return parse_samples(path, content)
 
 
 def by_metric(samples: Iterable[Sample]) -> list[Metric]:

@@ -30,7 +30,7 @@ from suite.cli.options import (
 )
 from suite.config import RunConfig, default_data_root, load_config, missing_submitter
 from suite.descriptor import Descriptor, descriptor
-from suite.documents import parse_yaml
+from suite.documents import parse_yaml, plain
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, write_whole
@@ -38,12 +38,11 @@ from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.log.reader import read_events
 from suite.log.record import summarise
-from suite.log.run_folder import RunFolder, create, default_folder, write_run_info
+from suite.log.run_folder import JobInfo, RunFolder, create, default_folder, write_run_info
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
     from suite.log.record import RunRecord
 
-JOB_VERSION = 1  # of job.json
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
@@ -320,6 +319,6 @@ def _submit(folder: Path, job: Job, config: RunConfig) -> str:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    document = {"version": JOB_VERSION, "job_ids": [job_id], "submitted": submitted}
-    write_whole(folder / "job.json", json.dumps(document, indent=2) + "\n")
+    job_info = JobInfo(job_ids=(job_id,), submitted=submitted)
+    write_whole(folder / "job.json", json.dumps(plain(job_info), indent=2) + "\n")
     return job_id

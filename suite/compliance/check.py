@@ -317,7 +317,4 @@ def _follows_from_failure(finding: Finding, log: CheckedLog, *, foreign: bool) -
 
 def _cut_line(log: Log) -> int | None:
     """Return the number of the last line if only that is broken and run_stop is missing: the process was killed."""
-    if len(log.problems) != 1 or log.first(mllog.RUN_STOP) is not None:
-        return None
-    line = log.problems[0].line
-    return line if all(event.line < line for event in log.events[-1:]) else None
+    return log.cut_line if log.first(mllog.RUN_STOP) is None else None

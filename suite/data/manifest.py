@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-import google_crc32c
 from msgspec import Meta, Struct
 
 from suite.documents import plain, read_json_document
@@ -93,6 +92,11 @@ def read_manifest(root: Path) -> Manifest:
     if not path.exists():
         reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
         raise InputError(f"{path}: no manifest: {reason}")
+    return read_manifest_file(path)
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """Read a manifest, or the copy of one in a run folder. InputError names what was expected and what is there."""
     return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
 
 
@@ -139,6 +143,8 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
 
 def compute_checksums(path: Path) -> tuple[str, str]:
     """Compute sha256 and crc32c of a file, in hex."""
+    import google_crc32c  # of the extra `run`: a manifest can be read without it
+
     # Staging checks the crc32c, which is fast; the sha256 is safe against forgery.
     sha256, crc = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:

@@ -69,6 +69,14 @@ class Log:
             found[event.key].append(index)
         return dict(found)
 
+    @property
+    def cut_line(self) -> int | None:
+        """The number of the last line if only that is broken: the process was killed while it wrote. Else None."""
+        if len(self.problems) != 1 or self.damaged > 1:
+            return None
+        line = self.problems[0].line
+        return line if all(event.line < line for event in self.events[-1:]) else None
+
     def first(self, key: str) -> Event | None:
         """Find the first event of a key."""
         places = self.places.get(key)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # to read a folder takes no YAML
     from suite.config import RunConfig
 
 RUN_VERSION = 1
+JOB_VERSION = 1
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +48,14 @@ class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     loop: str | None = None
     suite_version: str = VERSION
     version: int = RUN_VERSION
+
+
+class JobInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``job.json``: the Slurm jobs of a run folder, and when they were submitted."""
+
+    version: int = JOB_VERSION
+    job_ids: tuple[str, ...]
+    submitted: str
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import DecodeError, Meta, Struct, json
 
-from suite.documents import Positive, as_json
+from suite.documents import Positive, YamlSource, as_json
 from suite.errors import InputError
 
 END = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
@@ -41,3 +42,17 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 def render(samples: Iterable[Sample]) -> str:
     """The text of a file of samples."""
     return "".join(f"{as_json(sample)}\n" for sample in samples)
+
+
+def parse_samples(path: Path, content: bytes) -> list[Sample]:
+    """Parse a file of samples, a JSON object in each line. InputError names the line and the field."""
+    found = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            data = json.decode(line)
+        except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InputError(f"{path}:{number}: expected JSON: {error}") from None
+        found.append(YamlSource(Path(f"{path}:{number}"), data, {}).convert(Sample))
+    return found

@@ -17,12 +17,14 @@ from pathlib import Path
 from msgspec import structs
 
 from suite import NO_SUBMITTER
+from suite.compliance.kept_files import damaged_files
 from suite.compliance.manifest import render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
 from suite.errors import InputError
 from suite.files import write_whole
 from suite.log.energy.power_csv import MeterReadings
+from suite.log.provenance import problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST, POWER
 from suite.log.score import failure
@@ -74,6 +76,7 @@ def build_package(
     check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
     _check_one_suite(runs)
+    _check_kept_files(runs)
     submitter = submitter or _submitter_of(runs, system_submitter)
     check_folder_name("--submitter", submitter)
     _check_submitter(runs, submitter)
@@ -154,6 +157,24 @@ def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
             f"which the package marks as late (for later runs, {SUBMITTER_HINT})"
         )
     return submitter
+
+
+def _check_kept_files(runs: Sequence[Run]) -> None:
+    """Raise InputError if a file of a run folder that the package would keep is damaged."""
+    damaged = [found for run in runs for found in _damaged(run)]
+    if damaged:
+        path, problem = damaged[0]
+        others = ", ".join(str(other) for other, _ in damaged[1:4])
+        more = f"; {len(damaged) - 1} more damaged: {others}" if others else ""
+        way_on = "restore it, or move it away and package without it"
+        raise InputError(f"{path}: {problem}; a package keeps no damaged file: {way_on}{more}")
+
+
+def _damaged(run: Run) -> Iterator[tuple[Path, str]]:
+    root = run.folder.root
+    yield from damaged_files(root, run.records)
+    problems = {problem for record in run.records if (problem := problem_of_config(root, record)) is not None}
+    yield from ((run.folder.config_path, problem) for problem in sorted(problems))
 
 
 def _check_submitter(runs: Sequence[Run], submitter: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from suite.compliance.kept_files import ORIGIN, list_kept_files
 from suite.files import write_whole
 from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
@@ -69,24 +70,14 @@ def _write_provenance(
     document: dict[str, object] = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
     if run.unnamed:
         document[LATE_SUBMITTER] = submitter
-    write_whole(target / "origin.json", json.dumps(document, indent=1))
+    write_whole(target / ORIGIN, json.dumps(document, indent=1))
     return left
 
 
 def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
     """Yield the files of a run folder that say how the result was made, except the logs of the result itself."""
-    folder = run.folder
-    fixed = (
-        *(folder.info_path, folder.config_path, folder.card_path, folder.root / "job.sbatch", folder.root / "job.json"),
-        *(folder.changes_path, folder.sources_path, folder.environment_path, folder.data_path),
-    )
-    yield from (path for path in fixed if path.is_file())
-    yield from sorted(path for path in folder.code.rglob("*") if path.is_file() and not path.is_symlink())
-    yield from folder.node_facts()
-    yield from folder.preflights()
-    yield from run.resumed
-    yield from folder.failed()
-    yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == folder.root)
+    yield from list_kept_files(run.folder.root)
+    yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
 
 
 def _readme(result: Result, submitter: str) -> str:

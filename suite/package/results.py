@@ -193,6 +193,11 @@ def _notes_on(run: Run) -> Iterator[str]:
     for path in run.folder.failed():
         if began(path):
             yield f"{path}: began and failed, and was replaced: shown in the package"
+    expected = (run.folder.sources_path, run.folder.environment_path)
+    expected += () if run.info.loop else (run.folder.data_path,)
+    missing = [path.name for path in expected if not path.exists()]
+    if missing:
+        yield f"{run.folder.root}: no {', '.join(missing)}: every run leaves them; the package lacks them too"
     for text in differences(run.nodes):
         yield f"{run.folder.root}: {text}"
     if len(run.records) < run.info.runs:

@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from suite.compliance.kept_files import damaged_files
 from suite.compliance.result import Result, trained_samples
 from suite.compliance.rules.base import OURS, ResultBreach, name_of, result_rule
 from suite.files import brief
@@ -72,14 +74,36 @@ def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
             yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
 
 
-@result_rule("config-kept", "the package has the file of settings whose sha256 each log states (config_file)", OURS)
+@result_rule(
+    "provenance-valid",
+    "every file that a package keeps of a run folder is whole: its reader takes it, and no digest contradicts it",
+    OURS,
+)
+def provenance_valid(result: Result) -> Iterator[ResultBreach]:
+    found = result.provenance
+    reported = {document.path for document in (*found.infos, *found.facts.values()) if document.problem}
+    for folder in _kept_folders(result):
+        for path, problem in damaged_files(folder, result.runs):
+            if path not in reported:  # by rule provenance-missing
+                yield path, problem
+
+
+@result_rule("config-kept", "the file of settings whose sha256 each log states (config_file) is beside run.json", OURS)
 def config_kept(result: Result) -> Iterator[ResultBreach]:
-    folders = [document.path.parent for document in result.provenance.infos]
+    folders = _kept_folders(result)
     for run in (*result.runs, *result.pruned):
         folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
         problem = problem_of_config(folder, run) if folder is not None else None
         if folder is not None and run.config_file is not None and problem is not None:
             yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
+
+
+def _kept_folders(result: Result) -> list[Path]:
+    """What the package keeps of the run folders; outside of a package the run folder itself, if it is one."""
+    if result.group.package is not None:
+        return [document.path.parent for document in result.provenance.infos]
+    folder = result.group.folder
+    return [folder] if (folder / "run.json").is_file() else []
 
 
 @result_rule(

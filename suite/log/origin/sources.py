@@ -11,16 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from suite import VERSION
+from suite.documents import read_json_document
+from suite.errors import InputError
 
-SOURCES_VERSION = 1
+SOURCES_VERSION: Final = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
 OURS = ("suite", "workloads", "analysis")
 KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js"})
 # Without the configuration of a checkout that could make git run a program of its own on the files
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
+
+
+class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of sources.json. ``sha256`` is that of the list of files (`digest_files`)."""
+
+    version: Literal[1] = SOURCES_VERSION
+    suite_version: str
+    sha256: str
+    files: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if digest_files(self.files) != self.sha256:
+            raise InputError("expected files whose list has the stated sha256")
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,11 @@ def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
                 key = f"{name}/{path.relative_to(folder).as_posix()}"
                 found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
     return {"version": SOURCES_VERSION, "suite_version": VERSION, "sha256": digest_files(found), "files": found}
+
+
+def read_sources(path: Path) -> Sources:
+    """Read sources.json. InputError names the file, what was expected and what it holds."""
+    return read_json_document(path, Sources, "the digests of the suite", SOURCES_VERSION)
 
 
 def digest_files(files: Mapping[str, str]) -> str:

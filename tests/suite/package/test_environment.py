@@ -10,6 +10,7 @@ import pytest
 from suite.log.origin.installed import Environment, Installed, read_environment
 from suite.package.build import build_package
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.reproduction import forge
 from tests.fixtures.runs import run_folder
 
 
@@ -60,7 +61,8 @@ def test_the_requirements_are_the_distributions_of_the_runs(tmp_path: Path) -> N
 def test_a_hostile_environment_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
     document = {"version": 1, "python": "CPython 3.11.7", "machine": "x"}
     document["distributions"] = [{"name": "one", "version": "1.0"} | change]  # type: ignore[assignment]
-    package = packaged(tmp_path, json.dumps(document))
+    package = packaged(tmp_path, environment())
+    forge(package, lambda kept: (kept / "environment.json").write_text(json.dumps(document)))
     done = mlhpc("reproduce", package, "--requirements", tmp_path / "requirements.txt")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "environment.json: " in done.stderr

@@ -1,0 +1,178 @@
+"""Reads every file that a package keeps of a run folder, to find those that are damaged. One table names them all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from suite.card import read_card
+from suite.data.manifest import read_manifest_file
+from suite.documents import YamlSource, read_json_document
+from suite.errors import InputError
+from suite.files import read_bytes, read_json
+from suite.log.limits import limits
+from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment
+from suite.log.origin.sources import DIFF_BYTES, read_sources
+from suite.log.reader import read_events
+from suite.log.record import RunRecord
+from suite.log.run_folder import JOB_VERSION, JobInfo, RunFolder
+from suite.machine.facts import read_facts
+from suite.machine.node_samples import parse_samples
+
+ORIGIN = "origin.json"  # only in a package: which files redaction changed
+# Only a script that the template made has these two lines; a person's own script may begin and end otherwise.
+OF_TEMPLATE, END_OF_TEMPLATE = "# Read it, edit it, sbatch it.", 'exit "$status"\n'
+
+
+def list_kept_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a run folder that a package keeps, except the logs of its result, in the order of the table.
+
+    An entry that is no file is among them where a file is expected, so that it is found.
+    """
+    for pattern in _READERS:
+        yield from _matches(folder, pattern)
+
+
+def damaged_files(folder: Path, records: Sequence[RunRecord] = ()) -> Iterator[tuple[Path, str]]:
+    """Yield (path, problem) for each kept file that its reader refuses, or that ``records`` or run.json contradict.
+
+    ``folder`` is a run folder, or what a package keeps of one. There links are not followed: other rules report them.
+    """
+    packaged = os.path.lexists(folder / ORIGIN)
+    for pattern, read in (_READERS | (_ONLY_IN_PACKAGE if packaged else {})).items():
+        for path in _matches(folder, pattern):
+            if packaged and path.is_symlink():
+                continue
+            problem = _problem_of(path, read)
+            if problem is not None:
+                yield path, problem
+    yield from _contradicted_files(RunFolder(folder), records, _redacted_names(folder))
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    if "*" not in pattern:
+        return [folder / pattern] if os.path.lexists(folder / pattern) else []
+    found = sorted(folder.glob(pattern))
+    return [path for path in found if not path.is_dir() and not path.is_symlink()] if "**" in pattern else found
+
+
+def _problem_of(path: Path, read: Callable[[Path], object]) -> str | None:
+    """Return why a file is not what its name says, without its path. None if it is."""
+    if not path.is_file():  # a reader might wait at a FIFO
+        return "is not a file" if path.exists() else "is a symbolic link to nothing"
+    try:
+        read(path)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except InputError as error:
+        text = str(error).removeprefix(str(path))
+        return re.sub(r"^:(\d+)", r"line \1", text).removeprefix(": ")
+    return None
+
+
+def _contradicted_files(
+    folder: RunFolder, records: Sequence[RunRecord], redacted: Sequence[object]
+) -> Iterator[tuple[Path, str]]:
+    """Yield the files whose sha256 a log or run.json states and that have another one."""
+    logged = {record.data_manifest for record in records} - {None}
+    if len(logged) == 1 and folder.data_path.is_file() and folder.data_path.name not in redacted:
+        yield from _with_other_digest(folder.data_path, str(*logged), "the logs say")
+    try:
+        git = folder.read_info().git or {}
+    except InputError:
+        return
+    stated = git.get("diff_sha256")
+    if isinstance(stated, str) and folder.changes_path.name not in redacted:
+        yield from _with_other_digest(folder.changes_path, stated, "run.json says")
+
+
+def _with_other_digest(path: Path, stated: str, who: str) -> Iterator[tuple[Path, str]]:
+    try:
+        content = read_bytes(path, limits().json) if path.is_file() else b""
+    except OSError:  # `damaged_files` says so
+        return
+    # Of long changes only the beginning is kept, and of those in another encoding a text that has replaced characters.
+    if len(content) > DIFF_BYTES or "\ufffd".encode() in content:
+        return
+    found = hashlib.sha256(content).hexdigest()
+    if found != stated:
+        yield path, f"its sha256 is {found[:12]}..., {who} {stated[:12]}..." if content else "there is no such file"
+
+
+def _redacted_names(folder: Path) -> Sequence[object]:
+    try:
+        origin = _read_object(folder / ORIGIN)
+    except (OSError, InputError):
+        return ()
+    redacted = origin.get("redacted")
+    return redacted if isinstance(redacted, list) else ()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = read_bytes(path, limits().json).decode()
+    except UnicodeDecodeError:
+        raise InputError("is not UTF-8 text") from None
+    if "\0" in text:
+        raise InputError("is not a text: it holds a NUL")
+    return text
+
+
+def _read_script(path: Path) -> None:
+    text = _read_text(path)
+    if not text.startswith("#!"):
+        raise InputError("expected a script that begins with #!")
+    if OF_TEMPLATE in text and not text.endswith(END_OF_TEMPLATE):
+        raise InputError(f"its end is missing: expected {END_OF_TEMPLATE.strip()!r} as the last line")
+
+
+def _read_object(path: Path, *names: str) -> dict[str, object]:
+    try:
+        data = read_json(path, limits().json)
+    except ValueError as error:
+        raise InputError(f"expected JSON: {error}") from None
+    if not isinstance(data, dict) or not data.keys() >= set(names):
+        raise InputError(f"expected a JSON object{' with ' if names else ''}{', '.join(names)}")
+    return data
+
+
+def _read_samples(path: Path) -> None:
+    if not parse_samples(path, read_bytes(path, limits().events)):
+        raise InputError("no sample: expected a JSON object in each line")
+
+
+def _read_log(path: Path) -> None:
+    """Raise InputError for a damaged log. A process that was killed may leave an empty one, or half of its last line."""
+    log = read_events(path, steps=False)
+    if log.problems and log.cut_line is None:
+        raise InputError(f"line {log.problems[0].line}: {log.problems[0].message}")
+    if not log.events and path.stat().st_size:
+        raise InputError("expected a log, found no event")
+
+
+# What a package keeps, as patterns below the run folder, and the reader of each. Paths below preflight are
+# <job>/<look>/<node>.jsonl.
+_READERS: dict[str, Callable[[Path], object]] = {
+    "run.json": lambda path: RunFolder(path.parent).read_info(),
+    "config.yaml": YamlSource.read,
+    "card.yaml": read_card,
+    "job.sbatch": _read_script,
+    "job.json": lambda path: read_json_document(path, JobInfo, "a job.json", JOB_VERSION),
+    "changes.diff": _read_text,
+    "sources.json": read_sources,
+    "environment.json": lambda path: read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION),
+    "data.json": read_manifest_file,
+    "code/**/*": _read_text,
+    "facts/*.json": read_facts,
+    "preflight/*/verdict.json": lambda path: _read_object(path, "nodes"),
+    "preflight/*/[12]/*.jsonl": _read_samples,
+    "resumed_*.txt": _read_log,
+    "failed_*.txt": _read_log,
+}
+_ONLY_IN_PACKAGE: dict[str, Callable[[Path], object]] = {
+    ORIGIN: lambda path: _read_object(path, "logs", "redacted"),
+    "result_*.txt": _read_log,
+}
