@@ -185,7 +185,7 @@ def _write_requirements(package: Path, path: Path) -> None:
 def _judge_results(package: Path, result: str | None, asked: _Asked) -> tuple[ResultVerdict, ...]:
     """Judge all results of a package, or one of them. InputError if it neither has nor had any."""
     originals = read_originals(package, result)
-    changes = list_changes(package)
+    changes = list_changes(package, originals)
     if not originals and not changes:
         raise InputError(
             f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"

@@ -23,7 +23,7 @@ def render_package_manifest(package: Path) -> str:
 
 
 def read_package_manifest(path: Path) -> dict[str, str] | None:
-    """Map each relative path to its sha256. None unless the file has the form of sha256sum."""
+    """Map each relative path to its sha256. None unless the file has the form of sha256sum, and each path once."""
     try:
         lines = read_bytes(path, limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -32,7 +32,8 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
     pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
     if any(len(pair) != 2 or len(pair[0]) != _SHA256_DIGITS for pair in pairs):
         return None
-    return {name: sha256 for sha256, name in pairs}
+    found = {name: sha256 for sha256, name in pairs}
+    return found if len(found) == len(pairs) else None
 
 
 def digest(path: Path) -> str:
@@ -44,8 +45,9 @@ def digest(path: Path) -> str:
 def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
     """Compare a package's files with its manifest and yield (rule, path, message) for each difference."""
     path = package / MANIFEST
-    if not path.is_file():
-        yield "manifest-missing", package, f"no {MANIFEST}"
+    if path.is_symlink() or not path.is_file():
+        there = path.is_symlink() or path.exists()
+        yield "manifest-missing", package, f"{MANIFEST} is not a file" if there else f"no {MANIFEST}"
         return
     listed = read_package_manifest(path)
     if listed is None:

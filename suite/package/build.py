@@ -18,7 +18,7 @@ from msgspec import structs
 
 from suite import NO_SUBMITTER
 from suite.compliance.kept_files import damaged_files
-from suite.compliance.manifest import render_package_manifest
+from suite.compliance.manifest import changed_files, render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
 from suite.errors import InputError
@@ -92,6 +92,7 @@ def build_package(
         raise InputError("a throughput result has no energy; expected neither --power nor --network-power")
     _check_failures(results, count_failed)
     _check_absent(results, package)
+    _check_unchanged(package)
     package.absolute().parent.mkdir(parents=True, exist_ok=True)
     # The temporary folder is on the file system of the package, so that files can be renamed into it.
     with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
@@ -133,6 +134,14 @@ def _check_absent(results: Sequence[Result], package: Path) -> None:
     for folder in (package / result.folder for result in results):
         if folder.exists():
             raise InputError(f"{folder}: exists already; a result is never overwritten (choose another --system)")
+
+
+def _check_unchanged(package: Path) -> None:
+    """Raise InputError if the package to add to differs from its manifest: the new manifest would hide the damage."""
+    if not package.exists():
+        return
+    for _, path, message in changed_files(package):
+        raise InputError(f"{path}: {message}; a package to add to is unchanged since it was built")
 
 
 def _check_one_suite(runs: Sequence[Run]) -> None:

@@ -44,16 +44,21 @@ def judge_log(original: Original, changes: Sequence[Difference]) -> LevelVerdict
     return verdict_of(0, LevelOutcome.CANNOT, why, compared=_found(original))
 
 
-def list_changes(package: Path) -> list[Difference]:
-    """List how a package differs from its manifest. Packages of published rounds have none, so nothing differs."""
-    if not (package / MANIFEST).is_file():
-        return []
-    listed = read_package_manifest(package / MANIFEST)
+def list_changes(package: Path, originals: Sequence[Original]) -> list[Difference]:
+    """List how a package differs from its manifest.
+
+    A package of this suite has one. Packages of published rounds have none, so nothing differs.
+    """
+    manifest = package / MANIFEST
+    if manifest.is_symlink() or not manifest.is_file():
+        ours = any(original.folders for original in originals)
+        return [Difference(kind=LOST, what=MANIFEST, was="in every package of mlhpc", now="gone")] if ours else []
+    listed = read_package_manifest(manifest)
     there = {path.relative_to(package).as_posix() for path in list_files(package)}
     lost = sorted((listed or {}).keys() - there)
     found = [Difference(kind=LOST, what=name[:200], was="in the manifest", now="gone") for name in lost[:_LISTED]]
     for _, path, message in islice(changed_files(package), 1000):
-        if path != package / MANIFEST or listed is None:
+        if path != manifest or listed is None:
             name = path.relative_to(package).as_posix()
             found.append(Difference(kind=ALTERED, what=name[:200], was="in the manifest", now=message[:100]))
     return found

@@ -124,6 +124,16 @@ def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) ->
     assert not list(changed_files(folder))
 
 
+@pytest.mark.parametrize("name", ["systems/bed_1x2_smoke.json", "manifest.sha256"])
+def test_a_damaged_package_does_not_grow(tmp_path: Path, name: str) -> None:
+    """A new manifest over all files would call the damaged ones whole."""
+    folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
+    (folder / name).write_text("{}")
+    with pytest.raises(InputError, match="a package to add to is unchanged since it was built"):
+        build_package([run_folder(tmp_path / "b", ranks=4)], system="bed", out=folder)
+    assert (folder / name).read_text() == "{}"
+
+
 def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
     first = run_folder(tmp_path / "a", count=3)
     second = run_folder(tmp_path / "b", count=2)
