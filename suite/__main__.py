@@ -1,11 +1,22 @@
-"""`python -m suite` is `mlhpc`."""
+"""The program `mlhpc`, which is also `python -m suite`."""
 
 import sys
-from pathlib import Path
 
-if not sys.flags.safe_path and sys.path[:1] == [str(Path.cwd())]:
-    del sys.path[0]  # put there by -m: a user's folder workloads/ or analysis/ is not ours
+from suite import stopping
 
-from suite.cli.main import main
 
-main()
+def main() -> None:
+    """Run the command line. Signals are handled before anything else is imported."""
+    stopping.install()
+    from suite.cli.main import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        from pathlib import Path
+
+        if sys.path[:1] == [str(Path.cwd())]:
+            del sys.path[0]  # put there by -m: a user's folder workloads/ or analysis/ is not ours
+    main()

@@ -1,6 +1,6 @@
 """The ranks of a run and their communication outside the gradient path, through MPI or torch's gloo.
 
-`detect` reads the launcher's environment and imports nothing heavy; `World.create` connects the ranks. Control
+`World.create` connects the ranks of a launch (suite.launcher). Control
 messages, sums of a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which
 `World.init_torch` starts.
 
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError
 from suite.files import one_line
+from suite.launcher import Launch, detect, explain, way_out
 from suite.messages import decode, encode
 from suite.node_list import first_node
 from suite.pmi_relay import long_values
@@ -41,47 +42,14 @@ TIMEOUT = timedelta(minutes=30)
 LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The launcher that started this process, and its rank and number of ranks by the launcher's variables."""
-
-    launcher: str
-    rank: int
-    size: int
-
-
 MASTER = "MLHPC_MASTER_ADDR"  # set by a person where a name does not resolve
 INTERFACE = "MLHPC_INTERFACE"  # the same, by the name of an interface
 REACH_S = 15.0  # how long a connection may take that nobody refuses
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
-# Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer
-# one
-LAUNCHERS: tuple[tuple[str, str, str], ...] = (
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("pmi", "PMI_RANK", "PMI_SIZE"),
-    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun sets STEP_ variables, the batch script has none
-)
-
-
 # The launcher of ranks that no launcher's variables name, but whose process group is there
 CALLER = "torch.distributed"
-
-
-def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Find the launcher that started this process, or None. InputError if its variables are inconsistent."""
-    for launcher, rank_name, size_name in LAUNCHERS:
-        if rank_name in environ and size_name in environ:
-            try:
-                rank, size = int(environ[rank_name]), int(environ[size_name])
-            except ValueError:
-                raise InputError(f"{rank_name}={environ[rank_name]!r}: expected an integer") from None
-            if not 0 <= rank < size:
-                raise InputError(f"{rank_name}={rank} is not below {size_name}={size}")
-            return Launch(launcher, rank, size)
-    return None
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -264,8 +232,8 @@ def _rendezvous(launch: Launch) -> None:
         address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of_step(env)
     else:
         raise InputError(
-            f"{launch.launcher} started {launch.size} ranks, but mpi4py sees a world of one: "
-            "mpi4py and the launcher belong to different MPIs (`mlhpc doctor` shows both)"
+            f"{explain()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
+            f"(`mlhpc doctor` shows both); {way_out()}"
         )
     if not one_node:
         if launch.rank:

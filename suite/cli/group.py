@@ -55,6 +55,13 @@ class LazyGroup(Subcommands):
         except Exception as error:  # a stranger's code may raise anything
             raise _not_loaded(cmd_name, plugin.package, error) from error
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. Click itself would print an empty line for an interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands under their headings. None of ours is imported for it."""
         for heading, commands in SECTIONS.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
-from suite import VERSION
+from suite import VERSION, stopping
 from suite.cli.group import LazyGroup, asks_for_help
 from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
@@ -36,7 +37,8 @@ Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 def group() -> None:
     """Benchmark suite for AI on supercomputers: run, package, check, compare.
 
-    Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage, 70 a defect of mlhpc itself, 130 Ctrl-C.
+    Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage, 70 a defect of mlhpc itself, 130 Ctrl-C,
+    143 SIGTERM.
     """
 
 
@@ -46,27 +48,37 @@ group.params += shared()
 def main() -> None:
     """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
-        sys.exit(group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or 0)
+        with stopping.caught():
+            sys.exit(group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or 0)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.exceptions.NoArgsIsHelpError as usage:
         usage.show()
         sys.exit(ExitCode.USAGE)
-    except click.ClickException as error:
-        print_line(f"mlhpc: {explain_usage(error)}", error=True)
-        sys.exit(ExitCode.USAGE)
-    except (click.Abort, KeyboardInterrupt):
-        print_line("mlhpc: stopped", error=True)
-        sys.exit(ExitCode.INTERRUPTED)
-    except (InputError, OSError) as error:
-        print_line(f"mlhpc: {one_line(error)}", error=True)
-        sys.exit(ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED)
-    except Exception as error:
-        if DEBUG in os.environ:
-            raise
-        name, text = type(error).__name__, one_line(error)
-        if is_of_memory(error):
-            print_line(f"mlhpc: not enough memory here for what was asked: {text}", error=True)
-            sys.exit(ExitCode.FAILED)
-        print_line(f"mlhpc: a defect of mlhpc itself: {name}: {text} ({keep_traceback()})", error=True)
-        sys.exit(ExitCode.DEFECT)
+    except (Exception, KeyboardInterrupt) as error:
+        # A library may have made another error of the interrupt
+        if isinstance(error, KeyboardInterrupt | click.Abort) or stopping.first_signal() is not None:
+            _say_stopped()
+        text, code = _explain(error)
+        print_line(f"mlhpc: {text}", error=True)
+        sys.exit(code)
+
+
+def _explain(error: BaseException) -> tuple[str, ExitCode]:
+    """One line about an error, and the exit code. Called while it is handled."""
+    if isinstance(error, click.ClickException):
+        return explain_usage(error), ExitCode.USAGE
+    if isinstance(error, InputError | OSError):
+        return one_line(error), ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+    if DEBUG in os.environ:
+        raise error
+    if is_of_memory(error):
+        return f"not enough memory here for what was asked: {one_line(error)}", ExitCode.FAILED
+    return f"a defect of mlhpc itself: {type(error).__name__}: {one_line(error)} ({keep_traceback()})", ExitCode.DEFECT
+
+
+def _say_stopped() -> NoReturn:
+    """End with one line. On a terminal it does not stand behind the ^C."""
+    if text := stopping.line():
+        print_line("\n" * sys.stderr.isatty() + text, error=True)
+    sys.exit(stopping.exit_code())

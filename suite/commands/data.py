@@ -24,7 +24,8 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line, print_progress, write_whole
-from suite.launch.local import mpiexec_command, suite_command, trial_environment
+from suite.launch.local import run_attached, suite_command
+from suite.launcher import find_world
 
 if TYPE_CHECKING:
     from suite.data.manifest import Manifest
@@ -219,18 +220,14 @@ def _check_room(root: Path, name: str, needed: int) -> None:
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Replace this process by mpiexec with several ranks. Return if one rank is wanted or a launcher started us."""
-    from suite.world import detect
+    """Do the command on several ranks of this machine, and end with their exit code.
 
-    if ranks == 1 or detect() is not None:
+    Return if one rank is wanted, or if this process is one of those that a launcher started.
+    """
+    if find_world(ranks) is not None or ranks == 1:
         return
-
-    environment = trial_environment(os.environ, ranks=ranks)
-    if sys.stderr.isatty():
-        environment[TERMINAL_NAME] = "1"
-    command = [*mpiexec_command(ranks), *suite_command("data", *words)]
-    sys.stdout.flush()  # what is buffered would be lost with this process
-    os.execve(command[0], command, environment)  # noqa: S606
+    terminal = {TERMINAL_NAME: "1"} if sys.stderr.isatty() else {}
+    sys.exit(run_attached(suite_command("data", *words), ranks=ranks, environ={**os.environ, **terminal}))
 
 
 @contextmanager
@@ -245,6 +242,10 @@ def _world() -> Iterator[World]:
         if world.is_first:
             raise
         sys.exit(ExitCode.USAGE)
+    except KeyboardInterrupt:
+        if world.size > 1:  # the others would wait for this rank
+            world.transport.abort(ExitCode.INTERRUPTED)
+        raise
     except Exception:
         if world.size == 1:
             raise

@@ -22,7 +22,9 @@ from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, print_progress, write_whole
 from suite.launch.local import suite_command
+from suite.launcher import refuse_several
 from suite.log.run_folder import default_folder
+from suite.stopping import exit_code
 
 ALL = "all"  # in place of a workload
 ORG = "demo"  # the submitter of the package
@@ -88,6 +90,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which
     is 1.
     """
+    refuse_several("the demo starts its own")
     names = sorted(descriptors()) if workload == ALL else [workload]
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
     root = output or default_folder(workload, size, datetime.now(UTC), under="demo")
@@ -167,7 +170,7 @@ def _run(step: DemoStep) -> StepResult:
     code, last = _execute(suite_command(*arguments), step.limit_s)
     if code in (ExitCode.INTERRUPTED, -signal.SIGINT):
         print_line(f"mlhpc: demo stopped: step {step.title!r} was interrupted", error=True)
-        sys.exit(ExitCode.INTERRUPTED)
+        sys.exit(exit_code())
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
     if code == ExitCode.TIMED_OUT and step.limit_s:
         reason = f"stopped after {step.limit_s:g} s"
@@ -191,7 +194,8 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
                 print_line(line, end="", error=True)
                 last = line.strip() or last
             code = process.wait()
-        except KeyboardInterrupt:  # the terminal sent it to the command as well: it ends by itself
+        except KeyboardInterrupt:  # a terminal sent Ctrl-C to the command as well, kill(1) sent SIGTERM only here
+            process.terminate()
             process.wait()
             return ExitCode.INTERRUPTED, ""
         finally:

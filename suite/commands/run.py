@@ -25,6 +25,7 @@ from suite.config import default_data_root, load_config, missing_submitter
 from suite.descriptor import descriptor
 from suite.files import print_line
 from suite.launch.trials import run_trials
+from suite.launcher import find_world, refuse_several
 from suite.log.checkpoint_index import glance
 from suite.log.reader import read_events
 from suite.log.record import summarise
@@ -126,16 +127,13 @@ def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, repl
 
 def _start(plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...]) -> int:
     """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code."""
-    from suite.world import detect
-
-    launch = detect()
+    launch = find_world(ranks)
     # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
     if trial is not None and (launch is not None or ranks in (None, 1)):
         from suite.training.worker import work
 
         return work(plan)
-    if launch is not None:
-        raise click.UsageError(f"inside {launch.launcher} a run needs --trial I: the world is one trial")
+    refuse_several("a run of several ranks needs --trial I: they are one trial")
     if trial is not None:
         return _launch_trial(plan, trial, ranks or 1, overrides)
     return _launch_all(plan, ranks, overrides)
@@ -179,6 +177,8 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...]) 
         _write_info(plan, ranks)
     _say_unnamed(plan)
     code = _run_trials(plan, range(runs), ranks, seed, overrides)
+    if code > 128 and not any(map(began, folder.results())):  # one line, of the trial that was stopped, is enough
+        return code
     if told := _company(folder):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_summary(folder, workload, runs)}")

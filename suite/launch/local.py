@@ -26,8 +26,10 @@ from suite import LAUNCH
 from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
 from suite.launch.heartbeat import read_code
+from suite.launcher import without_launchers
 from suite.machine.probes.allowance import usable
 from suite.processes import end_with_parent, find_marked, has_children, kill_marked, signal_marked
+from suite.stopping import SAME_S, interrupt
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
@@ -88,11 +90,8 @@ def mpiexec_command(ranks: int) -> list[str]:
 
 
 def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
-    """The environment of the ranks: the cores that this process may use shared evenly, and no variables of a Slurm job.
-
-    With those variables mpiexec would start the ranks with srun.
-    """
-    environment = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
+    """The environment of the ranks: the cores that this process may use shared evenly, no launcher's variables."""
+    environment = without_launchers(environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable(environ).cores // ranks)))
     return environment | {"PYTHONUNBUFFERED": "1"}
 
@@ -150,7 +149,7 @@ def run_local(
     grace_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
     told: Path | None = None,
-    on_stop: Callable[[], object] = lambda: None,
+    on_stop: Callable[[int], object] = lambda number: None,
 ) -> int:
     """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
 
@@ -158,14 +157,15 @@ def run_local(
     message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
     ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed,
     and ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself
-    failed. ``on_stop`` is called at the first signal: ranks that had come to their end notice none.
+    failed. ``on_stop`` gets the number of the first signal: ranks that had come to their end notice none.
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     ended_by, late = None, False
-    with _Output(log, token, grace_s) as output:
+    stop = _Stop(token, grace_s, on_stop)
+    with _forwarded(stop), _Output(log, token, grace_s) as output, _killed_at_end(stop):
         process = subprocess.Popen(
             [*mpiexec_command(ranks), *command],
             env=environment,
@@ -175,25 +175,46 @@ def run_local(
             start_new_session=True,
             preexec_fn=end_with_parent(os.getpid()),
         )
+        stop.attend(process)
         output.begin()
-        stop = _Stop(process, token, grace_s, on_stop)
-        attendance = _Attendance(process, token, ranks, grace_s)
-        try:
-            with _forwarded(stop):
-                for line in output.lines(attendance.check):
-                    ended_by, late = ended_by or rank_signal(line), late or is_late(line)
-                    if echo is not None and not is_banner(line) and line.strip():
-                        echo(line)
-                returncode = process.wait()
-        finally:
-            stop.finish()
+        for line in output.lines(_Attendance(process, token, ranks, stop, grace_s).check):
+            ended_by, late = ended_by or rank_signal(line), late or is_late(line)
+            if echo is not None and not is_banner(line) and line.strip():
+                echo(line)
+        returncode = process.wait()
     code, message = explain_end(returncode, ended_by, late=late and returncode != 0)
+    if stop.number is not None and ended_by is not None:
+        message = f"stopped by {_signal_name(stop.number)}"
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
     elif message and (kept := read_code(told)) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:
         say(f"{message}: see {log}")
+    return code
+
+
+def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Run ranks that print to this process's own streams, and return their exit code.
+
+    They have nothing to save: the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process kills them, and is then a
+    KeyboardInterrupt here.
+    """
+    token = uuid.uuid4().hex
+    sys.stdout.flush()
+    stop = _Stop(token, grace_s=0.0)
+    with _forwarded(stop), _killed_at_end(stop):
+        process = subprocess.Popen(
+            [*mpiexec_command(ranks), *command],
+            env=trial_environment(environ, ranks=ranks) | {LAUNCH: token},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent(os.getpid()),
+        )
+        stop.attend(process)
+        code = process.wait()
+    if stop.number is not None:
+        interrupt(stop.number)
     return code
 
 
@@ -254,8 +275,8 @@ class _Attendance:
     If either ends before the ranks, nobody ends the others when one dies, so this does.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, grace_s: float) -> None:
-        self._process, self._token, self._ranks, self._grace_s = process, token, ranks, grace_s
+    def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, stop: _Stop, grace_s: float) -> None:
+        self._process, self._token, self._ranks, self._stop, self._grace_s = process, token, ranks, stop, grace_s
         self._started = time.monotonic()
         self._missing_since: float | None = None
 
@@ -265,6 +286,7 @@ class _Attendance:
             starting = time.monotonic() - self._started < START_S
             if self._ranks == 1 or starting or has_children(self._process.pid):
                 return True
+        self._stop.launcher_has_gone()
         ranks = len(find_marked(self._token, ranks_only=True))
         if 0 < ranks < self._ranks:
             self._missing_since = self._missing_since or time.monotonic()
@@ -274,41 +296,76 @@ class _Attendance:
 
 
 class _Stop:
-    """Stops a trial: SIGTERM at the first call, SIGKILL at the second or when the grace period is over."""
+    """Stops the ranks: SIGTERM at the first call, SIGKILL at the second or when the grace period is over.
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], token: str, grace_s: float, on_stop: Callable[[], object]
-    ) -> None:
+    It is there before the processes are: what is asked for earlier is done when they have been started.
+    """
+
+    def __init__(self, token: str, grace_s: float, on_stop: Callable[[int], object] = lambda number: None) -> None:
+        self.number: int | None = None  # of the first signal
         self.forced = False
+        self._asked_s = 0.0
         self._on_stop = on_stop
-        self._process = process
+        self._process: subprocess.Popen[bytes] | None = None
         self._token = token
+        self._grace_s = grace_s
         self._timer = threading.Timer(grace_s, self._force)
         self._timer.daemon = True
-        self._asked = False
+        self._passed_on = self._ranks_told = False
+
+    def attend(self, process: subprocess.Popen[bytes]) -> None:
+        """Take the process that the signals are for."""
+        self._process = process
+        if self.number is not None:
+            self._end()
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self._asked:
-            self._force()
-        else:
-            self._asked = True
-            self._on_stop()
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-            else:  # mpiexec has gone: nobody else passes the signal on
-                signal_marked(self._token, signal.SIGTERM)
-            self._timer.start()
+        if self.number is not None:
+            if time.monotonic() - self._asked_s > SAME_S:
+                self._force()
+            return
+        self.number, self._asked_s = signum, time.monotonic()
+        self._on_stop(signum)
+        self._end()
 
     def finish(self) -> None:
-        """Kill whatever is left of the trial, whether it ended by itself, by a signal or by an error here."""
+        """Kill whatever is left of the ranks, whether they ended by themselves, by a signal or by an error here."""
         self._timer.cancel()
         kill_marked(self._token)
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def launcher_has_gone(self) -> None:
+        """Tell the ranks themselves, once: an mpiexec that gets the signal while it starts ends without them."""
+        if self.number is not None and not self._ranks_told:
+            self._ranks_told = True
+            signal_marked(self._token, signal.SIGTERM)
+
+    def _end(self) -> None:
+        if self._process is None or self._passed_on:
+            return
+        self._passed_on = True
+        if not self._grace_s:
+            self._force()
+            return
+        self._timer.start()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        else:
+            self.launcher_has_gone()
 
     def _force(self) -> None:
         self.forced = True
         kill_marked(self._token)
+
+
+@contextmanager
+def _killed_at_end(stop: _Stop) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        stop.finish()
 
 
 @contextmanager

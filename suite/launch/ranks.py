@@ -6,21 +6,21 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line
 from suite.launch.local import run_local, suite_command
+from suite.stopping import interrupt
 
 if TYPE_CHECKING:
-    from suite.world import Launch, World
+    from suite.launcher import Launch
+    from suite.world import World
 
-GRACE_S = 30.0  # between SIGTERM and SIGKILL to ranks that are stopped
-LATE_GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks whose time is over
+GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save
 
 
 def start_ranks(
@@ -28,30 +28,31 @@ def start_ranks(
 ) -> int:
     """Run ``mlhpc WORDS`` on so many ranks of this machine, give their output to ``echo``, and return the exit code.
 
-    After ``limit_s`` seconds the ranks are ended, with exit code 1.
+    After ``limit_s`` seconds the ranks are ended, with exit code 1. A signal ends them too, and is then a
+    KeyboardInterrupt.
     """
     late = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGTERM)) if limit_s is not None else None
+    begun = time.monotonic()
+    signals: list[int] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
             if late is not None:
                 late.start()
-            return run_local(
+            code = run_local(
                 suite_command(*words),
                 ranks=ranks,
                 log=Path(folder) / "ranks.log",
-                say=lambda text: print_line(f"mlhpc: {text}", error=True),
+                say=lambda text: None if signals else print_line(f"mlhpc: {text}", error=True),
                 echo=echo,
-                grace_s=GRACE_S if late is None else LATE_GRACE_S,
+                grace_s=GRACE_S,
+                on_stop=signals.append,
             )
     finally:
         if late is not None:
             late.cancel()
-
-
-def refuse_ranks(launch: Launch | None, ranks: int) -> None:
-    """Raise a usage error if --ranks is given inside a launcher, which has started the ranks already."""
-    if launch is not None and ranks != 1:
-        raise click.UsageError(f"inside {launch.launcher} the ranks are already there: leave --ranks out")
+    if signals and (limit_s is None or time.monotonic() - begun < limit_s):
+        interrupt(signals[0])
+    return code
 
 
 def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:

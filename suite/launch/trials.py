@@ -37,7 +37,7 @@ def run_trials(
     is left as it is and counts with its own exit code.
     """
     codes: list[int] = []
-    stops: list[int] = []
+    stops: list[int] = []  # signals to this process
     clock = _clock(folder, len(trials))
     with _Terminal(len(trials)) if sys.stdout.isatty() and not os.environ.get(QUIET) else _Plain() as progress:
         for trial in trials:
@@ -67,7 +67,7 @@ def run_trials(
                     say=progress.say,
                     echo=partial(_show, progress, clock, trial),
                     told=folder.exit_code(trial),
-                    on_stop=partial(stops.append, ExitCode.STOPPED),
+                    on_stop=stops.append,
                 )
             _keep_code(folder.exit_code(trial), code, progress.say)
             progress.done(trial)
@@ -76,8 +76,8 @@ def run_trials(
             left = len(trials) - len(codes)
             if left and (why := _why_no_more(folder, trial, code, stopped=bool(stops))):
                 progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
-                return worst([*codes, *stops])
-    return worst(codes)
+                return _result(folder, trial, codes, stops, left=left)
+    return _result(folder, trial, codes, stops, left=0)
 
 
 def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
@@ -85,9 +85,8 @@ def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> 
 
     ``stopped``: a signal came. None if it is not.
     """
-    log = newest_log(folder, trial)
-    if code == ExitCode.FAILED and (log is None or not began(log)):
-        return "failed before it began"
+    if code == ExitCode.FAILED and _never_began(folder, trial):
+        return "was stopped before it began" if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
         return "was done when a signal came"
     return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE) else None
@@ -110,6 +109,18 @@ def _keep_code(path: Path, code: int, say: Callable[[str], None]) -> None:
         write_whole(path, f"{code}\n")
     except OSError as error:
         say(f"{path}: exit code {code} cannot be kept: {error.strerror}")
+
+
+def _result(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:
+    """The exit code of a series that ends with this trial: 128 and the signal if one stopped it before it began."""
+    if stops and codes[-1] == ExitCode.FAILED and _never_began(folder, trial):
+        return 128 + stops[0]
+    return worst([*codes, *([ExitCode.STOPPED] if stops and left else [])])
+
+
+def _never_began(folder: RunFolder, trial: int) -> bool:
+    log = newest_log(folder, trial)
+    return log is None or not began(log)
 
 
 def worst(codes: Iterable[int]) -> int:

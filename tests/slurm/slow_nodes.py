@@ -39,7 +39,8 @@ import sys
 from pathlib import Path
 import torch
 from suite.performance.preflight.node import measure
-from suite.world import Launch, World, node_name
+from suite.launcher import Launch
+from suite.world import World, node_name
 torch.set_num_threads(1)
 tell = lambda text: None
 world = World.create(Launch("none", 0, 1))

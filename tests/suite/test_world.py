@@ -8,31 +8,10 @@ import numpy as np
 import pytest
 
 from suite.errors import InputError
+from suite.launcher import Launch
 from suite.transport import Alone
 from suite.workload import average_buffers
-from suite.world import Launch, World, detect
-
-
-@pytest.mark.parametrize(
-    ("environ", "launch"),
-    [
-        ({}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # the batch script itself, not a step
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, Launch("slurm", 3, 4)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Launch("pmi", 1, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}, Launch("openmpi", 0, 8)),
-        ({"RANK": "5", "WORLD_SIZE": "6", "PMI_RANK": "0", "PMI_SIZE": "1"}, Launch("torchrun", 5, 6)),
-        ({"RANK": "5"}, None),
-    ],
-)
-def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Launch | None) -> None:
-    assert detect(environ) == launch
-
-
-@pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
-def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(InputError, match="PMI_RANK"):
-        detect(environ)
+from suite.world import World
 
 
 def test_one_process_is_a_world_of_its_own() -> None:

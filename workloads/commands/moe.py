@@ -6,11 +6,10 @@ A benchmark starts its own MPI ranks (``--ranks``) or runs on those of mpiexec, 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,8 @@ from suite.documents import convert, find_mistake
 from suite.errors import InputError, is_of_memory
 from suite.exit_codes import ExitCode
 from suite.files import one_line, print_line, write_whole
-from suite.launch.local import mpiexec_command, suite_command, trial_environment
+from suite.launch.local import run_attached, suite_command
+from suite.launcher import find_world
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,8 @@ def moe(  # one parameter per option
             "ranks_per_node": ranks_per_node,
         }
     )
-    _start_ranks(ranks, sys.argv[1:])
+    if find_world(ranks) is None and ranks > 1:
+        sys.exit(run_attached(suite_command(*sys.argv[1:]), ranks=ranks))
     world, chosen = _connect(device, threads)
     with _failing_together(world):
         from workloads.moe import bench
@@ -214,20 +215,6 @@ def _layer(settings: dict[str, Any]) -> MoEConfig:
         return convert(settings, MoEConfig)
     except ValidationError as error:
         raise InputError(find_mistake(settings, MoEConfig, error).text) from None
-
-
-def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Replace this process by mpiexec with the same command, unless one rank is asked for or a launcher started us."""
-    from suite.world import detect
-
-    if ranks == 1 or detect() is not None:
-        return
-
-    environment = trial_environment(os.environ, ranks=ranks)
-    command = [*mpiexec_command(ranks), *suite_command(*words)]
-    sys.stdout.flush()
-    # signals and the exit code are then mpiexec's
-    os.execve(command[0], command, environment)  # noqa: S606
 
 
 def _connect(device: str, threads: int) -> tuple[World, torch.device]:

@@ -32,7 +32,8 @@ from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
 from suite.files import print_line, write_whole
-from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.launch.ranks import in_world, start_ranks
+from suite.launcher import find_world
 from suite.log.run_folder import RunFolder, default_folder
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import machine_root
@@ -122,10 +123,7 @@ def steps(
     ]
     folder = output or default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
 
-    from suite.world import detect
-
-    launch = detect()
-    refuse_ranks(launch, ranks)
+    launch = find_world(ranks)
 
     def check() -> None:
         _check(chosen, sides, folder, ranks if launch is None else launch.size)

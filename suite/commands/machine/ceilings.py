@@ -14,7 +14,8 @@ from suite.cli.group import Subcommands
 from suite.cli.options import command_words, device_option, output_option, ranks_option
 from suite.commands.machine.counters import counters
 from suite.files import print_line, print_progress
-from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.launch.ranks import in_world, start_ranks
+from suite.launcher import find_world
 from suite.performance.ceilings.document import refuse_existing, write
 
 if TYPE_CHECKING:
@@ -67,10 +68,7 @@ def ceilings(
     """
     if context.invoked_subcommand is not None:  # click calls the group first, then its command
         return
-    from suite.world import detect
-
-    launch = detect()
-    refuse_ranks(launch, ranks)
+    launch = find_world(ranks)
     path = output or Path("ceilings.json")
     if launch is None and ranks > 1:
         refuse_existing(path)

@@ -28,7 +28,8 @@ from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import byte_text, print_line
 from suite.launch import mpi
-from suite.launch.local import mpiexec_command
+from suite.launch.local import mpiexec_command, trial_environment
+from suite.launcher import detect, explain, way_out
 from suite.machine.probes.allowance import Allowance, usable
 from suite.machine.probes.clock import is_synchronised, measure_skew
 from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
@@ -89,7 +90,14 @@ def doctor(ranks: int, style: str) -> None:
     """Show what is missing for runs on this machine, on several nodes and through Slurm, and how to get it."""
     root = machine_root(os.environ)
     loaded, library = load_checks()
-    checks = [*python_checks(), *loaded, *mpi_checks(), *machine_checks(usable(), ranks), *folder_checks(os.environ)]
+    checks = [
+        *python_checks(),
+        *launch_checks(os.environ),
+        *loaded,
+        *mpi_checks(),
+        *machine_checks(usable(), ranks),
+        *folder_checks(os.environ),
+    ]
     checks += [*node_checks(root), *clock_checks(Path.cwd(), simulated=is_simulated(root)), *slurm_checks(library)]
     if style == JSON:
         print_line(json.dumps([asdict(check) for check in checks], indent=2))
@@ -140,6 +148,18 @@ def python_checks() -> list[Check]:
     return checks
 
 
+def launch_checks(environ: Mapping[str, str]) -> list[Check]:
+    """Show whether commands take themselves for ranks of a launcher, and what to do in a person's shell if they do."""
+    try:
+        launch, found = detect(environ), explain(environ)
+    except InputError as error:
+        found, _, fix = str(error).partition("; ")
+        return [Check("launcher", False, found, "local", fix)]
+    if launch is not None:
+        found += ": --ranks N starts N ranks here" if launch.size == 1 else f"; {way_out(environ)}"
+    return [Check("launcher", True, found, "local")]
+
+
 def load_checks() -> tuple[list[Check], str]:
     """Load mpi4py and its MPI library in another process. Also return the library's version, or ""."""
     return judge_load(_run([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
@@ -164,7 +184,8 @@ def mpi_checks() -> list[Check]:
         command = mpiexec_command(2)
     except InputError as error:
         return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
-    answer = _run([*command, sys.executable, "-c", mpi.WORLD_PROGRAM])
+    # As commands start their ranks: without the variables of a launcher around this one
+    answer = _run([*command, sys.executable, "-c", mpi.WORLD_PROGRAM], trial_environment(os.environ, ranks=2))
     launcher = mpi.family(_run([command[0], "--version"]).output) or "unknown"
     return [judge_mpi(command[0], answer, mpi.find_site(os.environ), launcher)]
 
@@ -304,10 +325,16 @@ class Answer:
     output: str
 
 
-def _run(command: Sequence[str]) -> Answer:
+def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Answer:
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=TIMEOUT_S
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            env=environ,
         )
     except FileNotFoundError:
         return Answer(127, f"{command[0]}: not found")

@@ -73,22 +73,19 @@ def node(
     Under srun every task measures its own node. A node that hangs or dies is ended in time, and its file says where it
     was. Steps are of the smoke models whose data are there. Exit code 0: measured, 1: ended before its end, 2: usage.
     """
+    from suite.launcher import detect
     from suite.world import node_name
 
     folder = output or Path("preflight")
     path = folder / f"{node_name()}.jsonl"
     storage = directory or Path(os.environ.get("TMPDIR") or folder)
     if started_at is not None:  # this process is a rank, started below
-        from suite.world import Launch, detect
-
-        # With one rank the variables of an outer srun would make a world of all nodes.
-        inner = detect() if ranks > 1 else Launch("none", 0, 1)
         left = budget - ENDING_S - (time.time() - started_at)
 
         def body(world: World) -> None:
             _measure_node(world, device, storage, names, left, rounds, path)
 
-        sys.exit(in_world(inner, lambda: None, body))
+        sys.exit(in_world(detect(), lambda: None, body))
     for name in names:
         descriptor(name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +139,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
 
     Exit code 0: measured, or there is one node; 1: ended before its end; 2: usage.
     """
-    from suite.world import detect
+    from suite.launcher import detect
 
     path = (output or Path("preflight")) / "links.jsonl"
     begin, where = time.time(), "the connection of the nodes"

@@ -26,7 +26,8 @@ from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
 from suite.files import harmless_cell, print_line, print_progress, write_whole
-from suite.launch.ranks import in_world, refuse_ranks, start_ranks
+from suite.launch.ranks import in_world, start_ranks
+from suite.launcher import find_world
 from suite.log.run_folder import default_folder
 from suite.workload import load_workload
 
@@ -88,10 +89,7 @@ def profile(
 
         find_data(root, resolved.workload, resolved.size)
 
-    from suite.world import detect
-
-    launch = detect()
-    refuse_ranks(launch, ranks)
+    launch = find_world(ranks)
     if launch is None and ranks > 1:
         check()
         words = command_words({"--steps": steps, "--profiled-steps": profiled_steps, "-o": folder})

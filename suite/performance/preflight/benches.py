@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.launcher import Launch
 from suite.machine.node_samples import Better
 from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings import collectives, compute, memory, storage
@@ -25,7 +26,7 @@ from suite.performance.ceilings.document import Resource
 from suite.performance.ceilings.samples import calls_for
 from suite.performance.ceilings.sizes import SKEW
 from suite.workload import load_workload
-from suite.world import Launch, World
+from suite.world import World
 
 REPETITION_S = 0.03  # short enough for many rounds, far above the resolution of the clock
 CPU_ORDER, GPU_ORDER = 512, 4096  # of the products, the same on all nodes

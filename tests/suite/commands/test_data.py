@@ -1,6 +1,5 @@
 """mlhpc data: what is made is verified, what is there is kept, and mistakes are one line."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -198,15 +197,14 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
 ) -> None:
     started: list[list[str]] = []
 
-    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
-        started.append(command)
-        raise SystemExit(0)
+    def run_attached(command: list[str], *, ranks: int, environ: dict[str, str]) -> int:
+        started.append([str(ranks), *command])
+        return 0
 
-    monkeypatch.setattr(os, "execve", execve)
-    monkeypatch.setattr("suite.commands.data.mpiexec_command", lambda ranks: ["/bin/mpiexec", "-n", str(ranks)])
+    monkeypatch.setattr("suite.commands.data.run_attached", run_attached)
     invoke("generate", "toy", "--size", "smoke", "--ranks", 3, "-o", tmp_path / "d")
     words = ["generate", "toy", "--size", "smoke", "--seed", "0", "-o", str(tmp_path / "d")]
-    assert started == [["/bin/mpiexec", "-n", "3", sys.executable, "-P", "-m", "suite", "data", *words]]
+    assert started == [["3", sys.executable, "-P", "-m", "suite", "data", *words]]
 
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.launch import local
+from suite.stopping import SAME_S
 from tests.fixtures.disk import fill
 
 LONG_S = 100  # what takes a second, on a machine that is busy with other work
@@ -213,6 +214,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "ignored"
+    time.sleep(2 * SAME_S)  # sooner it would be the same request
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LONG_S)
     assert process.returncode == 1

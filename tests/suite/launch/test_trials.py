@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ class Ranks:
         self.folder, self.ends, self.started = folder, dict(enumerate(ends)), list[int]()
         self.signal_in: int | None = None
 
-    def __call__(self, command: Sequence[str], *, on_stop: Callable[[], object], **_: Any) -> int:
+    def __call__(self, command: Sequence[str], *, on_stop: Callable[[int], object], **_: Any) -> int:
         trial = int(command[command.index("--trial") + 1])
         if trial == self.signal_in:
-            on_stop()
+            on_stop(signal.SIGTERM)
         code, log = self.ends[trial]
         if log is not None:
             write(self.folder.result(trial), log)
@@ -74,6 +75,8 @@ def test_a_trial_that_cannot_begin_ends_the_series_and_one_that_misses_does_not(
         (1, ((0, FINISHED), (1, MISSED), (0, FINISHED)), 3, [0, 1]),
         (2, ((0, FINISHED), (0, FINISHED), (0, FINISHED)), 0, [0, 1, 2]),
         (2, ((0, FINISHED), (0, FINISHED), (1, MISSED)), 1, [0, 1, 2]),
+        (1, ((0, FINISHED), (1, None), (0, FINISHED)), 143, [0, 1]),
+        (2, ((0, FINISHED), (0, FINISHED), (1, NEVER_BEGAN)), 143, [0, 1, 2]),
     ],
 )
 def test_a_signal_that_finds_the_ranks_done_starts_no_other_run(

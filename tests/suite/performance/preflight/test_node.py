@@ -15,10 +15,11 @@ import torch
 
 from analysis.fleet.samples import read_samples
 from suite.launch.local import suite_command
+from suite.launcher import Launch
 from suite.machine.node_samples import Sample
 from suite.performance.preflight import node
 from suite.performance.preflight.benches import BENCHES, Bench, Site, step_benches
-from suite.world import Launch, World
+from suite.world import World
 from tests.fixtures.cli import mlhpc
 
 ALONE = Launch("none", 0, 1)

@@ -1,0 +1,121 @@
+"""Ctrl-C and SIGTERM of a command: one line and exit code 128 + the signal's number, whatever the command is doing.
+
+A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. Where nobody could catch it, while
+modules are imported at the start or when the command has ended, the process ends at once. Imports nothing but what
+Python has loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from suite import LAUNCH
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+SAME_S = 0.1  # a signal so soon after the first is the same request: timeout(1) sends it to the process and its group
+AGAIN_S = 0.02  # after which an interrupt is raised again that Python could only report
+
+
+class _State:
+    """What is known in this process of its end."""
+
+    process = 0  # which installed the handlers: a forked child inherits them
+    catching = False  # somebody catches KeyboardInterrupt
+    number: int | None = None  # of the first signal
+    at_s = 0.0
+
+
+def install() -> None:
+    """Handle the signals from now on. One that the caller of this process had ignored stays ignored.
+
+    A rank that this suite started ends by the signal itself and says nothing: its launcher does.
+    """
+    _State.process = os.getpid()
+    for number in NUMBERS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, signal.SIG_DFL if LAUNCH in os.environ else _handle)
+    if LAUNCH not in os.environ:
+        signal.signal(signal.SIGALRM, _raise_again)
+        sys.unraisablehook = _raise_later
+
+
+def first_signal() -> int | None:
+    """The number of the signal that asked this process to end. None: there was none."""
+    return _State.number
+
+
+@contextmanager
+def caught() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the body, and end the process at once after it."""
+    _State.catching = True
+    try:
+        yield
+    finally:
+        _State.catching = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """End the process by the signal itself in the body: where C code waits, Python would not handle it for long."""
+    try:
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupt(number: int) -> None:
+    """End this command as a signal does that was handled elsewhere."""
+    _State.number = number
+    raise KeyboardInterrupt
+
+
+def line() -> str:
+    """What is printed at the end, "" on all ranks but the first."""
+    launcher = sys.modules.get("suite.launcher")
+    launch = launcher.detect() if launcher is not None else None
+    return "" if launch is not None and launch.rank else f"mlhpc: stopped by {signal.Signals(_State.number or 2).name}"
+
+
+def exit_code() -> int:
+    """128 and the number of the signal, as shells have it."""
+    return 128 + (_State.number or signal.SIGINT)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _State.process:
+        os._exit(128 + number)
+    again = _State.number is not None
+    if again and time.monotonic() - _State.at_s < SAME_S:
+        return
+    _State.number, _State.at_s = _State.number or number, time.monotonic()
+    if again or not _State.catching:
+        if text := line():
+            os.write(2, f"{text}\n".encode())
+        os._exit(exit_code())
+    raise KeyboardInterrupt
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+    if _State.catching and _State.number is not None and os.getpid() == _State.process:
+        raise KeyboardInterrupt
+
+
+def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
+    """Where the interrupt came in a callback of Python's own, as of a weak reference, nobody gets it: raise it again."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt) and _State.number is not None:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(unraisable)
