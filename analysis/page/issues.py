@@ -15,6 +15,7 @@ from analysis.results.names import CLASS, heading
 from analysis.sources.readers import Step
 from analysis.study import Study
 from analysis.tables.ingest import parsed
+from suite.log.other_work import percent
 from suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3
@@ -123,7 +124,7 @@ def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
     """Runs beside other work are slower and less alike than those on machines of their own."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
-        most = f"up to {100 * float(beside['other_work_share'].max()):.2g} % of their CPUs"
+        most = f"up to {percent(float(beside['other_work_share'].max()))} of their CPUs"
         yield Issue("doubt", where, f"{len(beside)} of {len(runs)} runs had company: other work took {most}")
 
 

@@ -1,4 +1,4 @@
-"""The tiles at the top of the page: compliance, scores, state of the file cache, resumed runs."""
+"""The tiles at the top of the page: a busy machine, compliance, scores, state of the file cache, resumed runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from analysis.drawing.digits import count_text
 from analysis.page.checked import CheckedPath, error_text
 from analysis.study import Study
 from suite.compliance.rules.base import Finding
+from suite.log.other_work import percent
 from suite.log.results_tree import round_of
 
 
@@ -25,7 +26,17 @@ class Tile:
 
 def tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
     """The tiles, in the order of the page."""
-    return [_compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
+    return [*_busy(study), _compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
+
+
+def _busy(study: Study) -> list[Tile]:
+    """A tile that comes first if other programs may have slowed a run: then the times below it say little."""
+    busy = study.runs[study.runs["had_company"]]
+    if busy.empty:
+        return []
+    share = percent(float(busy["other_work_share"].max()))
+    detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
+    return [Tile("bad", "Busy machine", f"{len(busy)} of {count_text(len(study.runs), 'run')}", detail)]
 
 
 def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:

@@ -18,6 +18,7 @@ from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.log.comparable import unlike
+from suite.log.other_work import busy_text
 from suite.log.score import Throughput
 from suite.statistics import Outcome, judge_interval
 from suite.statistics.comparison import TimeRatio, welch_ratio
@@ -46,7 +47,7 @@ class Comparison:
 
     ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a
     score of a compliant result; then the verdict is inconclusive. The verdict is on time alone; ``energy`` stands
-    beside it where both results have one.
+    beside it where both results have one. ``busy`` warns of a side whose runs other programs may have slowed.
     """
 
     what: str
@@ -61,6 +62,7 @@ class Comparison:
     score_a: str | None = None
     score_b: str | None = None
     energy: EnergyRatio | None = None
+    busy: tuple[str, ...] = ()
 
 
 @click.command()
@@ -109,7 +111,10 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
         print_line(json.dumps(document, indent=1))
     else:
         several = len(others) > 1
-        print_line("\n".join(printable(render(item, tolerance, confidence, named=several)) for item in found))
+        lines = []
+        for item in found:
+            lines += [render(item, tolerance, confidence, named=several), *(f"  {text}" for text in item.busy)]
+        print_line("\n".join(map(printable, lines)))
     code = _exit_code(found)
     if code != ExitCode.OK:
         raise click.exceptions.Exit(code)
@@ -207,7 +212,7 @@ def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs
     bad = _reasons_against_scores(a, b)
     times_a, times_b = _times(a), _times(b)
     if not times_a or not times_b or not (any_runs or (a.score.valid and b.score.valid)):
-        return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False)
+        return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False, busy=_busy(a, b))
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
     apart = unlike(_round(a), _round(b), a.division, b.division)
     few = [
@@ -234,7 +239,15 @@ def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs
         score_a=_score(a),
         score_b=_score(b),
         energy=energy,
+        busy=_busy(a, b),
     )
+
+
+def _busy(a: Result, b: Result) -> tuple[str, ...]:
+    """Warn of a side whose runs shared their CPUs with other programs."""
+    found = (("A", a), ("B", b))
+    texts = ((side, item.group.folder, busy_text([run.company for run in item.runs])) for side, item in found)
+    return tuple(f"{side}, {folder}: {text}" for side, folder, text in texts if text)
 
 
 def _reasons_against_scores(a: Result, b: Result) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 from suite.cli.options import (
     DEFAULT_SIZE,
+    Finite,
     Whole,
     output_option,
     plan_options,
@@ -23,10 +25,12 @@ from suite.cli.options import (
 )
 from suite.config import default_data_root, load_config, missing_submitter
 from suite.descriptor import descriptor
-from suite.files import print_line
+from suite.files import print_line, print_progress
+from suite.launch.quiet import wait_for_quiet
 from suite.launch.trials import run_trials
 from suite.launcher import find_world, refuse_several
 from suite.log.checkpoint_index import glance
+from suite.log.other_work import busy_text
 from suite.log.reader import read_events
 from suite.log.record import summarise
 from suite.log.resume import began, find_way_on
@@ -34,6 +38,8 @@ from suite.log.run_folder import RunFolder, create, default_folder, refuse_exist
 
 if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
+
+WAIT_MINUTES = 60.0  # of --wait-for-quiet, before each run
 
 
 @click.command(
@@ -68,6 +74,14 @@ Examples:
     is_flag=True,
     help="With --resume: also run again what began and failed. The new log says so, and the checker shows it.",
 )
+@click.option(
+    "--wait-for-quiet", "quiet_first", is_flag=True, help="Start each run when other programs leave the CPUs alone."
+)
+@click.option(
+    "--wait-minutes",
+    type=Finite(0, 10_080, min_open=True),
+    help=f"With --wait-for-quiet: end after so long a wait. [{WAIT_MINUTES:g}]",
+)
 def run(
     workload: str,
     size: str | None,
@@ -83,6 +97,8 @@ def run(
     mode: str,
     resume: bool,
     replace_failed: bool,
+    quiet_first: bool,
+    wait_minutes: float | None,
 ) -> None:
     """Train a workload to its target, N times, and log each run.
 
@@ -92,6 +108,9 @@ def run(
     chosen.code()
     overrides += plan_settings(plan_name, mesh)
     _refuse_lonely(output, trial, resume=resume, replace_failed=replace_failed)
+    if wait_minutes is not None and not quiet_first:
+        raise click.UsageError("--wait-minutes belongs to --wait-for-quiet: give both")
+    wait_s = 60 * (wait_minutes or WAIT_MINUTES) if quiet_first else None
     name = settings(size, config)
     if name is None:
         # What is continued keeps its settings; a new run has those of the default size.
@@ -112,7 +131,7 @@ def run(
         resume=resume,
         replace_failed=replace_failed,
     )
-    sys.exit(_start(plan, trial, ranks, overrides))
+    sys.exit(_start(plan, trial, ranks, overrides, wait_s))
 
 
 def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
@@ -125,18 +144,26 @@ def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, repl
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
 
 
-def _start(plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...]) -> int:
-    """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code."""
+def _start(
+    plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None
+) -> int:
+    """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code.
+
+    ``wait_s`` None: do not wait until other programs leave the CPUs alone; else for at most so long.
+    """
     launch = find_world(ranks)
     # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
     if trial is not None and (launch is not None or ranks in (None, 1)):
         from suite.training.worker import work
 
+        if wait_s is not None and launch is not None:
+            raise click.UsageError(f"--wait-for-quiet: inside {launch.launcher} the ranks would wait for each other")
+        _wait(wait_s, print_progress)
         return work(plan)
     refuse_several("a run of several ranks needs --trial I: they are one trial")
     if trial is not None:
-        return _launch_trial(plan, trial, ranks or 1, overrides)
-    return _launch_all(plan, ranks, overrides)
+        return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
+    return _launch_all(plan, ranks, overrides, wait_s)
 
 
 def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
@@ -151,16 +178,16 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
 
 
-def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...]) -> int:
+def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
     _check_before_launch(plan, ranks)
     _say_unnamed(plan)
     plan.folder.root.mkdir(parents=True, exist_ok=True)
     _write_info(plan, ranks)
-    return _run_trials(plan, [trial], ranks, plan.base_seed, overrides)
+    return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
 
 
-def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...]) -> int:
+def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None) -> int:
     """Run all trials of a new run folder, or with --resume those that are left in an old one."""
     folder, workload = plan.folder, plan.config.workload
     if plan.resume:
@@ -176,10 +203,10 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...]) 
         create(folder.root)
         _write_info(plan, ranks)
     _say_unnamed(plan)
-    code = _run_trials(plan, range(runs), ranks, seed, overrides)
+    code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
     if code > 128 and not any(map(began, folder.results())):  # one line, of the trial that was stopped, is enough
         return code
-    if told := _company(folder):
+    if told := _busy(folder):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_summary(folder, workload, runs)}")
     return code
@@ -195,8 +222,18 @@ def _write_info(plan: TrialPlan, ranks: int) -> None:
     write_run_info(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
 
 
+def _wait(wait_s: float | None, tell: Callable[[str], None]) -> None:
+    if wait_s is not None:
+        wait_for_quiet(tell, wait_s)
+
+
 def _run_trials(
-    plan: TrialPlan, trials: Sequence[int], ranks: int, seed: int | None, overrides: tuple[str, ...]
+    plan: TrialPlan,
+    trials: Sequence[int],
+    ranks: int,
+    seed: int | None,
+    overrides: tuple[str, ...],
+    wait_s: float | None,
 ) -> int:
     return run_trials(
         plan.config.workload,
@@ -207,6 +244,7 @@ def _run_trials(
         overrides=overrides,
         resume=plan.resume,
         replace_failed=plan.replace_failed,
+        before_each=partial(_wait, wait_s),
     )
 
 
@@ -223,11 +261,6 @@ def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     return f"{reached}; next: mlhpc score {folder.root} --explain"
 
 
-def _company(folder: RunFolder) -> str:
-    """How many runs had other work beside them, and what it took of the CPUs. Empty if none had."""
-    results = folder.results()
-    found = [company for path in results if (company := summarise(read_events(path, steps=False)).company)]
-    if not found:
-        return ""
-    most = max(found, key=lambda company: company.share)
-    return f"{len(found)} of {len(results)} run{'s' * (len(results) > 1)} had company: {most.text}"
+def _busy(folder: RunFolder) -> str:
+    """How many runs shared the CPUs with other programs, and what these took. Empty if none did."""
+    return busy_text([summarise(read_events(path, steps=False)).company for path in folder.results()])

@@ -18,6 +18,7 @@ from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
 from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
+from suite.log.other_work import busy_text
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
     ]
     if scored.verdict:
         text.append(f"  {scored.verdict}")
+    if busy := busy_text([run.company for run in scored.runs]):
+        text.append(f"  {busy}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
         baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))

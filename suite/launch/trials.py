@@ -28,13 +28,15 @@ def run_trials(
     overrides: Sequence[str] = (),
     resume: bool = False,
     replace_failed: bool = False,
+    before_each: Callable[[Callable[[str], None]], None] = lambda tell: None,
 ) -> int:
     """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
     A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise. A
     stop that comes when the ranks of a trial are done ends it too. ``overrides`` apply to a trial that is added to a
     folder whose config was written before. With ``resume`` a trial that is done, or failed and is not to be replaced,
-    is left as it is and counts with its own exit code.
+    is left as it is and counts with its own exit code. ``before_each`` is called before each trial that starts, with a
+    function that shows a line.
     """
     codes: list[int] = []
     stops: list[int] = []  # signals to this process
@@ -48,6 +50,7 @@ def run_trials(
                 clock.end(reached=False)
                 codes.append(way.code)
                 continue
+            before_each(partial(progress.line, trial))
             command = worker_command(
                 workload,
                 config=str(folder.config_path),

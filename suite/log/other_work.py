@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,27 @@ class OtherWork:
     def text(self) -> str:
         """For people: ``other work took 23 % of the CPUs (0.46 of 2)``."""
         by = f", {self.stolen:.2g} by the hypervisor" if self.stolen > self.taken / 2 else ""
-        return f"other work took {100 * self.share:.2g} % of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
+        return f"other work took {percent(self.share)} of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
+
+
+def percent(share: float) -> str:
+    """Render a share: ``23 %``, of less than a tenth two digits."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def busy_text(found: Sequence[OtherWork | None]) -> str:
+    """Warn of the runs that others may have slowed, from `RunRecord.company` of each run. Empty if there is none."""
+    busy = [each for each in found if each is not None]
+    if not busy:
+        return ""
+    most = max(busy, key=lambda each: each.share)
+    up_to = "up to " if len(busy) > 1 else ""
+    number = f"{len(busy)} of {len(found)} runs" if len(found) > 1 else "the run"
+    by = ", part of it other guests of the hypervisor" if most.stolen > most.taken / 2 else ""
+    return (
+        f"warning: other programs used {up_to}{percent(most.share)} of the CPUs during {number}{by}; "
+        f"a time on a busy machine says little (mlhpc run --wait-for-quiet)"
+    )
 
 
 def share_of(entry: Mapping[str, Any], seconds: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 from analysis.figures import figures
 from analysis.page.issues import issues
 from analysis.page.summary import Summary, summary
+from analysis.page.tiles import tiles
 from analysis.results.prices import read_prices
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
@@ -73,6 +74,10 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
     (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
     assert doubt.text == "10 of 10 runs had company: other work took up to 23 % of their CPUs"
+    first = tiles(data, [])[0]
+    assert (first.state, first.title, first.value) == ("bad", "Busy machine", "10 of 30 runs")
+    assert "up to 23 % of the CPUs" in first.detail
+    assert all(tile.title != "Busy machine" for tile in tiles(study(paths[:1], cards), []))
 
 
 def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> None:

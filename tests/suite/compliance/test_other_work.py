@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suite.commands.run import _company
+from suite.commands.run import _busy
 from suite.commands.status import JobStatus, judge
 from suite.compliance.check import check_log
 from suite.compliance.ruleset import ruleset
@@ -15,6 +16,7 @@ from suite.launch.heartbeat import Sign
 from suite.log.reader import read_events
 from suite.log.record import summarise
 from suite.log.run_folder import RunFolder
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, Lines, drop, insert, our_run, write
 
 RUN_S = 6.5  # of our_run: staging and three epochs of 2 s
@@ -124,9 +126,40 @@ def test_status_and_the_last_line_of_a_run_say_it(tmp_path: Path) -> None:
     for trial, other_s in enumerate((0.1, 3.0, 1.0)):
         write(tmp_path / f"result_{trial}.txt", log(told(node(other_s=other_s)), trial=trial))
     folder = RunFolder(tmp_path)
-    assert _company(folder) == "2 of 3 runs had company: other work took 23 % of the CPUs (0.46 of 2)"
+    assert _busy(folder).startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
     record = summarise(read_events(folder.result(1)))
     said = judge(record, JobStatus(), 0.0, resumable=False, sign=Sign())
     assert said == ("finished", "other work took 23 % of the CPUs (0.46 of 2)")
     quiet = summarise(read_events(folder.result(0)))
     assert judge(quiet, JobStatus(), 0.0, resumable=False, sign=Sign()) == ("finished", "")
+
+
+def runs(folder: Path, *others_s: float) -> Path:
+    for trial, other_s in enumerate(others_s):
+        write(folder / f"result_{trial}.txt", log(told(node(other_s=other_s, own_s=1.0)), trial=trial))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("others_s", "expected"),
+    [
+        ((0.1, 3.0, 1.0, 0.1, 0.1), "warning: other programs used up to 23 % of the CPUs during 2 of 5 runs; "),
+        ((0.1, 0.1, 6.7, 0.1, 0.1), "warning: other programs used 52 % of the CPUs during 1 of 5 runs; "),
+        ((13.0,), "warning: other programs used 100 % of the CPUs during the run; "),
+        ((0.1, 0.2, 0.3, 0.4, 0.5), None),
+    ],
+)
+def test_score_and_compare_warn_of_a_busy_machine(
+    tmp_path: Path, others_s: tuple[float, ...], expected: str | None
+) -> None:
+    busy, quiet = runs(tmp_path / "busy", *others_s), runs(tmp_path / "quiet", *([0.1] * 5))
+    scored = [line.strip() for line in mlhpc("score", busy).stdout.splitlines()]
+    compared = mlhpc("compare", quiet, busy, "--any").stdout.splitlines()
+    data = json.loads(mlhpc("compare", quiet, busy, "--any", "--format", "json").stdout)
+    if expected is None:
+        assert not [line for line in (*scored, *compared) if "other programs" in line]
+        assert data["comparisons"][0]["busy"] == []
+    else:
+        assert [line for line in scored if line.startswith(expected)]
+        assert [line for line in compared if line.startswith(f"  B, {busy}: {expected}")]
+        assert len(data["comparisons"][0]["busy"]) == 1

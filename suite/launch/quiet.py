@@ -1,0 +1,53 @@
+"""Waits until other programs leave the CPUs of this machine alone: a time measured beside them says little."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from suite.errors import InputError
+from suite.files import duration_text
+from suite.log.other_work import OtherWork
+from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.cpu_time import read_node_times, read_own_s, work_out_use
+from suite.machine.probes.root import machine_root
+
+LOOK_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pause for seconds
+
+
+def measure_others(seconds: float = LOOK_S) -> OtherWork | None:
+    """Measure for some seconds what others take of the CPUs that this process may use. None if Linux does not say."""
+    root = machine_root(os.environ)
+    begin, own_s = read_node_times(root), read_own_s(root)
+    time.sleep(seconds)
+    own_s = read_own_s(root) - own_s
+    end, allowed = read_node_times(root), read_allowance(root)
+    passed = end.at_s - begin.at_s
+    use = work_out_use(begin, end, allowed.cpus, own_s, allowed.cores)
+    if use.absent is not None or passed <= 0:
+        return None
+    return OtherWork(0, use.cpus, (use.other_s + use.stolen_s) / passed, use.stolen_s / passed, passed)
+
+
+def wait_for_quiet(
+    tell: Callable[[str], None],
+    limit_s: float,
+    measure: Callable[[], OtherWork | None] = measure_others,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait until others take no more than what a log's ``other_work`` lets pass. InputError when the limit is over.
+
+    ``tell`` gets a line after each look that found too much.
+    """
+    begin = clock()
+    while (found := measure()) is not None and found.counts:
+        waited = clock() - begin
+        if waited >= limit_s:
+            raise InputError(
+                f"{found.text} after {duration_text(waited)} of waiting: end the other programs and go on with "
+                f"--resume, or leave --wait-for-quiet out and have a time that says little"
+            )
+        tell(f"{found.text}: waiting for quiet, at most {duration_text(limit_s - waited)} more")
+    if found is None:
+        tell("what other programs take of the CPUs is not known on this machine: not waiting")
