@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from suite.errors import InputError
 
@@ -27,16 +30,26 @@ def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     Readers see the old file or the new one, never a part. The temporary path is in the same folder and contains node
     and process id, so that two writers never share one. If the body raises, the temporary file is removed and ``path``
     is not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
+
+    A symbolic link stays: the file it names is written. Into a pipe, a device or an open file, such as /dev/stdout, the
+    content is written when the body ends. An OSError names ``path``, never the temporary file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
+    with errors_name(path):
+        if (number := _descriptor(path)) is not None or _is_special(path):
+            with _written_into(path, number) as part:
+                yield part
+            return
+        final = Path(os.path.realpath(path)) if path.is_symlink() else path
+        make_folder(final.parent)
+    part = final.with_name(f".{final.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
     try:
-        yield part
-        force_to_disk(part)
-        if overwrite:
-            part.replace(path)
-        else:
-            _rename_new(part, path)
+        with errors_name(path, part):
+            yield part
+            force_to_disk(part)
+            if overwrite:
+                part.replace(final)
+            else:
+                _rename_new(part, final)
     finally:
         part.unlink(missing_ok=True)
 
@@ -47,25 +60,154 @@ def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> 
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
+def _descriptor(path: Path) -> int | None:
+    """The number of the open file of this process that a path means: 1 for /dev/stdout; None for any other path."""
+    own = os.path.realpath("/proc/self/fd")
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return None
+        folder = os.path.realpath(path.parent)
+        if folder == own and path.name.isdecimal():
+            return int(path.name)
+        path = Path(folder, path.readlink())
+    return None
+
+
+_MOST_LINKS = 40  # that Linux follows
+
+
+def _is_special(path: Path) -> bool:
+    """True for a pipe, a device or a socket. OSError for a link that leads to itself."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def _written_into(path: Path, number: int | None) -> Iterator[Path]:
+    """Yield a temporary path; write what is there at the end into an open file, or into a pipe or device."""
+    with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
+        part = Path(folder, path.name)
+        with errors_name(path, part):
+            yield part
+            # A descriptor of its own would begin at the start of a file that standard output goes to.
+            target = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
+            with os.fdopen(target, "wb") as file, part.open("rb") as content:
+                shutil.copyfileobj(content, file)
+
+
 def _rename_new(part: Path, path: Path) -> None:
     """Rename, or FileExistsError if ``path`` exists."""
     try:
-        os.link(part, path)  # unlike a rename, fails if the name is taken
+        link_new(part, path)
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links
         if path.exists():
-            raise FileExistsError(f"{path}: exists already") from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         part.rename(path)
 
 
+def link_new(part: Path, path: Path) -> None:
+    """Give a file a second name. FileExistsError if that is taken, which holds on all hosts at once."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        # NFS may answer so when it repeats a request whose answer was lost: then the link is ours.
+        if not path.exists() or not path.samefile(part):
+            raise
+
+
+@contextmanager
+def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
+    """Let an OSError of the body name ``path`` where it names no file, or ``hidden``.
+
+    Below ``hidden``, a folder that a person never sees, it names the same place below ``path``.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = _at_fault(error)
+        if named is None:
+            error.filename = str(path)
+        elif hidden is not None and Path(named).is_relative_to(hidden):
+            error.filename = str(path / Path(named).relative_to(hidden))
+        else:
+            error.filename = named
+        del error.filename2
+        raise
+
+
+def _at_fault(error: OSError) -> str | None:
+    """The file that an error is about. shutil names the source of a copy first, but it is the target that is full."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+    named = error.filename2 if full and error.filename2 else error.filename
+    return os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it is there. A link to a place where nothing is yet is followed.
+
+    OSError if it cannot be opened at the end. What mkdir and stat say does not count: on a file system that nodes share,
+    mkdir may find a folder of another node that stat does not know yet.
+    """
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    try:
+        _make_one(place)
+    except FileNotFoundError:
+        if place.parent == place:
+            raise
+        make_folder(place.parent)
+        _make_one(place)
+
+
+def _make_one(place: Path) -> None:
+    try:
+        place.mkdir()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        find_folder(place, error)
+
+
+def find_folder(place: Path, error: OSError) -> None:
+    """Open a folder that could not be made because of ``error``; raise that if it is not there."""
+    exists = isinstance(error, FileExistsError)
+    for pause_s in _PAUSES_S if exists else _PAUSES_S[:1]:
+        time.sleep(pause_s)
+        try:
+            os.close(os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+        except NotADirectoryError:
+            if exists:
+                raise
+        except PermissionError:
+            if exists:
+                return  # who may not list it may perhaps write into it
+        except OSError:  # another node's folder is not known here yet
+            continue
+        else:
+            return
+    raise error
+
+
+_PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
 def force_to_disk(path: Path) -> None:
-    """Force a file to the disk, or of a folder the names in it."""
+    """Force a file to the disk, or of a folder the names in it. Some file systems cannot do that for a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
+
+
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -145,7 +287,8 @@ def duration_text(seconds: float) -> str:
 def one_line(error: BaseException) -> str:
     """Render an error as one line: an OSError as file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        named = _at_fault(error)
+        return f"{named}: {error.strerror}" if named else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -186,29 +329,66 @@ def as_path(given: object) -> Path:
     return Path(given).expanduser()
 
 
-def print_line(text: str = "", *, error: bool = False, end: str = "\n") -> None:
+class _Output:
+    """What became of standard output."""
+
+    broken: OSError | None = None  # why it was given up
+    lost: OSError | None = None  # the same, if a result should have gone there since
+
+
+def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: bool = True) -> None:
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
     This is how every command prints: names of files and strings of logs may be a stranger's, so what a terminal would
     act on is replaced (`printable`). Lines and tabs stay.
 
-    A reader that has gone, or a full disk, costs the line and never the work. Without the redirection Python would fail
-    once more with the same bytes when it ends.
+    A reader that has gone, or a full disk, costs the line and never the work. A ``result`` that is lost so makes the
+    command fail at its end (`lost_result`). Without the redirection Python would fail once more with the same bytes
+    when it ends.
     """
     stream = sys.stderr if error else sys.stdout
     text = printable(text, keep="\n\t")
     if (encoding := getattr(stream, "encoding", None)) and encoding.lower() != "utf-8":
         text = text.encode(encoding, "replace").decode(encoding)
     try:
+        if stream is None:  # it was closed before this process began
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         print(text, file=stream, flush=True, end=end)
-    except OSError:
-        with suppress(OSError, ValueError):  # a stream without a descriptor
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+    except OSError as failure:
+        _give_up(stream)
+        if not error:
+            _Output.broken = failure
+    if result and not error and _Output.broken is not None:
+        _Output.lost = _Output.broken
 
 
 def print_progress(text: str = "", *, error: bool = False) -> None:
     """Print, with `print_line`, what only tells how far a command is: nothing under --quiet."""
     if not os.environ.get(QUIET):
-        print_line(text, error=error)
+        print_line(text, error=error, result=False)
+
+
+def lost_result() -> OSError | None:
+    """Return why a result did not reach standard output; None if all did, or if the reader of a pipe had enough.
+
+    To be called at the end of a command: a network file system may keep its refusal until a file is closed.
+    """
+    try:
+        sys.stdout.flush()
+        os.close(os.dup(sys.stdout.fileno()))
+    except OSError as failure:
+        if failure.errno is not None:  # else a stream without a descriptor
+            _give_up(sys.stdout)
+            _Output.lost = failure
+    except (AttributeError, ValueError):  # no stream, or a closed one
+        pass
+    lost, _Output.broken, _Output.lost = _Output.lost, None, None
+    return None if isinstance(lost, ConnectionError) else lost
+
+
+def _give_up(stream: TextIO | None) -> None:
+    """Redirect a stream that cannot be written to nowhere."""
+    with suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor, or none
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)

@@ -21,7 +21,7 @@ from suite.cli.options import JSON, Finite, Whole, format_option, output_option
 from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, printable, write_whole
+from suite.files import make_folder, print_line, printable, write_whole
 from suite.machine.node_samples import Sample, render
 from suite.node_list import expand_nodes
 from suite.plugins import find_plugins, leave_out, reason
@@ -212,7 +212,7 @@ def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVe
     """Add the samples of nodes that are not bad to a folder, as one new file. Metrics with a bound need no history."""
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(folder / f"{time.time_ns()}.jsonl", render(kept), overwrite=False)
 
 

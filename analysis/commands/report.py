@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import shutil
 import sys
 import time
@@ -17,7 +18,7 @@ import click
 from suite.cli.options import card_option, output_option
 from suite.cli.progress import plain_progress
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import errors_name, make_folder, print_line, write_whole
 
 if TYPE_CHECKING:
     from analysis.page.report import Report
@@ -176,9 +177,10 @@ def _forms(given: str) -> tuple[str, ...]:
 def _reserved(output: Path) -> Iterator[None]:
     """Make the folder and prove that it can be written, before minutes of work. Remove it if nothing was written."""
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     try:
-        write_whole(output / ".writable", bytes(SMALL_REPORT))
+        with errors_name(output, output / ".writable"):
+            write_whole(output / ".writable", bytes(SMALL_REPORT))
         (output / ".writable").unlink()
         yield
     finally:
@@ -193,8 +195,8 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
     existing = [path for name in parts if (path := output / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists; --force replaces it")
-    if output.is_file():
-        raise click.UsageError(f"-o {output}: is a file; the report is a folder")
+    if output.exists() and not output.is_dir():
+        raise click.UsageError(f"-o {output}: is no folder; the report is one")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
     if forms and importlib.util.find_spec("matplotlib") is None:
@@ -220,9 +222,14 @@ def _write(rendered: Report, output: Path, form: str) -> None:
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside the one named; it takes the name when it is filled."""
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    yield part
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    final = Path(os.path.realpath(folder))
+    part = final.with_name(f"{final.name}.part")
+    with errors_name(folder, part):
+        shutil.rmtree(part, ignore_errors=True)
+        make_folder(part)
+        try:
+            yield part
+            shutil.rmtree(final, ignore_errors=True)
+            part.rename(final)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)

@@ -146,7 +146,12 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
                 f"{record.source}: {name} is in {folder / earlier.name} already, with other logs; a run counts once"
             )
     path = folder / record.name
-    write_whole(path, json.dumps(plain(record), indent=1) + "\n", overwrite=False)
+    try:
+        write_whole(path, json.dumps(plain(record), indent=1) + "\n", overwrite=False)
+    except FileExistsError:  # another process added it meanwhile
+        if _read(path).logs != record.logs:
+            raise InputError(f"{path}: exists already, with other logs; a record is never overwritten") from None
+        return None
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from traceback import walk_tb
 
 import click
 
@@ -14,7 +14,7 @@ from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
 from suite.errors import DEBUG, InputError, is_of_memory, keep_traceback
 from suite.exit_codes import ExitCode
-from suite.files import one_line, print_line
+from suite.files import lost_result, one_line, print_line
 
 EPILOG = """\b
 Examples:
@@ -46,30 +46,46 @@ group.params += shared()
 
 
 def main() -> None:
-    """Run the command line. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
+    """Run the command line and end with its exit code: 1 in place of 0 if a result could not be printed."""
+    try:
+        code: object = _run()
+    except SystemExit as end:
+        code = end.code
+    if (lost := lost_result()) is not None:
+        print_line(f"mlhpc: standard output: {one_line(lost)}: the result was not written", error=True)
+        code = code or ExitCode.FAILED
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def _run() -> int:
+    """Run the command. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
         with stopping.caught():
-            sys.exit(group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or 0)
+            return group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
     except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as usage:
         usage.show()
-        sys.exit(ExitCode.USAGE)
+        return ExitCode.USAGE
     except (Exception, KeyboardInterrupt) as error:
         # A library may have made another error of the interrupt
         if isinstance(error, KeyboardInterrupt | click.Abort) or stopping.first_signal() is not None:
-            _say_stopped()
+            return _say_stopped()
         text, code = _explain(error)
         print_line(f"mlhpc: {text}", error=True)
-        sys.exit(code)
+        return code
 
 
 def _explain(error: BaseException) -> tuple[str, ExitCode]:
     """One line about an error, and the exit code. Called while it is handled."""
     if isinstance(error, click.ClickException):
         return explain_usage(error), ExitCode.USAGE
-    if isinstance(error, InputError | OSError):
-        return one_line(error), ExitCode.USAGE if isinstance(error, InputError) else ExitCode.FAILED
+    if isinstance(error, InputError):
+        return one_line(error), ExitCode.USAGE
+    if isinstance(error, OSError):
+        *_, (last, _) = walk_tb(error.__traceback__)
+        where = "standard output: " if last.f_code is click.echo.__code__ else ""  # click itself prints help
+        return f"{where}{one_line(error)}", ExitCode.FAILED
     if DEBUG in os.environ:
         raise error
     if is_of_memory(error):
@@ -77,8 +93,8 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     return f"a defect of mlhpc itself: {type(error).__name__}: {one_line(error)} ({keep_traceback()})", ExitCode.DEFECT
 
 
-def _say_stopped() -> NoReturn:
-    """End with one line. On a terminal it does not stand behind the ^C."""
+def _say_stopped() -> int:
+    """Print the one line of a command that a signal ended. On a terminal it does not stand behind the ^C."""
     if text := stopping.line():
         print_line("\n" * sys.stderr.isatty() + text, error=True)
-    sys.exit(stopping.exit_code())
+    return stopping.exit_code()

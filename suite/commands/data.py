@@ -161,7 +161,7 @@ def describe(root: Path, output: Path | None) -> None:
     manifest = read_manifest(root)
     text = render_croissant(root, manifest, _about(manifest))
     path = output or root / CROISSANT_NAME
-    if path.exists() and path.read_bytes() != text.encode():
+    if path.is_file() and path.read_bytes() != text.encode():
         raise InputError(f"{path}: exists already and says something else; choose another file with -o")
     write_whole(path, text)
     print_line(f"{path}: Croissant 1.1 of {_summary(root, manifest)}")

@@ -20,7 +20,7 @@ from suite.cli.options import output_option, ranks_option, runs_option, size_opt
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress, write_whole
+from suite.files import make_folder, print_line, print_progress, write_whole
 from suite.launch.local import suite_command
 from suite.launcher import refuse_several
 from suite.log.run_folder import default_folder
@@ -96,7 +96,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     root = output or default_folder(workload, size, datetime.now(UTC), under="demo")
     if root.exists():
         raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
-    root.mkdir(parents=True)
+    make_folder(root)
     began = time.monotonic()
     outcomes: list[StepResult] = []
     try:

@@ -14,7 +14,7 @@ from suite.cli.options import JSON, Finite, Whole, card_option, format_option, o
 from suite.compliance.manifest import digest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress, write_whole
+from suite.files import make_folder, print_line, print_progress, write_whole
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
     LEVELS,
@@ -190,7 +190,7 @@ def _judge_results(package: Path, result: str | None, asked: _Asked) -> tuple[Re
         raise InputError(
             f"{package}: no result below it; expected results/<system>/<scenario>/<benchmark>/result_*.txt"
         )
-    asked.output.mkdir(parents=True, exist_ok=True)
+    make_folder(asked.output)
     if not originals:
         return (_nothing_left(changes),)
     return tuple(_judge(each, changes, asked, asked.output / f"result_{n}") for n, each in enumerate(originals))

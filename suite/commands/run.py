@@ -25,7 +25,7 @@ from suite.cli.options import (
 )
 from suite.config import default_data_root, load_config, missing_submitter
 from suite.descriptor import descriptor
-from suite.files import print_line, print_progress
+from suite.files import make_folder, print_line, print_progress
 from suite.launch.quiet import wait_for_quiet
 from suite.launch.trials import run_trials
 from suite.launcher import find_world, refuse_several
@@ -182,7 +182,7 @@ def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str,
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
     _check_before_launch(plan, ranks)
     _say_unnamed(plan)
-    plan.folder.root.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder.root)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
 

@@ -33,7 +33,7 @@ from suite.descriptor import Descriptor, descriptor
 from suite.documents import parse_yaml, plain
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import make_folder, print_line, write_whole
 from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.log.reader import read_events
@@ -311,9 +311,9 @@ def _submit(folder: Path, job: Job, config: RunConfig) -> str:
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
     )
     try:
-        (folder / "output").mkdir()
+        make_folder(folder / "output")
         script = folder / "job.sbatch"
-        script.write_text(sbatch_script(job))
+        write_whole(script, sbatch_script(job))
         job_id = jobs.submit(script)
     except ValueError:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever

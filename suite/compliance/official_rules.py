@@ -9,6 +9,7 @@ from pathlib import Path
 from suite import RULESET
 from suite.compliance.ruleset import Benchmark, KeyRule, card_benchmark, ruleset
 from suite.descriptor import descriptors
+from suite.files import make_folder
 
 
 def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
@@ -41,7 +42,7 @@ def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
 
 def write_rules(folder: Path) -> list[Path]:
     """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = []
     for descriptor in descriptors().values():
         for size in descriptor.card().sizes:

@@ -20,7 +20,7 @@ from msgspec import DecodeError, Struct, json
 
 from suite.documents import as_json
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, one_line, print_line
+from suite.files import PART_SUFFIX, errors_name, link_new, make_folder, one_line, print_line
 from suite.processes import start_of
 from suite.world import World, node_name
 
@@ -101,7 +101,7 @@ def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
     with ExitStack() as stack:
         if world.is_first:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 stack.enter_context(locked(path, what))
             except OSError as caught:
                 error = InputError(f"{path}: the lock cannot be made: {caught.strerror}")
@@ -133,13 +133,13 @@ def _create(path: Path, owner: Owner) -> float | None:
     """Make the lock. None if that succeeded; the time by the file system's clock if the lock exists."""
     own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
     try:
-        with own.open("x", encoding="utf-8") as file:
+        with errors_name(path, own), own.open("x", encoding="utf-8") as file:
             file.write(as_json(owner) + "\n")
             file.flush()
             os.fsync(file.fileno())
         now = own.stat().st_mtime  # the file server's clock, by which the age of the lock is measured
         try:
-            os.link(own, path)
+            link_new(own, path)
         except FileExistsError:
             return now
         except FileNotFoundError:  # the owner of the lock removed our file together with other part files

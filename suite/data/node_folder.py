@@ -11,14 +11,17 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from suite.errors import InputError
+from suite.files import find_folder
 
 SPARE_BYTES = 64 << 20  # must remain free on the node
 PRIVATE = 0o700
+SILENT_S = 180.0  # a writer writes every few milliseconds
 _WRITER = re.compile(r"\.(\d+)\.part$")  # the process id in the name of a part file
 
 
@@ -35,16 +38,34 @@ def make_folders(target: Path, splits: Iterable[str]) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove part files whose writer was killed: a living writer holds a lock, or is the process in the file's name."""
+    """Remove part files whose writer was killed: a living writer holds a lock, or is the process in the file's name.
+
+    Where files cannot be locked, one that was written a moment ago stays too.
+    """
     for part in target.rglob("*.part"):
         with suppress(FileNotFoundError, BlockingIOError):
             file = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not _is_being_written(part, os.fstat(file).st_mtime):
+                locked = _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                written = os.fstat(file).st_mtime
+                if not _is_being_written(part, written) and (locked or time.time() - written > SILENT_S):
                     part.unlink()
             finally:
                 os.close(file)
+
+
+def _lock(file: int, how: int) -> bool:
+    """Lock a file; False where the file system has no locks. BlockingIOError if another process holds the lock."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def check_space(target: Path, needed: int, node: str) -> None:
@@ -66,7 +87,8 @@ def create_part(path: Path, size: int) -> int:
     except FileExistsError:  # from a killed process with the same process id
         path.unlink()
         file = os.open(path, flags, 0o644)
-    fcntl.flock(file, fcntl.LOCK_EX)
+    with suppress(BlockingIOError):  # of a new file: a file server without locks
+        _lock(file, fcntl.LOCK_EX)
     os.posix_fallocate(file, 0, size)  # a full disk is an error here, not in the middle of the copy
     return file
 
@@ -77,8 +99,11 @@ def _make_trusted(folder: Path) -> None:
     for place in [*reversed(path.parents), path][1:]:
         above = place.parent.stat()
         public = bool(above.st_mode & stat.S_IWOTH)
-        with suppress(FileExistsError):
+        try:
             place.mkdir(PRIVATE if public else 0o777)
+        except FileExistsError as error:
+            if not os.path.lexists(place):  # made by another node a moment ago
+                find_folder(place, error)
         found = place.lstat()  # not stat: a link of another user must not pass for his folder
         if public:
             _check_owner(place, found, above)

@@ -6,8 +6,12 @@ page and are contiguous, or gzip with one chunk per sample, so that the reader c
 
 from __future__ import annotations
 
+import os
+import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +44,9 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
     """
     samples = _count_samples(path, arrays)
     page = {"alignment_threshold": ALIGNMENT_BYTES, "alignment_interval": ALIGNMENT_BYTES}
-    with written_whole(path) as part, h5py.File(part, "w", libver="earliest", **page) as file:
+    # No lock: the part file has one writer, and some file systems that nodes share have none.
+    opened = partial(h5py.File, mode="w", libver="earliest", locking=False, **page)
+    with written_whole(path) as part, _disk_errors(part), opened(part) as file:
         for name, array in arrays.items():
             sample_bytes = array.nbytes // samples
             ragged = offsets_name(name) in arrays
@@ -50,6 +56,18 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
             # Times would make two files with the same arrays differ.
             file.create_dataset(name, data=np.ascontiguousarray(array), track_times=False, **layout)
     return shard_entry(path)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise what the disk answered, which HDF5 tells in the middle of ten lines, as the OSError that it is."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
 
 
 def shard_entry(path: Path) -> ShardEntry:
@@ -148,7 +166,7 @@ class ShardReader:
 
 def stored_bytes(path: Path) -> int:
     """Count the bytes of all arrays of a shard, without compression."""
-    with h5py.File(path) as file:
+    with h5py.File(path, "r", locking=False) as file:
         return sum(file[name].nbytes for name in file)
 
 

@@ -25,6 +25,7 @@ from types import FrameType
 from suite import LAUNCH
 from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
+from suite.files import make_folder
 from suite.launch.heartbeat import read_code
 from suite.launcher import without_launchers
 from suite.machine.probes.allowance import usable
@@ -161,7 +162,7 @@ def run_local(
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     log.touch()
     ended_by, late = None, False
     stop = _Stop(token, grace_s, on_stop)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from suite import VERSION
 from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, write_whole
+from suite.files import PART_SUFFIX, make_folder, write_whole
 from suite.log.limits import limits
 from suite.log.origin.installed import read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
@@ -234,7 +234,7 @@ def create(root: Path) -> None:
     """
     try:
         refuse_existing(root)
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         for path in root.iterdir():
             path.unlink()
     except OSError as error:

@@ -8,6 +8,7 @@ manifest, or with one that does not match its files, is not complete.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,7 +23,7 @@ from suite.compliance.manifest import changed_files, render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import errors_name, make_folder, write_whole
 from suite.log.energy.power_csv import MeterReadings
 from suite.log.provenance import problem_of_config
 from suite.log.record import RunRecord
@@ -93,9 +94,13 @@ def build_package(
     _check_failures(results, count_failed)
     _check_absent(results, package)
     _check_unchanged(package)
-    package.absolute().parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(os.path.realpath(package)).parent  # a package may be a link to another disk
+    make_folder(beside)
     # The temporary folder is on the file system of the package, so that files can be renamed into it.
-    with tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=package.absolute().parent) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=beside) as scratch,
+        errors_name(package, Path(scratch)),
+    ):
         staged = Path(scratch)
         personal: list[tuple[Path, str, str]] = []
         for result in results:
@@ -249,7 +254,7 @@ def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, netwo
     """Copy the logs of a result, with the power readings of its scored runs."""
     for path, name in result.names.items():
         target = staged / result.folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         shutil.copyfile(path, target)
     for record in result.scored:
         if record.path is not None:
@@ -262,6 +267,6 @@ def _move(staged: Path, package: Path) -> None:
     for path in sorted(staged.rglob("*")):
         target = package / path.relative_to(staged)
         if path.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
+            make_folder(target)
         elif not target.exists():
             path.rename(target)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.compliance.kept_files import ORIGIN, list_kept_files
-from suite.files import write_whole
+from suite.files import make_folder, write_whole
 from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
 from suite.log.resume import began
@@ -207,7 +207,7 @@ def _redaction(run: Run, kinds: Collection[str]) -> Redaction:
 
 def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
     """Copy a file of the provenance, redacted unless it is a log. Returns the personal words in the copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     if _is_log(source):
         redaction.check_log(source)
         shutil.copyfile(source, target)

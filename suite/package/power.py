@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from suite.errors import InputError
+from suite.files import make_folder
 from suite.log.energy.keys import SCOPES
 from suite.log.energy.power_csv import MeterReadings, render_estimate, render_power_log
 from suite.log.energy.power_log import read_power_log
@@ -25,7 +26,7 @@ def write_power(
     own = log.parent / POWER / log.stem
     for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
         if path.is_file() and not path.is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
+            make_folder(target)
             shutil.copyfile(path, target / path.name)
     if meter is not None:
         _write_meter(record, target, meter)
@@ -52,5 +53,5 @@ def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
                 measured = f"{own} of node {node} was measured beside the run"
                 raise InputError(f"{record.path}: {measured}; expected a wider scope")
             path.rename(target / f"part_{node}_{own}.txt")
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
         path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")

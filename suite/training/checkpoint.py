@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from suite.errors import InputError
-from suite.files import force_to_disk
+from suite.files import force_to_disk, make_folder
 from suite.log.checkpoint_index import CheckpointIndex, DamagedCheckpointError, Part, check_part, node_path, read_index
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
@@ -51,7 +51,7 @@ class Snapshot:
 
         OSError names the file.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with _named(self._node_file) as path:
             file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:

@@ -256,7 +256,7 @@ class _Trial:
 
     def _say(self, text: str) -> None:
         if self.world.is_first:
-            print_line(text)
+            print_line(text, result=False)
 
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to continue: the data, and of the config what shapes the losses."""

@@ -32,7 +32,7 @@ import numpy as np
 
 from suite.config import Watching
 from suite.exit_codes import ExitCode
-from suite.files import print_line
+from suite.files import make_folder, print_line
 from suite.training.progress import Progress, marked_transport
 from suite.world import World, node_name, own_address
 
@@ -315,7 +315,7 @@ class Watchdog:
             return
         self._dumped = self._marks()
         try:
-            self._stacks.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._stacks.parent)
             with self._stacks.open("a", encoding="utf-8") as file:
                 file.write(f"rank {self._world.rank} on {node_name()}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')}: ")
                 file.write(f"silent for {self._progress.silent_s:.0f} s in: {self._progress.label}\n")

@@ -20,7 +20,7 @@ from suite import FIRST_LINE_S
 from suite.data.lock import locked_together
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import one_line, print_line, write_whole
+from suite.files import make_folder, one_line, print_line, write_whole
 from suite.log.checkpoint_index import find_damage
 from suite.log.resume import WayOn, clear_way, find_way_on
 from suite.log.run_folder import write_run_info
@@ -101,7 +101,7 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
     root, error = plan.folder.root, None
     if world.is_first:
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
             alone = "SLURM_ARRAY_TASK_ID" not in os.environ
             write_run_info(
                 root,
@@ -128,7 +128,7 @@ def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
     damage = _damage(plan, world, progress) if way.resume else None
     way = _decide(world, lambda: clear_way(folder, trial, replace_failed=replace_failed, damage=damage))
     if way.text and world.is_first:
-        print_line(f"trial {trial}: {way.text}")
+        print_line(f"trial {trial}: {way.text}", result=False)
     return way
 
 
@@ -156,7 +156,7 @@ def _damage(plan: TrialPlan, world: World, progress: Progress) -> str | None:
 def _keep_traceback(plan: TrialPlan, world: World) -> str:
     path = plan.folder.root / "output" / f"error_{plan.trial}_rank{world.rank}.txt"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.write_text(traceback.format_exc())
     except OSError:
         traceback.print_exc()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.data.shards import Compression
 from suite.errors import InputError
-from suite.files import written_whole
+from suite.files import make_folder, written_whole
 from suite.world import World
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.summary import attributes, summarise
@@ -269,7 +269,7 @@ def _copy_checked(origin: Path, target: Path, expected: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
 from suite.errors import InputError
+from suite.files import make_folder
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
 from workloads.moe_lm.text import Package, Split, check_package, corpus, is_corpus, read_text
@@ -106,7 +107,7 @@ def fetch(destination: Path, *, source: str | None = None, progress: Progress | 
     """
     if source is not None and not Path(source).is_dir():
         raise InputError(f"{source}: does not exist; expected a folder with the files of corpus.yaml from PyPI")
-    destination.mkdir(parents=True, exist_ok=True)
+    make_folder(destination)
     for done, package in enumerate(corpus(), start=1):
         if source is not None:
             shutil.copyfile(check_package(Path(source), package), destination / package.file)

@@ -14,7 +14,7 @@ import numpy as np
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import make_folder, write_whole
 from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
@@ -119,7 +119,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         raise InputError(f"{archive}: cannot be read: {error.strerror}") from None
     if digest != SAMPLE_SHA256:
         raise InputError(f"{archive}: sha256 is {digest}, expected {SAMPLE_SHA256} of {SAMPLE_ARCHIVE}.tar.gz")
-    destination.mkdir(parents=True, exist_ok=True)
+    make_folder(destination)
     with tarfile.open(archive) as tar:
         for name in SAMPLES:
             member = tar.extractfile(f"{SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")

@@ -31,7 +31,7 @@ from suite.commands.machine.ab_runs import runs
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
-from suite.files import print_line, write_whole
+from suite.files import make_folder, print_line, write_whole
 from suite.launch.ranks import in_world, start_ranks
 from suite.launcher import find_world
 from suite.log.run_folder import RunFolder, default_folder
@@ -251,7 +251,7 @@ def _compare(
     begun, load = datetime.now(UTC), os.getloadavg()[0]  # before the ranks' own load
     place = run.checkpoint(0)
     if world.is_first:
-        place.parent.mkdir(parents=True)
+        make_folder(place.parent)
     world.barrier()
     try:
         plans = [TrialPlan(chosen, each, run, 0, base_seed=seed) for each in configs]

@@ -16,7 +16,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import make_folder, print_line, write_whole
 from suite.launch.ranks import in_world, start_ranks
 from suite.machine.node_samples import END, Sample, render
 
@@ -88,7 +88,7 @@ def node(
         sys.exit(in_world(detect(), lambda: None, body))
     for name in names:
         descriptor(name)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if path.exists():
         raise InputError(f"{path}: exists already; choose another -o")
     begin = time.time()
@@ -153,7 +153,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
         where = text
 
     def check() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.exists():
             raise InputError(f"{path}: exists already; choose another -o")
 

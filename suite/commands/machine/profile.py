@@ -25,7 +25,7 @@ from suite.cli.options import (
 from suite.config import RunConfig, default_data_root, load_config
 from suite.descriptor import Descriptor, descriptor
 from suite.errors import InputError
-from suite.files import harmless_cell, print_line, print_progress, write_whole
+from suite.files import harmless_cell, make_folder, print_line, print_progress, write_whole
 from suite.launch.ranks import in_world, start_ranks
 from suite.launcher import find_world
 from suite.log.run_folder import default_folder
@@ -163,7 +163,7 @@ def _document(result: Profile, config: RunConfig, world: World, steps: int, prof
 
 
 def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
-    output.mkdir(parents=True)
+    make_folder(output)
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
     table = io.StringIO(newline="")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suite.files import read_json, write_whole
+from suite.files import make_folder, read_json, write_whole
 
 VERSION = 1
 NAME = "choices.json"  # in the user's cache folder
@@ -33,7 +33,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     wanted = [Path(given)] if given.startswith("/") else [Path(home) / ".cache"] if home.startswith("/") else []
     for folder in (base / "mlhpc" for base in wanted):
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if os.access(folder, os.W_OK):
                 return folder
     folder = Path(tempfile.gettempdir()) / f"mlhpc-{os.getuid()}"

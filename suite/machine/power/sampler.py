@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from suite.files import make_folder
 from suite.log.energy.keys import READING, START, STOP
 from suite.machine.power.counters import EnergyCounter, EnergyMeter, gpu_counter, node_counters
 
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scopes = list_scopes(counters)
     if not scopes:
         return 0
-    given.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(given.folder)
     for place, scope in enumerate(scopes):
         path = given.folder / file_name(given.node, scope.name, place == 0)
         scope.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.errors import NO_MEMORY
-from suite.files import byte_text, duration_text
+from suite.files import byte_text, duration_text, make_folder
 from suite.launch.local import suite_command
 from suite.log.record import RunRecord
 from suite.processes import end_with_parent
@@ -61,7 +61,7 @@ def execute(words: Sequence[str], log: Path, bounds: Bounds | None = None, ranks
     It also ends with this process. ``ranks`` is the file with the output of its ranks. The limit of memory is that of
     the writable private memory of each process (RLIMIT_DATA).
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     over, memory = None, None if bounds is None else _allowed(bounds.memory)
     with log.open("xb") as file:
         process = subprocess.Popen(

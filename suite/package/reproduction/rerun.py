@@ -23,7 +23,7 @@ from suite.data.fingerprint import fingerprint
 from suite.descriptor import Descriptor
 from suite.documents import plain
 from suite.errors import InputError
-from suite.files import byte_text, write_whole
+from suite.files import byte_text, make_folder, write_whole
 from suite.log import mllog
 from suite.log.record import RunRecord, summarise
 from suite.log.run_folder import RunFolder
@@ -299,7 +299,7 @@ class Rerun:
         """Make the data set in the output folder. Returns why it could not be made, or None."""
         name, size = self._descriptor.name, str(self._benchmark.size)
         needed = self._descriptor.card().size(size).data_bytes
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         make = f"make them with `mlhpc data generate {name} --size {size} --seed {seed}` and give --data"
         if needed > LARGEST_MADE:
             return f"the data have {byte_text(needed)}: {make}"

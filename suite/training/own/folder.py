@@ -15,7 +15,7 @@ from suite.config import RunConfig, load_config, resolve_config
 from suite.descriptor import Descriptor, describe_card, descriptor
 from suite.documents import YamlSource, plain
 from suite.errors import InputError
-from suite.files import brief, write_whole
+from suite.files import brief, make_folder, write_whole
 from suite.log.limits import limits
 from suite.log.record import NOT_HYPERPARAMETERS
 from suite.log.run_folder import RunFolder, write_run_info
@@ -87,7 +87,7 @@ def logged(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in config.logged().items() if key in stated}
 
 
-def make_folder(
+def make_run_folder(
     root: Path, benchmark: Descriptor, config: RunConfig, trial: int | None, runs: int, world: World
 ) -> tuple[RunFolder, int]:
     """Make the run folder, or add a trial to it, and choose the trial: the first without a log unless it is given.
@@ -114,7 +114,7 @@ def _prepare(
     fresh = not folder.info_path.exists()
     if fresh and root.exists() and any(root.iterdir()):
         raise InputError(f"{root}: not empty and no run folder (no run.json); choose another output")
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     loop = program or Path("interactive session")
     write_run_info(root, config, mode="strong", runs=runs, ranks=ranks, seed=None, same_allocation=False, loop=loop)
     _check_same(folder, benchmark, config)

@@ -35,7 +35,7 @@ from suite.log.run_folder import default_folder
 from suite.machine.page_cache import drop_page_caches
 from suite.training.gradients import measured_exchange
 from suite.training.instrument import Ledger
-from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_folder, read_config
+from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_run_folder, read_config
 from suite.training.own.steps import OwnSteps
 from suite.training.plan import TrialPlan
 from suite.training.progress import Progress
@@ -148,7 +148,7 @@ class Run:
         card = self._benchmark.card().size(config.size)
         now = datetime.now(UTC)
         root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now), Path)
-        folder, trial = make_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
+        folder, trial = make_run_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
         if "watchdog" in config.stated:
             stacks = folder.stacks(trial, self._world.rank)
@@ -342,7 +342,7 @@ class Run:
 
     def _say(self, text: str) -> None:
         if self._world.is_first:
-            print_line(text)
+            print_line(text, result=False)
 
     def _complain(self, text: str) -> None:
         print_line(f"mlhpc: {self._plan.folder.root} trial {self.trial}: {text}", error=True)

@@ -1,0 +1,198 @@
+"""Where results go: standard output that cannot be written, and -o that names a link, a pipe or a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.disk import fill
+from tests.fixtures.runs import run_folder
+from tests.fixtures.shared_disk import shared_disk
+
+MLHPC = str(Path(sys.executable).with_name("mlhpc"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run R and a history H of it."""
+    folder = tmp_path_factory.mktemp("place")
+    run_folder(folder / "R")
+    done = subprocess.run([MLHPC, *["history", "add", "R", "--any", "-o", "H"]], cwd=folder, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(command: str, cwd: Path, stdout: int, **more: object) -> tuple[int, str]:
+    words = [MLHPC, *command.split()]
+    done = subprocess.run(words, cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, **more)  # type: ignore[call-overload]
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "score R --format json",
+        "check R --format json",
+        "compare R R",
+        "status R --format json",
+        "history show H",
+        "history check H --format json",
+        "workload list",
+        "plan cosmoflow",
+        "report R --form prometheus",
+        "doctor --format json",
+        "submit cosmoflow --system example --nodes 1 --dry-run",
+        "--help",
+        "help score",
+        "--version",
+    ],
+)
+def test_a_result_that_could_not_be_written_is_an_error(place: Path, command: str) -> None:
+    expected = "mlhpc: standard output: No space left on device"
+    with Path("/dev/full").open("wb") as full:
+        code, errors = run(command, place, full.fileno())
+    assert code in (1, 3, 4)  # 3 and 4: no verdict, whether it can be written or not
+    last = errors.splitlines()[-1]
+    assert last.startswith(expected), errors
+    assert errors.count("standard output") == 1
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+@pytest.mark.parametrize("command", ["score R --format json", "workload list", "check R"])
+def test_a_reader_that_had_enough_is_no_error(place: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        code, errors = run(command, place, writer)
+    finally:
+        os.close(writer)
+    assert "standard output" not in errors
+    assert code == run(command, place, subprocess.DEVNULL)[0]
+
+
+def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$0" score R >&-', MLHPC], cwd=place, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "mlhpc: standard output: Bad file descriptor: the result was not written\n",
+    )
+    environment = shared_disk(tmp_path / "library.so", tmp_path / "disk", writes=5)
+    (tmp_path / "disk").mkdir()
+    with (tmp_path / "disk" / "score.json").open("wb") as file:
+        code, errors = run("score R --format json", place, file.fileno(), env=environment)
+    assert code == 1
+    assert errors == "mlhpc: standard output: Input/output error: the result was not written\n"
+
+
+def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
+    program = (
+        "from suite.files import print_progress, lost_result; print_progress('half'); raise SystemExit(lost_result())"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("report R -o {disk}/report", "report"),
+        ("package R --system x --submitter ACME -o {disk}/ACME", "ACME"),
+        ("history add R --any -o {disk}/history", "history"),
+        ("report R --form prometheus -o {disk}/runs.prom", "runs.prom"),
+        ("submit cosmoflow --system example --nodes 1 -o {disk}/run", "run"),
+        ("run cosmoflow --size smoke -o {disk}/run", "run"),
+    ],
+)
+def test_on_a_full_disk_an_error_names_the_destination(
+    place: Path, small_disk: Path, smoke_data: Path, command: str, named: str
+) -> None:
+    fill(small_disk)
+    environment = {**os.environ, "MLHPC_DATA": str(smoke_data)}
+    code, errors = run(command.format(disk=small_disk), place, subprocess.DEVNULL, env=environment)
+    assert code in (1, 2)
+    last = errors.splitlines()[-1]
+    assert f"{small_disk / named}" in last
+    assert "No space left on device" in last
+    assert ".part" not in errors
+    assert "/." not in errors  # a hidden folder
+    assert f"{place}" not in errors
+    assert [path.name for path in small_disk.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_symbolic_link_given_to_o_is_followed(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for name, target in {"new.prom": "real/new.prom", "old.prom": "real/old.prom", "page": "real/page"}.items():
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "real" / "old.prom").write_text("earlier")
+    for name in ("new.prom", "old.prom"):
+        assert run(f"report R --form prometheus -o {tmp_path / name}", place, subprocess.DEVNULL) == (0, "")
+        assert (tmp_path / name).is_symlink()
+        assert "mlhpc_run" in (tmp_path / "real" / name).read_text()
+    assert run(f"history add R --any -o {tmp_path / 'page'}", place, subprocess.DEVNULL) == (0, "")
+    assert (tmp_path / "page").is_symlink()
+    assert list((tmp_path / "real" / "page").glob("*.json"))
+    (tmp_path / "loop").symlink_to("loop")
+    code, errors = run(f"report R --form prometheus -o {tmp_path / 'loop'}", place, subprocess.DEVNULL)
+    assert (code, errors) == (1, f"mlhpc: {tmp_path / 'loop'}: Too many levels of symbolic links\n")
+
+
+def test_a_pipe_and_a_device_are_written_into_and_stay(place: Path, tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(fifo.read_text()), daemon=True)
+    reader.start()
+    assert run(f"report R --form prometheus -o {fifo}", place, subprocess.DEVNULL) == (0, "")
+    reader.join(30)
+    assert "mlhpc_run" in read[0]
+    assert fifo.is_fifo()
+    assert run("report R --form prometheus -o /dev/null", place, subprocess.DEVNULL) == (0, "")
+    assert Path("/dev/null").is_char_device()
+    code, errors = run("report R --form prometheus -o /dev/full", place, subprocess.DEVNULL)
+    assert (code, errors) == (1, "mlhpc: /dev/full: No space left on device\n")
+    (tmp_path / "link").symlink_to("/dev/null")
+    assert run(f"report R --form prometheus -o {tmp_path / 'link'}", place, subprocess.DEVNULL) == (0, "")
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_standard_output_given_to_o_is_written_in_its_place(place: Path, tmp_path: Path, name: str) -> None:
+    """Also where it goes to a file: what is there before and after stays."""
+    with (tmp_path / "output").open("wb") as file:
+        file.write(b"before\n")
+        file.flush()
+        assert run(f"report R --form prometheus -o {name}", place, file.fileno()) == (0, "")
+        file.write(b"after\n")
+    first, *middle, told, last = (tmp_path / "output").read_text().splitlines()
+    assert (first, told, last) == ("before", name, "after")
+    assert any(line.startswith("mlhpc_run") for line in middle)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report R -o {0}",
+        "run cosmoflow --size smoke -o {0}",
+        "submit cosmoflow --system example --nodes 1 -o {0}",
+        "package R --system x --submitter ACME -o {0}",
+        "history add R --any -o {0}",
+        "demo -o {0}",
+        "ceilings --quick -o {0}",
+        "data generate cosmoflow --size smoke -o {0}",
+        "reproduce R -o {0}",
+    ],
+)
+def test_a_device_in_the_place_of_a_folder_is_refused_in_one_line(place: Path, command: str) -> None:
+    code, errors = run(command.format("/dev/null"), place, subprocess.DEVNULL)
+    assert code in (1, 2)
+    assert "/dev/null" in errors
+    assert len(errors.splitlines()) == 1
+    assert Path("/dev/null").is_char_device()
