@@ -217,10 +217,11 @@ def opened(path: Path, largest: int) -> Iterator[BufferedReader]:
     A stranger's package may hold a FIFO, which would wait for ever, a device, or a sparse file of terabytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    state = os.fstat(descriptor)
+    if stat.S_ISDIR(state.st_mode):  # os.fdopen refuses it too, with the number of the descriptor as its name
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(descriptor, "rb") as file:
-        state = os.fstat(descriptor)
-        if stat.S_ISDIR(state.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
         if state.st_size > largest:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from suite import MOST_RUNS
 from suite.descriptor import with_cards
 from suite.files import QUIET, brief
 from suite.plugins import CARDS
@@ -21,7 +22,6 @@ TEXT, JSON = "text", "json"
 RANKS_PER_CORE = 64  # more are a slip of the finger
 LARGEST_NUMBER = 1e100  # its product with a unit is finite too
 LARGEST = 2**62  # a seed, and what a rank adds to it, fit 64 bits
-MOST_RUNS = 10_000  # of one run folder; of each a command looks at some files
 
 
 class Finite(click.FloatRange):

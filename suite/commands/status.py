@@ -14,7 +14,8 @@ import click
 from suite.card import value_text
 from suite.cli.options import JSON, TEXT, Finite, card_option, format_option
 from suite.errors import InputError
-from suite.files import duration_text, print_line, printable, read_json
+from suite.exit_codes import ExitCode
+from suite.files import duration_text, one_line, print_line, printable, read_json
 from suite.launch import jobs
 from suite.launch.heartbeat import Sign, read_sign
 from suite.launch.time_left import Expectation, eta, find_expectation
@@ -27,6 +28,7 @@ from suite.log.record import RunRecord, summarise
 from suite.log.resume import REPLACE, newest_begun, newest_log
 from suite.log.run_folder import RunFolder
 
+UNREADABLE = "unreadable"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
 SILENT_S = 60.0  # a note says so from then on
 FOLLOW_S = 5.0  # between two looks of --follow
@@ -35,13 +37,14 @@ DEFAULT_ROOT = Path("runs")
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One row. ``state``: queued, running, finished (target reached), aborted, killed or incomplete.
+    """One row. ``state``: queued, running, finished (target reached), aborted, killed, incomplete or unreadable.
 
+    An unreadable row is of a log, or of a whole run folder (``trial`` None); its note says why.
     ``eta_s`` is the time from now to the expected end, ``eta_source`` what that assumes; None if unknown.
     """
 
     run: str
-    trial: int
+    trial: int | None
     state: str
     epoch: int | None = None
     value: float | None = None
@@ -82,7 +85,10 @@ Examples:
     help="With --goodput: mean hours between failures. [learned from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
-    """Show runs and jobs: state, epoch, last evaluation, time left; with --goodput, where their time went."""
+    """Show runs and jobs: state, epoch, last evaluation, time left; with --goodput, where their time went.
+
+    Exit code 1 if a run cannot be read; the others are shown all the same.
+    """
     if follow and style == JSON:
         raise click.UsageError("--follow shows tables: leave --format json out")
     if follow and goodput:
@@ -96,32 +102,61 @@ def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtb
         # Each look finds the folders anew: a job may begin a run folder meanwhile.
         follow_runs(lambda: read_rows(paths))
     else:
-        _show(read_rows(paths), style)
+        rows = read_rows(paths)
+        _show(rows, style)
+        if any(row.state == UNREADABLE for row in rows):
+            raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
-    """Read the state of every trial of the run folders at the paths."""
-    return [row for folder in find_runs(paths) for row in folder_status(folder, now_s=time.time())]
+    """Read the state of every trial of the run folders at the paths. A damaged folder is one row, and hides no other."""
+    rows = []
+    for folder in find_runs(paths):
+        try:
+            rows += folder_status(folder, now_s=time.time())
+        except (InputError, OSError) as error:
+            rows.append(TrialStatus(str(folder.root), None, UNREADABLE, note=one_line(error)))
+    return rows
 
 
 def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str) -> None:
     """Print the share of each trial's time that counts, and the advice on checkpoints, or raise InputError."""
-    found = []
-    for folder in folders:
-        for trial in range(folder.read_info().runs):
-            each = find_goodput(folder, trial)
-            if each is not None:
-                found.append(each)
+    found, problems = _read_goodput(folders)
+    for problem in problems:
+        print_line(f"mlhpc: {problem}", error=True)
+    if not found and problems:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not found:
         raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log with an event")
     advice = find_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
     if style == JSON:
         trials = [asdict(each) | {"folder": str(each.folder), "ratio": each.ratio} for each in found]
         print_line(json.dumps({"version": 1, "trials": trials, "advice": advice}, indent=1))
-        return
-    for each in found:
-        print_line(printable(goodput_line(each)))
-    print_line(advice_line(advice))
+    else:
+        for each in found:
+            print_line(printable(goodput_line(each)))
+        print_line(advice_line(advice))
+    if problems:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _read_goodput(folders: Sequence[RunFolder]) -> tuple[list[Goodput], list[str]]:
+    """Read the goodput of each trial, and why some cannot be read: these hide no other."""
+    found, problems = [], []
+    for folder in folders:
+        try:
+            runs = folder.read_info().runs
+        except InputError as error:
+            problems.append(one_line(error))
+            continue
+        for trial in range(runs):
+            try:
+                goodput = find_goodput(folder, trial)
+            except OSError as error:
+                problems.append(one_line(error))
+            else:
+                found += [] if goodput is None else [goodput]
+    return found, problems
 
 
 def goodput_line(trial: Goodput) -> str:
@@ -180,14 +215,19 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
 
 
 def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
-    """One row per trial of a run folder. InputError if its run.json is damaged."""
+    """One row per trial of a run folder. InputError if its run.json is damaged; a log that is hides no other trial."""
     info = folder.read_info()
     job = job_status(folder.root)
     expectation = find_expectation(folder)
     signs = [read_sign(folder, trial, now_s=now_s) for trial in range(info.runs)]
     # A launcher was here, and none is alive
     over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
-    rows = [_trial(folder, trial, job, sign, expectation, now_s) for trial, sign in enumerate(signs)]
+    rows = []
+    for trial, sign in enumerate(signs):
+        try:
+            rows.append(_trial(folder, trial, job, sign, expectation, now_s))
+        except OSError as error:  # a log that cannot be read, or is larger than the limits
+            rows.append(TrialStatus(str(folder.root), trial, UNREADABLE, note=one_line(error)))
     if over and not job.ids:  # the local series has ended: what has no log was not started
         rows = [replace(row, state="incomplete", note="not started") if row.state == "queued" else row for row in rows]
     return rows
@@ -296,7 +336,7 @@ def table(rows: Sequence[TrialStatus]) -> list[list[str]]:
 def _texts(row: TrialStatus) -> list[str]:
     return [
         row.run,
-        str(row.trial),
+        "-" if row.trial is None else str(row.trial),
         row.state,
         "-" if row.epoch is None else str(row.epoch),
         _value(row),
@@ -326,7 +366,8 @@ def _trial(
     folder: RunFolder, trial: int, job: JobStatus, sign: Sign, expectation: Expectation | None, now_s: float
 ) -> TrialStatus:
     log = newest_log(folder, trial)
-    record = _read(newest_begun(folder, trial) or log)
+    newest = newest_begun(folder, trial) or log
+    record = None if newest is None else summarise(read_events(newest))
     written_s = max(_modified_s(log), _modified_s(folder.output(trial)))
     silent_s = now_s - written_s if written_s else 0.0
     state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
@@ -355,14 +396,6 @@ def _trial(
     )
 
 
-def _read(log: Path | None) -> RunRecord | None:
-    """The record of a log that may end anywhere. None if there is no log or it cannot be read."""
-    try:
-        return None if log is None else summarise(read_events(log))
-    except OSError:
-        return None
-
-
 def _modified_s(path: Path | None) -> float:
     """Return the time of the last change of a file; 0 without a file."""
     try:
@@ -376,7 +409,7 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colors = {"finished": "green", "running": "cyan", "queued": "dim", "killed": "red", "aborted": "red"}
+    colors = {"finished": "green", "running": "cyan", "queued": "dim", "killed": "red", "aborted": "red", "unreadable": "red"}
     head, *lines = table(rows)
     screen = Table(*(name.strip() for name in head), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):

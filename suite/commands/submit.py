@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
-from suite import NO_SUBMITTER
+from suite import MOST_RUNS, NO_SUBMITTER
 from suite.card import SizeCard, read_reference_points
 from suite.cli.options import (
     DEFAULT_SIZE,
-    MOST_RUNS,
     Whole,
     is_file,
     output_option,

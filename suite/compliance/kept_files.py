@@ -81,11 +81,11 @@ def _contradicted_files(
     if len(logged) == 1 and folder.data_path.is_file() and folder.data_path.name not in redacted:
         yield from _with_other_digest(folder.data_path, str(*logged), "the logs say")
     try:
-        git = folder.read_info().git or {}
+        git = folder.read_info().git
     except InputError:
         return
-    stated = git.get("diff_sha256")
-    if isinstance(stated, str) and folder.changes_path.name not in redacted:
+    stated = None if git is None else git.diff_sha256
+    if stated is not None and folder.changes_path.name not in redacted:
         yield from _with_other_digest(folder.changes_path, stated, "run.json says")
 
 

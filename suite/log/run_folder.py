@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import yaml
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from suite import VERSION
-from suite.documents import plain, read_json_document
+from suite import MOST_RUNS, VERSION
+from suite.documents import Count, plain, read_json_document
 from suite.errors import InputError
 from suite.files import PART_SUFFIX, make_folder, write_whole
 from suite.log.limits import limits
@@ -28,6 +28,14 @@ RUN_VERSION = 1
 JOB_VERSION = 1
 
 
+class GitInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The commit of a checkout, and the sha256 of what was changed in it."""
+
+    commit: str
+    dirty: bool
+    diff_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
 
@@ -37,14 +45,14 @@ class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     workload: str
     size: str
-    mode: str
-    runs: int
-    ranks: int | None
+    mode: Annotated[str, Meta(pattern="^(strong|weak)$", description="strong or weak")]
+    runs: Annotated[int, Meta(ge=1, le=MOST_RUNS)]
+    ranks: Count | None
     created: str
     command: tuple[str, ...]
-    git: dict[str, Any] | None
+    git: GitInfo | None
     same_allocation: bool
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0)] | None = None
     loop: str | None = None
     suite_version: str = VERSION
     version: int = RUN_VERSION
@@ -270,7 +278,7 @@ def write_run_info(
         ranks=ranks,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=tuple(sys.argv if loop is None else sys.orig_argv),
-        git=None if git is None else git.logged(),
+        git=None if git is None else GitInfo(**git.logged()),
         same_allocation=same_allocation,
         seed=seed,
         loop=None if loop is None else loop.name,

@@ -84,7 +84,7 @@ def _readme(result: Result, submitter: str) -> str:
     card, first, info = result.benchmark, result.scored[0], result.info
     logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
     own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
-    changes = " with local changes" if info.git and info.git.get("dirty") else ""
+    changes = " with local changes" if info.git and info.git.dirty else ""
     text = (
         f"# {card.name}, size {card.size}\n\n"
         f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
@@ -194,7 +194,7 @@ def _command(info: RunInfo) -> str:
 
 
 def _commit(info: RunInfo) -> str:
-    return str(info.git["commit"]) if info.git and info.git.get("commit") else "HEAD"
+    return info.git.commit if info.git and info.git.commit else "HEAD"
 
 
 def _redaction(run: Run, kinds: Collection[str]) -> Redaction:

@@ -280,3 +280,84 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
         2,
         "mlhpc: runs: no run folder here (no run.json, nor in the two levels below)\n",
     )
+
+
+def copy_of(run: RunFolder, name: str, **changes: Any) -> RunFolder:
+    """A second run folder beside one, with another run.json."""
+    folder = run.root.parent / name
+    folder.mkdir()
+    info = json.loads(run.info_path.read_text()) | changes
+    (folder / "run.json").write_text(json.dumps(info))
+    return RunFolder(folder)
+
+
+def show(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "suite", "status", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"runs": "x"}, "runs = 'x': expected int, got str"),
+        ({"runs": 100_000_000}, "runs = 100000000: expected int <= 10000"),
+        ({"runs": 0}, "runs = 0: expected int >= 1"),
+        ({"runs": -1}, "runs = -1: expected int >= 1"),
+        ({"runs": 1.5}, "runs = 1.5: expected int, got float"),
+        ({"runs": None}, "runs = None: expected int, got null"),
+        ({"ranks": [2]}, "ranks = [2]: expected int | null, got a list"),
+        ({"seed": -3}, "seed = -3: expected int >= 0"),
+        ({"mode": "fast"}, "mode = 'fast': expected strong or weak"),
+        ({"git": {"commit": 7, "dirty": False}}, "git.commit = 7: expected str, got int"),
+        ({"git": {}}, "missing keys 'git.commit', 'git.dirty'"),
+        ({"command": "mlhpc run"}, "command = 'mlhpc run': expected a list, got str"),
+        ({"version": 2}, "expected a run.json of version 1, found 2"),
+    ],
+)
+def test_a_damaged_run_json_is_one_row_and_hides_no_other(
+    run: RunFolder, changes: dict[str, Any], problem: str
+) -> None:
+    damaged = copy_of(run, "damaged", **changes)
+    (run.root / "result_0.txt").write_text(log_text(epochs=2, stop="success"))
+    first, *others = status.read_rows([run.root.parent])
+    assert (first.run, first.trial, first.state) == (str(damaged.root), None, "unreadable")
+    assert first.note == f"{damaged.info_path}: {problem}"
+    assert [(row.trial, row.state) for row in others] == [(0, "finished"), (1, "queued")]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{" * 3000, '{"version": NaN}'])
+def test_a_run_json_that_is_none_hides_no_other_either(run: RunFolder, content: str) -> None:
+    damaged = copy_of(run, "damaged")
+    damaged.info_path.write_text(content)
+    first, *others = status.read_rows([run.root.parent])
+    assert (first.state, len(others)) == ("unreadable", 2)
+
+
+def test_status_shows_what_it_can_and_ends_with_1(run: RunFolder) -> None:
+    copy_of(run, "damaged", runs="x")
+    done = show(run.root.parent)
+    assert done.returncode == 1
+    assert [line.split()[1:3] for line in done.stdout.splitlines()[1:]] == [
+        ["-", "unreadable"],
+        ["0", "queued"],
+        ["1", "queued"],
+    ]
+    rows = json.loads(show(run.root.parent, "--format", "json").stdout)
+    assert [row["trial"] for row in rows] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("what", ["too large", "a folder"])
+def test_a_log_that_cannot_be_read_hides_no_other_trial(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (run.root / "result_1.txt").write_text(log_text(epochs=2, stop="success"))
+    if what == "a folder":
+        run.result(0).mkdir()
+    else:
+        run.result(0).write_text(log_text(epochs=400))
+        monkeypatch.setenv("MLHPC_LIMITS", "file=16KiB")
+    first, second = folder_status(run, now_s=0.0)
+    assert (first.trial, first.state, str(run.result(0)) in first.note) == (0, "unreadable", True)
+    assert second.state == "finished"
+    done = show("--goodput", run.root)
+    assert (done.returncode, "trial 1: " in done.stdout, str(run.result(0)) in done.stderr) == (1, True, True)
