@@ -208,8 +208,9 @@ def _plan_all(
 
 def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     """The job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
-    output = folder / "output" / ("job_%A_%a.log" if template.array else "job_%j.log")
-    job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=str(output))
+    log = "job_%A_%a.log" if template.array else "job_%j.log"
+    output = str(folder / "output").replace("%", "%%") + f"/{log}"  # Slurm expands %j in any part of a path
+    job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=output)
     accumulation = config.gradient_accumulation_steps
     groups = job.ranks
     if config.plan is not None or config.mesh is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from msgspec import Meta, Struct
 import suite
 from suite.documents import YamlSource
 from suite.errors import InputError, unknown
+from suite.files import brief
 
 TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
@@ -39,6 +41,7 @@ def time_limit_s(text: str) -> int:
 
 Line = Annotated[str, Meta(pattern=r"\A[^\n]*\S[^\n]*\Z", description="one line of text")]
 TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT.pattern, description="minutes, h:mm:ss or d-hh:mm:ss")]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w*\Z", description="the name of an environment variable")]
 Word = Annotated[str, Meta(pattern=r"\A[^\s\"'`$\\#;&|<>()]+\Z", description="one word without shell characters")]
 
 
@@ -74,7 +77,7 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sbatch_options: tuple[Line, ...] = ()
     srun_options: tuple[Line, ...] = ()
     modules: tuple[Word, ...] = ()
-    environment: Mapping[str, str] = {}
+    environment: Mapping[Name, str] = {}
     setup: Annotated[tuple[Line, ...], "lines of bash, run once per node before the ranks; all must succeed"] = ()
     python: Annotated[Line | None, "interpreter; default: the one that submits, python3 in a container"] = None
     container: Container = Container()
@@ -136,6 +139,13 @@ class Job:
             raise InputError(
                 "--set: a job script takes settings without spaces; write this one into a file for --config"
             )
+        for name in (*filter(None, (self.run, self.config)), *self.overrides):
+            if not name.isprintable():
+                raise InputError(f"{brief(name, longest=200)}: a job script takes printable names; choose another")
+        if self.run is not None and "\\" in self.run:
+            raise InputError(
+                f"{self.run}: Slurm writes no output where a name has a backslash; choose another folder with -o"
+            )
         if self.spares and not self.preflight:
             raise InputError("--spares: spare nodes are chosen by --preflight: give it too")
         asked = self.total_nodes + self.spares
@@ -169,6 +179,8 @@ def sbatch_script(job: Job) -> str:
     """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out.
     """
     parts = _parts(job)
+    used = any(_APOSTROPHE in part for part in parts.values())
+    parts["apostrophe"] = 'apostrophe="\'"' if used else ""
 
     def text(match: re.Match[str]) -> str:
         found = parts[match[1] or match[2]]
@@ -204,14 +216,14 @@ def _parts(job: Job) -> dict[str, str]:
         "environment": "\n".join(
             f'export {name}="{_inside_quotes(value)}"' for name, value in launcher.environment.items()
         ),
-        "python": _default(job.python),
+        "python": _literal(job.python) if job.python == sys.executable else _default(job.python),
         "config_name": "MLHPC_CONFIG" if job.config.endswith((".yaml", ".yml")) else "MLHPC_SIZE",
-        "config": _default(job.config),
-        "run": _default(job.run) if job.run else f"runs/{job.workload}-{job.size}-$job",
+        "config": _literal(job.config),
+        "run": _literal(job.run) if job.run else f"runs/{job.workload}-{job.size}-$job",
         "trials_name": "MLHPC_INSTANCES" if weak else "MLHPC_RUNS",
         "trials": str(job.instances if weak else job.runs),
         "seed": "" if job.seed is None else str(job.seed),
-        "overrides": _default(" ".join(job.overrides)),
+        "overrides": _literal(" ".join(job.overrides)),
         "mpi": launcher.mpi,
         "staging_directory": _default(launcher.staging_directory or ""),
         "cache_drop_command": _default(launcher.cache_drop_command or ""),
@@ -328,7 +340,7 @@ def read_system(path: Path) -> SystemFile:
 
 def _directive(text: str) -> str:
     """Quote a value for an #SBATCH line: sbatch understands double quotes and expands no variables."""
-    return f'"{text}"' if re.search(r"[\s&|]", text) else text
+    return text if re.fullmatch(r"[\w./:=@+,%-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def _inside_quotes(text: str) -> str:
@@ -337,5 +349,16 @@ def _inside_quotes(text: str) -> str:
 
 
 def _default(text: str) -> str:
-    """Escape text for the default value in "${NAME:=...}"."""
-    return _inside_quotes(text).replace("}", r"\}")
+    """Escape text for the default value in "${NAME:=...}", where variables are still expanded.
+
+    There an apostrophe would begin a quoted text, and no backslash would prevent it.
+    """
+    return _inside_quotes(text).replace("}", r"\}").replace("'", _APOSTROPHE)
+
+
+_APOSTROPHE = "${apostrophe}"
+
+
+def _literal(text: str) -> str:
+    """Escape text for the default value in "${NAME:=...}", where it stays as it is."""
+    return r"\$".join(_default(part) for part in text.split("$"))
