@@ -29,6 +29,7 @@ from suite.log.provenance import problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST, POWER
 from suite.log.score import failure
+from suite.machine.secrets import redact_secrets
 from suite.machine.system import System, describe_system, system_description
 from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
@@ -243,7 +244,7 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
         nodes=nodes or 1,
         accelerators_per_node=first.accelerators_per_node,
     )
-    text = json.dumps(description, indent=4, ensure_ascii=False) + "\n"
+    text = redact_secrets(json.dumps(description, indent=4, ensure_ascii=False)) + "\n"
     name = Path("systems") / f"{result.system_id}.json"
     if (package / name).exists() and (package / name).read_text(encoding="utf-8") != text:
         raise InputError(f"{package / name}: exists already and describes another system; choose another --system")

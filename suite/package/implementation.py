@@ -14,7 +14,7 @@ from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
 from suite.log.resume import began
 from suite.log.run_folder import RunInfo
-from suite.machine.secrets import redact_random
+from suite.machine.secrets import redact_random, redact_secrets
 from suite.package.redaction import Personal, Redaction
 from suite.package.results import Result, Run, score_of
 from suite.package.stated import STATED, state_result
@@ -35,7 +35,7 @@ def write_implementation(
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
     stated = state_result(score_of(result), result.benchmark, result.names, staged / result.folder)
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
-    write_whole(folder / "README.md", _readme(result, submitter))
+    write_whole(folder / "README.md", redact_secrets(_readme(result, submitter)))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
     write_whole(folder / "setup.sh", setup.format(commit=_commit(result.info), version=result.info.suite_version))
     manifest = result.scored[0].data_manifest

@@ -14,14 +14,19 @@ from pathlib import Path, PurePosixPath
 from suite import REDACTED
 from suite.errors import InputError
 from suite.machine.facts import Facts
-from suite.machine.secrets import SECRET_VALUES, redact_secrets
+from suite.machine.secrets import find_secret_forms, redact_secrets
 
 KINDS = ("hosts", "paths", "account")
 
 _PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
 # Paths below these folders are the same on all machines.
 _OF_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
-_ACCOUNT = re.compile(r"""(?:--account[= ]|(?<=\s)-A[= ]?|SLURM_JOB_ACCOUNT\W+|SBATCH_ACCOUNT\W+)["']?([\w.@+-]+)""")
+_ACCOUNT = re.compile(  # -A is an account for Slurm only: od -An and grep -A 30 have one too
+    r"""(?:--account[= ]|^\#SBATCH[ \t][^\n]*?(?<=[ \t])-A[ \t=]*
+    |\b(?:srun|sbatch|salloc)[ \t](?:[^\n|;&]*?[ \t])?-A[ \t=]+|(?:SLURM_JOB|SBATCH|SALLOC|SLURM)_ACCOUNT\W+)
+    ["']?(?!\d+\b)([\w.@+-]{2,})""",
+    re.MULTILINE | re.VERBOSE,
+)
 _NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')
 
 
@@ -76,10 +81,13 @@ class Redaction:
 
     def check_log(self, path: Path) -> None:
         """Raise InputError if a log, which is never edited, contains a secret or a word to redact."""
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
-            if SECRET_VALUES.search(line):
-                what = "what looks like a password or token"
-                raise InputError(f"{path}:{number}: contains {what}; logs are never edited")
+        text = path.read_text("utf-8", "replace")
+        secret = min(find_secret_forms(text), default=None)
+        if secret is not None:
+            number = text.count("\n", 0, secret[0]) + 1
+            what = "what looks like a password or token"
+            raise InputError(f"{path}:{number}: contains {what}; logs are never edited")
+        for number, line in enumerate(text.splitlines(), 1):
             for kind, what in self.find(line):
                 if kind in self.kinds:
                     raise InputError(f"{path}:{number}: --redact {kind}: contains {what!r}, and logs are never edited")

@@ -21,6 +21,7 @@ from tests.fixtures.runs import node, run_folder
 SCRIPT = """#!/bin/bash
 #SBATCH --account=ab1234
 #SBATCH -A ab1234
+seed=$(od -An -N2 -tu2 /dev/urandom)
 #SBATCH --output=/home/ada/runs/a/output/job_%j.log
 export HF_TOKEN="abcdefgh1234"
 export WANDB_API_KEY='00112233'
@@ -105,6 +106,7 @@ def test_secrets_never_leave_and_what_is_personal_is_listed(run: Path, tmp_path:
         assert secret not in text
     assert 'export NCCL_DEBUG="WARN"' in text
     assert "personal: account: ab1234 in " in done.stdout
+    assert "'n'" not in done.stdout
     assert "personal: hosts: gpu17, gpu17.cluster.example.org in " in done.stdout
     assert "personal: paths: " in done.stdout
     assert "/home/ada/bin/mlhpc" in done.stdout
@@ -123,6 +125,7 @@ def test_what_is_asked_for_is_taken_out_and_the_package_is_compliant(run: Path, 
     assert "facts/node1.json" in text
     assert '"node": "node1"' in text
     assert "#!/bin/bash" in text
+    assert "seed=$(od -An -N2 -tu2 /dev/urandom)" in text
     assert check([package]).compliant
     assert not list(changed_files(package))
     for number in range(5):
