@@ -220,20 +220,31 @@ def resolve_config(
     _fill_submitter(data, submitter)
     data.setdefault("workload", descriptor.name)
     if data["workload"] != descriptor.name:
-        raise InputError(f"{source.where('workload')}: workload is {data['workload']!r}, not {descriptor.name!r}")
+        where = "--set workload" if ("workload",) in override_keys else source.where("workload")
+        raise InputError(f"{where}: workload is {data['workload']!r}, not {descriptor.name!r}")
     kind = _config_kind(descriptor.load_hyperparameters())
     try:
         config = convert(data, kind)
     except ValidationError as error:
         mistake = find_mistake(data, kind, error)
-        where = source.where(*mistake.key)
-        if any(mistake.key[: len(override)] == override for override in override_keys):
-            where = f"--set {'.'.join(mistake.key)}"
-        raise InputError(f"{where}: {mistake.text}") from None
+        raise InputError(f"{_place(source, mistake.key, override_keys)}: {mistake.text}") from None
     check_folder_name("submission.org", config.submission.org)
     descriptor.card().size(config.size)
     config.__dict__[_STATED] = frozenset(data)
     return config
+
+
+def _place(source: YamlSource, key: tuple[str, ...], override_keys: Iterable[tuple[str, ...]]) -> str:
+    """Where a wrong key stands: in a --set, or else in the file.
+
+    A misspelt section of a --set is a shorter key than that of the --set; a value that should be a section is longer.
+    """
+    for override in override_keys:
+        if key[: len(override)] == override:
+            return f"--set {'.'.join(key)}"
+        if key and override[: len(key)] == key:
+            return f"--set {'.'.join(override)}"
+    return source.where(*key)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 
@@ -18,6 +19,19 @@ class ExitCode(IntEnum):
     DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
     TIMED_OUT = 124  # as timeout(1) has it
     INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+
+
+# Errors of a path that a person named and that does not exist or may not be used. A full or broken disk is the machine's.
+_WRONG_PLACE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.ENAMETOOLONG, errno.ELOOP}
+)
+
+
+def code_of(error: Exception) -> ExitCode:
+    """Return the exit code of a command that an error ends: USAGE for a person's mistake, else FAILED."""
+    wrong_place = isinstance(error, OSError) and error.errno in _WRONG_PLACE
+    return ExitCode.USAGE if isinstance(error, ValueError) or wrong_place else ExitCode.FAILED
 
 
 WORKER_CODES = frozenset({ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE, ExitCode.STOPPED})

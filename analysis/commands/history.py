@@ -21,7 +21,8 @@ from suite.statistics import Outcome
 
 DEFAULT_FOLDER = Path("history")
 
-_FOLDER = click.argument("folder", default=DEFAULT_FOLDER, type=click.Path(path_type=Path))
+_FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
+_OUTPUT = output_option("The folder of the history, as for `history add`.", str(DEFAULT_FOLDER))
 _SINCE = click.option(
     "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
 )
@@ -82,12 +83,13 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 
 @history.command()
 @_FOLDER
+@_OUTPUT
 @_SINCE
 @_RATE
 @format_option()
-def show(folder: Path, since: str | None, rate: float, style: str) -> None:
+def show(folder: Path | None, output: Path | None, since: str | None, rate: float, style: str) -> None:
     """Show each series of FOLDER: its results, trend and changes, and which facts differ where it changed."""
-    verdicts = judge.judge_all(_read(folder, since), rate)
+    verdicts = judge.judge_all(_read(_chosen(folder, output), since), rate)
     if style == JSON:
         print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
         return
@@ -97,10 +99,11 @@ def show(folder: Path, since: str | None, rate: float, style: str) -> None:
 
 @history.command()
 @_FOLDER
+@_OUTPUT
 @_SINCE
 @_RATE
 @format_option()
-def check(folder: Path, since: str | None, rate: float, style: str) -> None:
+def check(folder: Path | None, output: Path | None, since: str | None, rate: float, style: str) -> None:
     """Say whether the machine has changed, a line for each series and quantity.
 
     A change is one of the level of time to train or of the training time of an epoch, found by a rank test over all
@@ -110,7 +113,7 @@ def check(folder: Path, since: str | None, rate: float, style: str) -> None:
     Exit code 0: equivalent (no change), or the newest change is faster; 1: the newest change of a series is slower;
     2: usage; 4: inconclusive, results are too few.
     """
-    verdicts = judge.judge_all(_read(folder, since), rate)
+    verdicts = judge.judge_all(_read(_chosen(folder, output), since), rate)
     if style == JSON:
         print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
     else:
@@ -126,6 +129,13 @@ def _code(verdicts: Sequence[SeriesVerdict]) -> int:
     if Outcome.SLOWER in words:
         return ExitCode.FINDINGS
     return ExitCode.INCONCLUSIVE if Outcome.INCONCLUSIVE in words else ExitCode.OK
+
+
+def _chosen(folder: Path | None, output: Path | None) -> Path:
+    """Return the folder that a person named in one of two ways. UsageError for both."""
+    if folder is not None and output is not None:
+        raise click.UsageError("FOLDER and -o both name the folder of the history: give one of them")
+    return folder or output or DEFAULT_FOLDER
 
 
 def _read(folder: Path, since: str | None) -> list[record.Record]:

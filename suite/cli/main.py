@@ -13,7 +13,7 @@ from suite.cli.group import LazyGroup, asks_for_help
 from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
 from suite.errors import DEBUG, InputError, is_of_memory, keep_traceback
-from suite.exit_codes import ExitCode
+from suite.exit_codes import ExitCode, code_of
 from suite.files import lost_result, one_line, print_line
 
 EPILOG = """\b
@@ -85,7 +85,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, OSError):
         *_, (last, _) = walk_tb(error.__traceback__)
         where = "standard output: " if last.f_code is click.echo.__code__ else ""  # click itself prints help
-        return f"{where}{one_line(error)}", ExitCode.FAILED
+        return f"{where}{one_line(error)}", code_of(error)
     if DEBUG in os.environ:
         raise error
     if is_of_memory(error):

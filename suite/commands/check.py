@@ -85,7 +85,7 @@ def check(
 ) -> None:
     """Check logs, results folders, packages or a whole round.
 
-    Exit code 0: compliant; 1: an error was found, or there was nothing to check; 2: usage. --fail-on warning counts
+    Exit code 0: compliant; 1: an error was found; 2: usage, or there was nothing to check. --fail-on warning counts
     warnings too.
 
     \b
@@ -113,6 +113,8 @@ def check(
             # JSON and JUnit go to standard output alone: a program reads them.
             print_line(official_verdict.text(), error=style != TEXT)
             good = good and official_verdict.accepted
+        if not verdict.logs and not verdict.packages:
+            raise click.exceptions.Exit(ExitCode.USAGE)
         if not good:
             raise click.exceptions.Exit(ExitCode.FINDINGS)
 

@@ -124,7 +124,10 @@ def _show(built: Package) -> None:
         print_line(text)
     for warning in built.warnings:
         print_line(f"warning: {warning}")
-    print_line(f"{built.folder}: package complete; next: mlhpc check {built.folder}")
+    for text in built.incomplete:
+        print_line(f"incomplete: {text}")
+    state = "incomplete: see above" if built.incomplete else "complete"
+    print_line(f"{built.folder}: package {state}; next: mlhpc check {built.folder}")
 
 
 def _kinds(text: str) -> list[str]:

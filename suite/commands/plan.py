@@ -55,6 +55,7 @@ Examples:
 @plan_options
 @click.option("--nodes", type=Whole(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
 @click.option("--ranks-per-node", type=Whole(1, 1024), default=1, show_default=True, help="Ranks on a node.")
+@click.option("--ranks", type=Whole(1, 100_000), help="Ranks in all. [those of --nodes, else of the mesh]")
 @click.option(
     "--sweep",
     is_flag=True,
@@ -80,6 +81,7 @@ def plan(
     mesh: str | None,
     nodes: int | None,
     ranks_per_node: int,
+    ranks: int | None,
     sweep: bool,
     memory: float | None,
     tflops: str | None,
@@ -99,13 +101,15 @@ def plan(
     tried = [plan_name] if plan_name else _shipped(chosen)
     given = (*overrides, *plan_settings(tried[0], mesh))
     resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_stated_precision("mlhpc plan")
-    ranks = None if nodes is None else nodes * ranks_per_node
+    if ranks is not None and nodes is not None:
+        raise click.UsageError("--ranks and --nodes both say how many ranks there are: give one of them")
+    ranks = ranks if nodes is None else nodes * ranks_per_node
     machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     refused: list[dict[str, str]] = []
     if not sweep:
         costs = [_cost(chosen, resolved, ranks, memory)]
     elif ranks is None or mesh is not None:
-        raise click.UsageError("--sweep needs --nodes and chooses the mesh itself: leave --mesh out")
+        raise click.UsageError("--sweep needs --ranks or --nodes and chooses the mesh itself: leave --mesh out")
     else:
         costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
     rows = _with_times(machine, costs)

@@ -25,6 +25,7 @@ from suite.cli.options import (
 )
 from suite.config import default_data_root, load_config, missing_submitter
 from suite.descriptor import descriptor
+from suite.errors import InputError, did_you_mean
 from suite.files import make_folder, print_line, print_progress
 from suite.launch.quiet import wait_for_quiet
 from suite.launch.trials import run_trials
@@ -112,6 +113,9 @@ def run(
         raise click.UsageError("--wait-minutes belongs to --wait-for-quiet: give both")
     wait_s = 60 * (wait_minutes or WAIT_MINUTES) if quiet_first else None
     name = settings(size, config)
+    if resume and output is not None and (trial is None or name is None):
+        # Job scripts pass --resume with --trial and --config for new runs too.
+        _require_run_folder(output)
     if name is None:
         # What is continued keeps its settings; a new run has those of the default size.
         name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
@@ -142,6 +146,16 @@ def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, repl
         raise click.UsageError("--replace-failed needs --resume: it says what to do with the runs of an earlier folder")
     if trial is not None and output is None:
         raise click.UsageError("--trial needs --output RUN: the run folder all trials share")
+
+
+def _require_run_folder(root: Path) -> None:
+    """InputError for a path of --resume that is no run folder, with the name that may have been meant."""
+    if RunFolder(root).info_path.exists():
+        return
+    beside = [path.parent.name for path in root.absolute().parent.glob("*/run.json")]
+    what = "no run folder (no run.json)" if root.exists() else "does not exist"
+    near = did_you_mean(root.name, beside) or ";"
+    raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
 
 
 def _start(

@@ -16,6 +16,7 @@ from suite.compliance.exchange.merit import render_lines
 from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
+from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line, printable
 from suite.log.other_work import busy_text
@@ -41,8 +42,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
 
     PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and
     under it whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if
-    not; with --energy every result must have a score of energy too. --format fom prints a line for each figure of merit
-    (docs/exchange.md).
+    not, 2 if there is nothing to score; with --energy every result must have a score of energy too. --format fom prints
+    a line for each figure of merit (docs/exchange.md).
 
     \b
     Examples:
@@ -61,8 +62,10 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         for item in scored:
             _show(item, explain=explain, energy=energy)
     if not scored and style != JSON:
-        print_line(f"mlhpc: no result_*.txt under {', '.join(map(str, paths))}: nothing to score", error=True)
-    if not scored or not all(_has_scores(item, energy=energy) for item in scored):
+        raise InputError(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
+    if not scored:
+        raise click.exceptions.Exit(ExitCode.USAGE)
+    if not all(_has_scores(item, energy=energy) for item in scored):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 

@@ -208,6 +208,8 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
         below = sorted(
             info.parent for info in [*path.glob("run.json"), *path.glob("*/run.json"), *path.glob("*/*/run.json")]
         )
+        if not path.exists():
+            raise InputError(f"{path}: does not exist; expected a run folder, or a folder of run folders")
         if not below:
             raise InputError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
         folders += [RunFolder(folder) for folder in below]

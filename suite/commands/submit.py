@@ -37,7 +37,7 @@ from suite.launch import cost, jobs
 from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
 from suite.log.reader import read_events
 from suite.log.record import summarise
-from suite.log.run_folder import JobInfo, RunFolder, create, default_folder, write_run_info
+from suite.log.run_folder import JobInfo, RunFolder, create, default_folder, refuse_existing, write_run_info
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
     from suite.log.record import RunRecord
@@ -224,8 +224,7 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
             check_batch(config.global_batch_size, groups, accumulation)
         except ValueError as error:
             raise InputError(f"--nodes {nodes} x {job.ranks_per_node} ranks per node: {error}") from None
-    if folder.exists():
-        raise InputError(f"{folder}: exists already; a run never writes into an earlier one (choose another -o)")
+    refuse_existing(folder)
     return job
 
 

@@ -116,6 +116,11 @@ def summary(verdict: Verdict) -> str:
     findings += f"; {_many(waived, 'finding')} waived" if waived else ""
     checked = f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}"
     compliant = "compliant" if verdict.compliant else "NOT compliant"
+    if not verdict.logs and not verdict.packages:
+        compliant = "nothing checked"
+    going_on = [text for result in verdict.results if (text := result.under_way)]
+    if going_on and not verdict.compliant:
+        compliant = f"not judged yet ({printable('; '.join(going_on))})"
     return f"{compliant}: {checked}, ruleset {', '.join(verdict.rulesets)}: {findings}"
 
 

@@ -16,6 +16,7 @@ from suite.log.energy.score import find_energy, read_meters
 from suite.log.provenance import Provenance, late_submitter, read_provenance
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
+from suite.log.run_folder import RunFolder
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, failure, throughput, time_to_train
 from suite.log.values import finite
 
@@ -110,9 +111,21 @@ class Result:
         """True if this is the score of a compliant result."""
         return self.score.valid and not self.errors
 
+    @cached_property
+    def under_way(self) -> str | None:
+        """Which runs of a run folder go on now, in words. None if none does: an error then may be of an unfinished run.
+        """
+        trials = RunFolder(self.group.folder).under_way() if self.group.package is None else []
+        if not trials:
+            return None
+        numbers = ", ".join(map(str, trials))
+        return f"run{'s' * (len(trials) > 1)} {numbers} of {self.group.folder} {'are' if len(trials) > 1 else 'is'} under way"
+
     @property
     def verdict(self) -> str | None:
-        """One line if the result is not compliant, else None."""
+        """One line if the result is not compliant, or cannot be because its runs go on, else None."""
+        if self.errors and self.under_way:
+            return f"not judged yet: {self.under_way}"
         many = "1 error" if self.errors == 1 else f"{self.errors} errors"
         return f"NOT compliant: {many}, see mlhpc check" if self.errors else None
 

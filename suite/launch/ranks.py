@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.exit_codes import ExitCode
+from suite.exit_codes import ExitCode, code_of
 from suite.files import one_line, print_line
 from suite.launch.local import run_local, suite_command
 from suite.stopping import interrupt
@@ -36,13 +36,19 @@ def start_ranks(
     signals: list[int] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
+            log = Path(folder) / "ranks.log"
+
+            def say(text: str) -> None:
+                if not signals:  # ranks that were ended from here ended by no fault of theirs
+                    print_line(f"mlhpc: {text.removesuffix(f': see {log}')}", error=True)  # the log is removed
+
             if late is not None:
                 late.start()
             code = run_local(
                 suite_command(*words),
                 ranks=ranks,
-                log=Path(folder) / "ranks.log",
-                say=lambda text: None if signals else print_line(f"mlhpc: {text}", error=True),
+                log=log,
+                say=say,
                 echo=echo,
                 grace_s=GRACE_S,
                 on_stop=signals.append,
@@ -82,7 +88,7 @@ def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[W
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         where = "" if world.size == 1 else f" [rank {world.rank}]"
         print_line(f"mlhpc: {one_line(error)}{where}", error=True)
-        code = ExitCode.USAGE if isinstance(error, ValueError) else ExitCode.FAILED
+        code = code_of(error)
         if world.size > 1:
             world.transport.abort(code)
         return code

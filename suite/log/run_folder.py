@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +29,7 @@ if TYPE_CHECKING:  # to read a folder takes no YAML
 
 RUN_VERSION = 1
 JOB_VERSION = 1
+_REFRESHED_S = 60.0  # an owner refreshes its lock every 20 s (suite.data.lock)
 
 
 class GitInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -166,6 +170,15 @@ class RunFolder:
             path.rename(aside / path.name)
         return aside
 
+    def under_way(self) -> list[int]:
+        """The trials that run now: their lock was refreshed within a minute. Of any launcher and on any node."""
+        found = []
+        for path in self.root.glob("trial_*.lock"):
+            with suppress(OSError):
+                if abs(time.time() - path.lstat().st_mtime) < _REFRESHED_S:
+                    found.append(_trial_numbers(path)[0])
+        return sorted(found)
+
     def power(self, log: Path) -> Path:
         """The power readings of a trial, by its log."""
         return self.root / "power" / log.stem
@@ -219,7 +232,26 @@ def refuse_existing(root: Path) -> None:
     writes.
     """
     if root.exists() and not _is_begun(root):
-        raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o)")
+        way = f"; to continue it: {way_to_continue(root)}" if way_to_continue(root) else ""
+        raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o){way}")
+
+
+def way_to_continue(root: Path) -> str | None:
+    """Return the command that continues a run folder in which runs are left. None if none are left, or for another
+    folder.
+    """
+    folder = RunFolder(root)
+    try:
+        info = folder.read_info()
+        left = len(folder.results()) < info.runs or any(folder.checkpoint(0).parent.glob("trial_*.pt"))
+    except (InputError, OSError):
+        return None
+    if not left or info.loop is not None:  # nothing of mlhpc continues a person's own loop
+        return None
+    script = root / "job.sbatch"
+    if script.is_file():
+        return f"sbatch {shlex.quote(str(script))}"
+    return f"mlhpc run {shlex.quote(info.workload)} --output {shlex.quote(str(root))} --resume"
 
 
 def _is_begun(root: Path) -> bool:

@@ -35,14 +35,15 @@ from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
 from suite.package.power import write_power
 from suite.package.redaction import describe
-from suite.package.results import NOBODY, Result, Run, notes, read_run, results_of
+from suite.package.results import NOBODY, Result, Run, notes, read_run, results_of, score_of
 
 
 @dataclass(frozen=True)
 class Package:
     """A package that was built: its folder and results, and messages for a person.
 
-    ``personal`` lists the names of hosts, paths and accounts that it contains.
+    ``personal`` lists the names of hosts, paths and accounts that it contains. ``incomplete`` says of each result that
+    is no score why it is none.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Package:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     personal: tuple[str, ...]
+    incomplete: tuple[str, ...]
 
 
 def build_package(
@@ -114,7 +116,11 @@ def build_package(
     write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
     warnings = tuple(_blank(package, results))
-    return Package(package, results, tuple(notes(results, division, submitter)), warnings, tuple(describe(personal)))
+    incomplete = tuple(
+        f"{package / result.folder}: {score.reason}" for result in results if not (score := score_of(result)).valid
+    )
+    remarks = tuple(notes(results, division, submitter))
+    return Package(package, results, remarks, warnings, tuple(describe(personal)), incomplete)
 
 
 def write_package_manifest(package: Path) -> None:

@@ -193,7 +193,7 @@ def _notes_on(run: Run) -> Iterator[str]:
     for path in run.folder.failed():
         if began(path):
             yield f"{path}: began and failed, and was replaced: shown in the package"
-    expected = (run.folder.sources_path, run.folder.environment_path)
+    expected: tuple[Path, ...] = (run.folder.sources_path, run.folder.environment_path)
     expected += () if run.info.loop else (run.folder.data_path,)
     missing = [path.name for path in expected if not path.exists()]
     if missing:

@@ -100,10 +100,17 @@ def node(
     )
     code, where, at = _start_node(words, ranks, begin, budget)
     took = at - begin
-    why = "" if code == 0 else f"ended after {took:.0f} s of {budget} s, at {where}"
+    why = "" if code == 0 else _explain_end(took, budget, where)
     _note_end(path, node_name(), took, budget, why)
     print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
     sys.exit(ExitCode.FAILED if code else ExitCode.OK)
+
+
+def _explain_end(took: float, budget: int, where: str) -> str:
+    """Say that the time limit ended the measurement, or that it ended before that, and at what."""
+    if took >= budget - 0.5:  # the ranks are ended a moment before
+        return f"the time limit of {budget} s (--budget) ended it at {where}"
+    return f"ended after {took:.0f} s of {budget} s, at {where}"
 
 
 def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tuple[int, str, float]:

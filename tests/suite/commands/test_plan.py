@@ -84,7 +84,7 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
         (["--mesh", "spatial=2x1x1", "--memory", "0.0001"], "--memory is 0.0001 GiB: split samples"),
         (["--nodes", "3", "--mesh", "spatial=2x1x1"], "expected a multiple of 2 ranks"),
         (["--plan", "none"], "unknown plan 'none'"),
-        (["--sweep"], "--sweep needs --nodes"),
+        (["--sweep"], "--sweep needs --ranks or --nodes"),
         (["--tflops", "1"], "belong together"),
         (
             ["--tflops", "2-1", "--gigabytes-per-s", "1", "--latency-us", "1"],

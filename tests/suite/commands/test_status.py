@@ -278,7 +278,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     done = command(tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "mlhpc: runs: no run folder here (no run.json, nor in the two levels below)\n",
+        "mlhpc: runs: does not exist; expected a run folder, or a folder of run folders\n",
     )
 
 

@@ -115,7 +115,7 @@ def test_every_group_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("form", ["text", "fom"])
 def test_nothing_to_score_is_one_line(tmp_path: Path, form: str) -> None:
     done = mlhpc("score", tmp_path, "--format", form)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "nothing to score" in done.stderr
 
 
