@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from suite import LAUNCH
 from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
-from suite.files import make_folder
+from suite.files import make_folder, print_line
 from suite.launch.heartbeat import read_code
 from suite.launcher import without_launchers
 from suite.machine.probes.allowance import usable
@@ -33,6 +34,7 @@ from suite.processes import end_with_parent, find_marked, has_children, kill_mar
 from suite.stopping import SAME_S, interrupt
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
+LAST_LINES_S = 5.0  # for what ranks printed before they ended
 LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -196,8 +198,9 @@ def run_local(
 
 
 def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Run ranks that print to this process's own streams, and return their exit code.
+    """Run ranks that print what this process does, and return their exit code.
 
+    Their errors go where this process's go. What they print passes through it: mpiexec would end them at a full disk.
     They have nothing to save: the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process kills them, and is then a
     KeyboardInterrupt here.
     """
@@ -209,14 +212,24 @@ def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, st
             [*mpiexec_command(ranks), *command],
             env=trial_environment(environ, ranks=ranks) | {LAUNCH: token},
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=end_with_parent(os.getpid()),
         )
+        printer = threading.Thread(target=_print_all, args=(process.stdout,), daemon=True)
+        printer.start()
         stop.attend(process)
         code = process.wait()
+    printer.join(LAST_LINES_S)
     if stop.number is not None:
         interrupt(stop.number)
     return code
+
+
+def _print_all(lines: IO[bytes] | None) -> None:
+    assert lines is not None
+    for line in lines:
+        print_line(line.decode(errors="replace"), end="")
 
 
 class _Output:

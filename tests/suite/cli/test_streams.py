@@ -76,6 +76,17 @@ def test_a_reader_that_had_enough_is_no_error(place: Path, command: str) -> None
     assert code == run(command, place, subprocess.DEVNULL)[0]
 
 
+@pytest.mark.parametrize("command", ["data generate cosmoflow --size smoke --ranks 2 -o {0}", "moe --ranks 2 --tokens 64"])
+def test_ranks_go_on_where_their_output_cannot_be_written(place: Path, tmp_path: Path, command: str) -> None:
+    """The mpiexec of MPICH would end them, with ten lines of its own."""
+    with Path("/dev/full").open("wb") as full:
+        code, errors = run(command.format(tmp_path / "data"), place, full.fileno())
+    assert code == 1
+    assert errors.splitlines()[-1] == "mlhpc: standard output: No space left on device: the result was not written"
+    assert "mpiexec" not in errors
+    assert "data generate" not in command or (tmp_path / "data" / "manifest.json").exists()
+
+
 def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", '"$0" score R >&-', MLHPC], cwd=place, capture_output=True, text=True, timeout=60
