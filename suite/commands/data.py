@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -183,7 +184,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
     with progress(f"fetch {workload}") as tell:
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
-    print_line(f"{folder}: checked and complete; mlhpc data convert {workload} {folder} makes a data set of it")
+    print_line(f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set of it")
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -165,7 +166,7 @@ def _run(step: DemoStep) -> StepResult:
         return StepResult(
             step.title, f"mlhpc {step.arguments[0]}", None, 0.0, "left out: no earlier step left what it reads"
         )
-    print_progress(f"\n--- {step.title}: mlhpc {' '.join(arguments)}")
+    print_progress(f"\n--- {step.title}: mlhpc {shlex.join(arguments)}")
     begin = time.monotonic()
     code, last = _execute(suite_command(*arguments), step.limit_s)
     if code in (ExitCode.INTERRUPTED, -signal.SIGINT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -127,7 +128,7 @@ def _show(built: Package) -> None:
     for text in built.incomplete:
         print_line(f"incomplete: {text}")
     state = "incomplete: see above" if built.incomplete else "complete"
-    print_line(f"{built.folder}: package {state}; next: mlhpc check {built.folder}")
+    print_line(f"{built.folder}: package {state}; next: mlhpc check {shlex.quote(str(built.folder))}")
 
 
 def _kinds(text: str) -> list[str]:

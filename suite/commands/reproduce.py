@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -177,7 +178,7 @@ def _write_requirements(package: Path, path: Path) -> None:
     environment = find_environment(package)
     write_whole(path, render_requirements(environment))
     # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
-    install = f"python -m pip install --no-deps --only-binary :all: -r {path}"
+    install = f"python -m pip install --no-deps --only-binary :all: -r {shlex.quote(str(path))}"
     print_line(f"{path}: {environment.python}, {len(environment.distributions)} distributions")
     print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
 

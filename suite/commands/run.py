@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -271,8 +272,8 @@ def _summary(folder: RunFolder, workload: str, runs: int) -> str:
     codes = [find_way_on(folder, trial, damage=glance(folder.checkpoint(trial))).code for trial in range(runs)]
     reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
-        return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {folder.root} --resume"
-    return f"{reached}; next: mlhpc score {folder.root} --explain"
+        return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {shlex.quote(str(folder.root))} --resume"
+    return f"{reached}; next: mlhpc score {shlex.quote(str(folder.root))} --explain"
 
 
 def _busy(folder: RunFolder) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -138,7 +139,7 @@ def submit(
         for folder, job in zip(folders.values(), planned, strict=True):
             job_id = _submit(folder, job, resolved)
             print_line(f"job {job_id}: {_title(job)}: {folder}")
-        print_line(f"state: mlhpc status {root}")
+        print_line(f"state: mlhpc status {shlex.quote(str(root))}")
 
 
 def _folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def _build(
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. InputError says how to make it, or which data set is there instead."""
     if not (root / MANIFEST_NAME).exists():
-        command = f"mlhpc data generate {workload} --size {size} -o {root}"
+        command = f"mlhpc data generate {workload} --size {size} -o {shlex.quote(str(root))}"
         raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):

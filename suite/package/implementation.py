@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from suite.compliance.kept_files import ORIGIN, list_kept_files
-from suite.files import make_folder, write_whole
+from suite.files import make_folder, printable, write_whole
 from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
 from suite.log.resume import began
@@ -37,9 +37,11 @@ def write_implementation(
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
     write_whole(folder / "README.md", redact_secrets(_readme(result, submitter)))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
-    write_whole(folder / "setup.sh", setup.format(commit=_commit(result.info), version=result.info.suite_version))
+    about_code = {"commit": shlex.quote(_commit(result.info)), "version": printable(result.info.suite_version)}
+    write_whole(folder / "setup.sh", setup.format(**about_code))
     manifest = result.scored[0].data_manifest
-    about_data = {"workload": result.info.workload, "size": result.info.size, "manifest": manifest}
+    named = {"workload": result.info.workload, "size": result.info.size, "manifest": str(manifest)}
+    about_data = {key: shlex.quote(printable(text)) for key, text in named.items()}
     write_whole(folder / "init_datasets.sh", data.format(**about_data))
     write_whole(folder / "run_and_time.sh", _run_and_time(result, kinds))
     for script in folder.glob("*.sh"):

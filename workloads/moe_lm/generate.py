@@ -5,6 +5,7 @@ The items are rows of a text, not numbered ones, so `generate` does not use suit
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     if settings.language is None:
         raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
-            f"then mlhpc data convert moe_lm text --size {size} -o {root}"
+            f"then mlhpc data convert moe_lm text --size {size} -o {shlex.quote(str(root))}"
         )
     language = Language(seed, settings.language)
     assert settings.train_rows is not None

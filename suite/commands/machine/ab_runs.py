@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | N
     made = Settings(workload=workload, size=size, seed=seed, data=str(root), **same_for_all)
     write_settings(folder, made)
     print_line(
-        f"{folder}: {workload} {size}, up to {made.blocks} runs of each entry; next: mlhpc ab runs enter {folder} NAME"
+        f"{folder}: {workload} {size}, up to {made.blocks} runs of each entry; "
+        f"next: mlhpc ab runs enter {shlex.quote(str(folder))} NAME"
     )
 
 
@@ -113,9 +115,10 @@ def run(folder: Path) -> None:
 
     race, count = run_contest(folder, _tell)
     if race is None:
-        print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: mlhpc ab runs run {folder}")
+        way_on = f"mlhpc ab runs run {shlex.quote(str(folder))}"
+        print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: {way_on}")
         raise click.exceptions.Exit(ExitCode.FAILED)
-    print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {folder}")
+    print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {shlex.quote(str(folder))}")
 
 
 def _tell(done: RunResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -175,7 +176,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
     contest = read_contest(root)
     settings, rules = contest.settings, contest.rules
     if not (Path(settings.data) / "manifest.json").is_file():
-        make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {settings.data}"
+        make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {shlex.quote(str(settings.data))}"
         raise InputError(f"{settings.data}: no data set here; make it with: {make}")
     with locked(root / "contest.lock", f"contest {root}"):
         journal = contest.read_journal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.launch.slurm import Job, Launcher, sbatch_script
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.runs import run_folder
 
 CONFIG = load_config(descriptor("cosmoflow"), "smoke", ())
 NAMES = 500
@@ -138,3 +140,28 @@ def test_submit_names_a_folder_with_a_dollar(tmp_path: Path) -> None:
     refused = mlhpc(*words, "-o", "runs/a\nb", cwd=tmp_path)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_is_printed_can_be_given_to_a_shell(tmp_path: Path) -> None:
+    """The paths in it are quoted where they must be."""
+    hostile = "it's $(touch spoiled) &"
+    said = mlhpc("history", "show", hostile, cwd=tmp_path).stderr
+    command = said.partition("begin one with: ")[2].strip()
+    assert shlex.split(command)[-2:] == ["-o", hostile]
+    data = {"MLHPC_DATA": str(tmp_path / "a b"), "PATH": os.environ["PATH"]}
+    missing = mlhpc("run", "cosmoflow", "--size", "smoke", cwd=tmp_path, environment=data).stderr
+    command = missing.partition("make it with: ")[2].strip()
+    assert shlex.split(command)[-2:] == ["-o", str(tmp_path / "a b" / "cosmoflow-smoke")]
+
+
+def test_scripts_of_a_package_take_no_command_from_a_name(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "R")
+    info = json.loads((folder / "run.json").read_text())
+    info["git"]["commit"] = "$(touch spoiled)"
+    info["suite_version"] = "1.0\ntouch spoiled"
+    (folder / "run.json").write_text(json.dumps(info))
+    made = mlhpc("package", folder, "--system", "x", "--submitter", "ACME", "-o", tmp_path / "ACME")
+    assert made.returncode == 0, made.stderr
+    (setup,) = (tmp_path / "ACME").rglob("setup.sh")
+    assert "checkout '$(touch spoiled)'" in setup.read_text()
+    assert not [line for line in setup.read_text().splitlines() if line.startswith("touch")]
