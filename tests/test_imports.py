@@ -65,7 +65,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "suite.training.counts": set(),
     "suite.training.parallel": {"suite", "suite.data", "suite.training.counts"},
-    "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training"},
+    "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.counts"},
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.machine.choice", "suite.training.counts"),

@@ -147,6 +147,7 @@ def as_data(item: Comparison) -> dict[str, Any]:
     bounded = ratio is not None and math.isfinite(ratio.high)
     return asdict(item) | {
         "ratio": ratio.ratio if ratio is not None else None,
+        "ratio_of": f"time of {item.b} / time of {item.a}",
         "interval": [ratio.low, ratio.high] if ratio is not None and bounded else None,
     }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from suite.card import SizeCard, read_reference_points
-from suite.descriptor import descriptor
+from suite.descriptor import describe_card, descriptor
 from suite.errors import InputError
 from suite.files import duration_text, read_bytes
 from suite.launch.cost import Epochs, expected_epochs
@@ -38,7 +38,9 @@ def find_expectation(folder: RunFolder) -> Expectation | None:
     """
     try:
         info = folder.read_info()
-        chosen = descriptor(info.workload)
+        # A person's own loop has its card in its folder.
+        own = info.loop is not None and folder.card_path.is_file()
+        chosen = describe_card(folder.card_path) if own else descriptor(info.workload)
         card = chosen.card().size(info.size)
     except InputError:
         return None  # its log is shown all the same

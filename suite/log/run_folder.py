@@ -222,6 +222,20 @@ def _trial_numbers(path: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"_(\d+)", path.stem))) or (0,)
 
 
+def trial_of(log: Path) -> int:
+    """Return the trial that a log is of, by its name."""
+    return _trial_numbers(log)[0]
+
+
+def may_be_used(root: Path) -> bool:
+    """True for an empty folder, one that a kill left in `write_run_info`, or one with logs of failed attempts only."""
+    left = [path for path in root.iterdir() if path.name not in _OF_ATTEMPTS and not path.name.startswith("failed_")]
+    return not left or _is_begun(root)
+
+
+_OF_ATTEMPTS = frozenset({"facts", "exit", "output", "power"})  # folders that an attempt leaves before it begins
+
+
 def default_folder(workload: str, size: str, now: datetime, under: str = "runs") -> Path:
     """<under>/<workload>-<size>-<UTC time>."""
     return Path(under) / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"

@@ -4,6 +4,7 @@ program.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,8 @@ from suite.errors import InputError
 from suite.files import brief, make_folder, write_whole
 from suite.log.limits import limits
 from suite.log.record import NOT_HYPERPARAMETERS
-from suite.log.run_folder import RunFolder, write_run_info
+from suite.log.resume import began
+from suite.log.run_folder import RunFolder, may_be_used, trial_of, write_run_info
 from suite.world import World
 
 SUFFIXES = (".yaml", ".yml")
@@ -111,8 +113,9 @@ def _prepare(
 ) -> int:
     program = own_program()
     root = folder.root
+    _clear_unbegun(folder)
     fresh = not folder.info_path.exists()
-    if fresh and root.exists() and any(root.iterdir()):
+    if fresh and root.exists() and not may_be_used(root):
         raise InputError(f"{root}: not empty and no run folder (no run.json); choose another output")
     make_folder(root)
     loop = program or Path("interactive session")
@@ -128,6 +131,24 @@ def _prepare(
     return trial
 
 
+def _clear_unbegun(folder: RunFolder) -> None:
+    """Take out of a folder in which no run ever began what it was made for, so that another card or program may use it.
+
+    Logs are kept as those of failed attempts.
+    """
+    logs = [*folder.results(), *folder.resumed(), *folder.failed()]
+    if not folder.info_path.exists() or folder.read_info().loop is None:
+        return
+    if folder.under_way() or any(began(log) for log in logs):
+        return
+    for log in folder.results():
+        folder.move_aside(log, trial_of(log))
+    made = (folder.card_path, folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
+    for path in (folder.info_path, *made):  # run.json first: what a kill leaves then is a folder that may be used
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder.code, ignore_errors=True)
+
+
 def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> None:
     """InputError if the folder is that of another benchmark or configuration: runs of one result are alike."""
     info = folder.read_info()
@@ -137,7 +158,8 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
         raise InputError(f"{folder.root}: holds runs of the harness's own loop; choose another output")
     if folder.card_path.exists() and folder.card_path.read_bytes() != benchmark.card_path.read_bytes():
         raise InputError(
-            f"{folder.root}: holds runs for another card than {benchmark.card_path}; choose another output"
+            f"{folder.root}: holds runs for the card {folder.card_path}, which differs from {benchmark.card_path}"
+            f"{_difference(folder.card_path, benchmark.card_path, info.size)}; choose another output"
         )
     before = plain(load_config(benchmark, str(folder.config_path)))
     now = plain(config)
@@ -147,6 +169,13 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
         raise InputError(
             f"{folder.root}: holds runs with {key} = {brief(before[key])}, not {brief(now[key])}; choose another output"
         )
+
+
+def _difference(kept: Path, given: Path, size: str) -> str:
+    """Name the first value of a size that two cards state differently. Empty if they differ elsewhere only."""
+    one, other = (plain(describe_card(path).card().size(size)) for path in (kept, given))
+    different = [key for key in other if one[key] != other[key]]
+    return f" ({different[0]} = {brief(one[different[0]])}, not {brief(other[different[0]])})" if different else ""
 
 
 def own_program() -> Path | None:

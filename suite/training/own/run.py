@@ -35,6 +35,7 @@ from suite.log.run_folder import default_folder
 from suite.machine.page_cache import drop_page_caches
 from suite.training.gradients import measured_exchange
 from suite.training.instrument import Ledger
+from suite.training.own.counting import CardCounter
 from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_run_folder, read_config
 from suite.training.own.steps import OwnSteps
 from suite.training.plan import TrialPlan
@@ -101,6 +102,7 @@ class Run:
         self._clock = _Clock()
         self._staged_s = 0.0
         self._steps: OwnSteps | None = None
+        self._counter: CardCounter | None = None
         self._in_run = self._entered = False
         self.over = self.reached = False
 
@@ -216,6 +218,8 @@ class Run:
             raise InputError("run.start(): give the model, or parameters=N")
         counted = sum(each.numel() for each in model.parameters()) if model is not None else 0
         total = parameters if parameters is not None else counted
+        if self._counts_for_the_card(model, train_samples, eval_samples, total):
+            return
         check_parameters(self._plan, total)
         world, device = self._world, _device_of(model)
         said = Statement(
@@ -246,6 +250,35 @@ class Run:
         self._in_run = True
         self._stack.enter_context(records.counting())
 
+    def _counts_for_the_card(
+        self, model: nn.Module | None, train_samples: int, eval_samples: int, parameters: int
+    ) -> bool:
+        """Count in the first step what the card leaves at 0. True if the run ends there, because it has no parameters."""
+        stored = self._read.bytes / (train_samples + eval_samples) if self._read is not None else None
+        known: dict[str, float | None] = {
+            **{"train_samples": train_samples, "eval_samples": eval_samples},
+            **{"model_parameters": parameters, "sample_bytes": stored},
+        }
+        samples = self.config.samples_per_pass(self.size) * self.config.gradient_accumulation_steps
+        counter = CardCounter(self._plan.size_card, known, model, samples)
+        if not counter.needs_a_step:
+            self._tell_counts(counter)
+            return False
+        self._counter = counter
+        self._stack.callback(counter.close)
+        counter.begin()
+        return counter.must_end
+
+    def _tell_counts(self, counter: CardCounter) -> None:
+        """Print the lines that the card lacks. InputError if it has no parameters: nothing could judge this run."""
+        lines = counter.lines()
+        if not lines:
+            return
+        where = f"{self._benchmark.card_path}: sizes: {self.config.size}"
+        self._say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
+        if counter.must_end:
+            raise InputError(f"{where} has no model_parameters: put the lines above into the card, then run again")
+
     def _log_data(self) -> None:
         if self._read is not None:
             self._log.event(mllog.DATA_VERIFIED, self._read.value(), metadata={"place": "data root"})
@@ -255,10 +288,14 @@ class Run:
 
     def epoch(self) -> None:
         """Begin an epoch, or the steps up to the next evaluation where the card evaluates every so many steps."""
-        self._running("epoch").begin()
+        if not self._only_counts:
+            self._running("epoch").begin()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader; the time it takes to give them is logged as waiting for data. Optional."""
+        if self._only_counts:
+            yield from loader
+            return
         timer = self._running("batches").timer
         iterator = iter(loader)
         while True:
@@ -274,6 +311,9 @@ class Run:
 
         ``loss``: a number or a tensor of one element, if wanted.
         """
+        if self._counter is not None:
+            counter, self._counter = self._counter, None
+            self._tell_counts(counter)
         self._running("step").step(loss)
         self._progress.tick()
 
@@ -290,6 +330,11 @@ class Run:
             return False
         self._end(*outcome)
         return True
+
+    @property
+    def _only_counts(self) -> bool:
+        """True between `start` and the first step of a loop whose card has no parameters yet."""
+        return self._counter is not None and self._counter.must_end
 
     def _running(self, call: str) -> OwnSteps:
         if self._steps is None:

@@ -425,7 +425,7 @@ def test_runs_of_another_configuration_card_or_trial_never_share_a_folder(card: 
     with pytest.raises(InputError, match="exists already"), make_run(card, trial=0):
         pass
     write_card(card, threshold=0.5)
-    with pytest.raises(InputError, match="for another card"), make_run(card):
+    with pytest.raises(InputError, match="holds runs for the card .* not 0.5"), make_run(card):
         pass
     assert len(list(card.parent.glob("runs/result_*.txt"))) == 1
     (tmp_path / "full").mkdir()
@@ -550,3 +550,92 @@ def test_a_value_beside_the_target_has_the_digits_that_tell_them_apart(
     assert "epoch 2: accuracy 0.8999997 (target 0.9)" in second
     done = command("check", str(card.parent / "runs"), "--card", str(card), "--format", "text")
     assert "best eval_accuracy is 0.8999997; the target is eval_accuracy >= 0.9" in done.stdout
+
+
+NO_COUNTS = {"model_parameters": 0, "forward_flops_per_sample": 0, "training_flops_per_sample": 0, "sample_bytes": 0}
+
+
+def train_model(run: mlhpc.Run) -> None:
+    """A linear layer with 6 parameters on 40 samples."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.start(model, optimizer, train_samples=40, eval_samples=7)
+    for value in (0.5, 0.95):
+        run.epoch()
+        for batch in run.batches([torch.randn(10, 5)] * 4):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.step(loss)
+        if run.evaluation(value):
+            break
+
+
+def test_a_card_without_counts_gets_the_lines_to_paste_and_its_folder_is_used_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    card, data = write_card(tmp_path / "card.yaml", **NO_COUNTS), tmp_path / "data"
+    data.write_bytes(bytes(47 * 8))
+    with (
+        pytest.raises(InputError, match="has no model_parameters: put the lines above"),
+        make_run(card, samples=data) as run,
+    ):
+        train_model(run)
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("    ")]
+    counted = {line.split(":")[0].strip(): float(line.split(":")[1]) for line in lines}
+    # Forward a product of 5 multiply-adds a sample; backward as much again, for the weights only.
+    assert counted == {
+        **{"model_parameters": 6, "forward_flops_per_sample": 10, "training_flops_per_sample": 20, "sample_bytes": 8}
+    }
+    write_card(card, **counted | {"model_parameters": 6, "sample_bytes": 8})
+    with make_run(card, samples=data) as run:
+        train_model(run)
+    assert run.reached
+    assert run.trial == 0
+    assert len(RunFolder(run.folder).failed()) == 1
+    assert capfd.readouterr().out.count("counted here") == 0
+
+
+def test_flops_alone_are_counted_while_the_run_goes_on(card: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_card(card, training_flops_per_sample=0)
+    with make_run(card) as run:
+        train_model(run)
+    assert run.reached
+    assert "    training_flops_per_sample: 20\n" in capfd.readouterr().out
+
+
+def test_a_framework_without_a_model_gets_the_parameters_it_stated(
+    card: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_card(card, model_parameters=0)
+    with pytest.raises(InputError, match="put the lines above"), make_run(card) as run:
+        train(run, (0.95,))
+    assert "    model_parameters: 6\n" in capfd.readouterr().out
+
+
+def test_a_folder_in_which_nothing_began_takes_another_card_and_program(card: Path) -> None:
+    with pytest.raises(InputError, match="model has 7 parameters"), make_run(card) as run:
+        run.start(parameters=7, train_samples=40, eval_samples=7)
+    write_card(card, model_parameters=7, threshold=0.8)
+    with make_run(card, max_epochs=3) as run:
+        run.start(parameters=7, train_samples=40, eval_samples=7)
+        run.epoch()
+        [run.step() for _ in range(STEPS)]
+        run.evaluation(0.85)
+    assert run.trial == 0
+    folder = RunFolder(run.folder)
+    assert folder.card_path.read_bytes() == card.read_bytes()
+    assert [path.name for path in folder.failed()] == ["failed_0_1.txt"]
+    write_card(card, model_parameters=7, threshold=0.7)
+    with pytest.raises(InputError) as caught, make_run(card, max_epochs=3):
+        pass
+    kept = f"holds runs for the card {folder.card_path}, which differs from {card} (threshold = 0.8, not 0.7); "
+    assert kept in str(caught.value)
+
+
+def test_status_knows_the_target_of_an_own_loop_without_being_given_its_card(card: Path) -> None:
+    run_once(card)
+    (row,) = [line for line in command("status", card.parent / "runs").stdout.splitlines() if "finished" in line]
+    assert " 0.9 " in row

@@ -1,0 +1,63 @@
+"""Counts what the card of a person's own loop leaves at 0, in the loop's first step, as lines for the card."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from torch import nn
+
+from suite.card import SizeCard
+from suite.training.counts.flops import FlopSum
+
+FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
+
+
+class CardCounter:
+    """Counts the FLOPs of a step and collects the lines that a card lacks.
+
+    ``known`` has the counts that need no step, None where they are not known. ``samples`` are those of a step of this
+    rank.
+    """
+
+    def __init__(self, card: SizeCard, known: dict[str, float | None], model: nn.Module | None, samples: int) -> None:
+        self._missing = [name for name in (*known, FORWARD, TRAINING) if not getattr(card, name)]
+        self._found = {name: value for name, value in known.items() if value}
+        self._model, self._samples = model, samples
+        self._flops, self._forward, self._begun = FlopSum(), 0, 0
+        self._stack = ExitStack()
+
+    @property
+    def must_end(self) -> bool:
+        """True if the card says 0 parameters: no run could be judged by it."""
+        return "model_parameters" in self._missing
+
+    @property
+    def needs_a_step(self) -> bool:
+        """True if FLOPs are missing that a step can show."""
+        return self._model is not None and bool({FORWARD, TRAINING} & {*self._missing})
+
+    def begin(self) -> None:
+        """Count from now on, up to `lines`."""
+        if self._model is None:
+            return
+
+        def enter(*_: object) -> None:
+            self._begun = self._flops.flops
+
+        def leave(*_: object) -> None:
+            self._forward += self._flops.flops - self._begun
+
+        for hook in (self._model.register_forward_pre_hook(enter), self._model.register_forward_hook(leave)):
+            self._stack.callback(hook.remove)
+        self._stack.enter_context(self._flops)
+
+    def lines(self) -> list[str]:
+        """Stop counting, and return the lines to paste into the card."""
+        self.close()
+        flops = {FORWARD: self._forward / self._samples, TRAINING: self._flops.flops / self._samples}
+        found = self._found | {name: value for name, value in flops.items() if value}
+        return [f"    {name}: {found[name]:.0f}" for name in self._missing if name in found]
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._stack.close()
