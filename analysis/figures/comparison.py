@@ -12,19 +12,18 @@ from matplotlib.ticker import FuncFormatter
 from analysis.drawing.axes import BLUE, GREY, INK, bars, clip, listed
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
-from suite.statistics.comparison import CONFIDENCE, Comparison, compare, holm
+from suite.statistics.comparison import CONFIDENCE, Comparison, Run, compare_times, holm
 
 TITLE = "Is the difference real?"
 CAPTION = (
     "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, "
     "over all "
     "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of "
-    "rounds "
-    "whose data are the same and whose times include the same. Grey and hollow: inconclusive, the interval holds 1 or "
-    "Holm's p over all comparisons of the panel is above 0.05. The table has exact permutation p values and the "
-    "smallest "
-    "ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the "
-    "slowest run."
+    "rounds whose data are the same and whose times include the same. Grey and hollow: inconclusive. The interval "
+    "holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation test disagrees, or the times "
+    "drift from run to run. The table has these values, the smallest ratio that so many runs would find with 80 % "
+    "power, and the ratio of scores, which drop the fastest and the slowest run. Results of two machines are of two "
+    "sessions: what else differed between them counts as difference."
 )
 
 
@@ -36,10 +35,10 @@ def table(study: Study) -> pd.DataFrame:
         if len(known) < 2:
             continue
         best = known.loc[known["run_s.mean"].idxmin()]
-        base = _times(study, best["group"])
+        base = _runs(study, best["group"])
         part = []
         for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
-            comparison = _compared(_times(study, row["group"]), base)
+            comparison = _compared(base, _runs(study, row["group"]))
             if comparison is not None:
                 head = {
                     "class": title,
@@ -49,8 +48,9 @@ def table(study: Study) -> pd.DataFrame:
                     "division": row["division"],
                 }
                 part.append(head | vars(comparison) | {"ratio of scores": row["score_s"] / best["score_s"]})
-        for line, adjusted in zip(part, holm([line["p_welch"] for line in part]), strict=True):
-            real = adjusted < 1 - CONFIDENCE and (line["low"] > 1 or line["high"] < 1)
+        for line, adjusted in zip(part, holm([line["p"] for line in part]), strict=True):
+            real = adjusted < 1 - CONFIDENCE and line["outcome"] == Outcome.SLOWER
+            line["doubts"] = "; ".join(line["doubts"])
             lines.append(
                 line | {"p_holm": adjusted, "verdict": (Outcome.SLOWER if real else Outcome.INCONCLUSIVE).value}
             )
@@ -58,11 +58,11 @@ def table(study: Study) -> pd.DataFrame:
         raise NotAnswerableError("two time-to-train results of one benchmark and size with at least two runs each")
     return pd.DataFrame(lines).rename(
         columns={
-            "n_a": "n", "n_b": "n of the other", "ratio": "ratio of times", "low": "95 % from", "high": "95 % to",
-            "p_welch": "p (Welch)", "p_permutation": "p (permutation)", "p_holm": "p (Holm)",
-            "detectable": "smallest detectable ratio",
+            "n_b": "n", "n_a": "n of the other", "ratio": "ratio of times", "low": "95 % from", "high": "95 % to",
+            "p": "p (Welch)", "p_permutation": "p (permutation)", "p_holm": "p (Holm)",
+            "detectable": "smallest detectable ratio", "drift": "drift a run",
         }
-    )  # fmt: skip
+    ).drop(columns="outcome")  # fmt: skip
 
 
 def _copies(study: Study) -> set[str]:
@@ -119,16 +119,19 @@ def draw(study: Study) -> Figure:
 
 
 def between(study: Study, a: str, b: str) -> Comparison | None:
-    """Compare the times of result ``a`` with those of ``b``, given their groups; None if runs are too few."""
-    return _compared(_times(study, a), _times(study, b))
+    """Compare the times of result ``b`` with those of ``a``, given their groups; None if runs are too few."""
+    return _compared(_runs(study, a), _runs(study, b))
 
 
 @lru_cache(maxsize=1024)
-def _compared(a_s: tuple[float, ...], b_s: tuple[float, ...]) -> Comparison | None:
+def _compared(a: tuple[Run, ...], b: tuple[Run, ...]) -> Comparison | None:
     """Compared once, though table, answer and figure ask."""
-    return compare(a_s, b_s)
+    return compare_times(a, b)
 
 
-def _times(study: Study, group: str) -> tuple[float, ...]:
-    times = study.converged_of(group)["run_s"].dropna()
-    return tuple(float(time) for time in times if time > 0 and math.isfinite(time))
+def _runs(study: Study, group: str) -> tuple[Run, ...]:
+    """When each run of a result that reached the target began, and how long it took."""
+    runs = study.converged_of(group)
+    known = runs[runs["run_s"].notna() & (runs["run_s"] > 0)]
+    begins = known["run_start_ms"].fillna(0.0) / 1e3
+    return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -20,8 +20,8 @@ from analysis.results.names import CLASS, tasks
 from analysis.results.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
 from suite.log.comparable import unlike
-from suite.statistics import Outcome, judge_interval
-from suite.statistics.comparison import Comparison
+from suite.statistics import Outcome
+from suite.statistics.comparison import FEWEST_RUNS, Comparison, welch_ratio
 
 TITLE = "Why is it faster?"
 CAPTION = (
@@ -37,16 +37,23 @@ CAPTION = (
     "machine and the way to the fastest; the table has every result against the fastest of its task (one division, "
     "rounds "
     "alike). An inconclusive difference is not explained. The factors multiply to the ratio of scores; Is the "
-    "difference real? judges by all runs."
+    "difference real? judges by all runs. The table has the 95 % interval of each factor, by Welch's t on its logs over "
+    "the runs; a factor whose interval holds 1 may be luck."
 )
 SHOWN = 6  # panels per class
+WORTH_A_WORD = 0.01  # difference of a factor from 1
 PARTS = ("units", "system", "algorithmic", "staging", "other")
 NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two results of one class and the speed-up from ``a`` to ``b``, of scores. Only a ``shown`` pair has a panel."""
+    """Two results of one class and the speed-up from ``a`` to ``b``, of scores. Only a ``shown`` pair has a panel.
+
+    ``intervals`` has the 95 % interval of each factor that runs tell: all but the size of the machine.
+    """
 
     title: str
     a: pd.Series
@@ -54,6 +61,7 @@ class Pair:
     factors: Factors
     comparison: Comparison | None
     shown: bool
+    intervals: Mapping[str, Interval]
     plans: str = ""
 
     @property
@@ -66,7 +74,7 @@ class Pair:
         """Whether the second result is slower than the first, or faster: if there is a difference to explain."""
         if self.comparison is None:
             return "inconclusive: too few runs"
-        return judge_interval(1.0 / self.comparison.high, 1.0 / self.comparison.low).value
+        return self.comparison.outcome.value
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -74,12 +82,13 @@ def table(study: Study) -> pd.DataFrame:
     lines = [
         {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
+        | {f"{name} {end}": at for name, ends in pair.intervals.items() for end, at in zip(("from", "to"), ends, strict=True)}
         | {
             "speed-up": pair.factors.speed_up,
             "efficiency": pair.factors.efficiency,
-            "speed-up, geometric means": pair.comparison.ratio if pair.comparison else math.nan,
-            "95 % from": pair.comparison.low if pair.comparison else math.nan,
-            "95 % to": pair.comparison.high if pair.comparison else math.nan,
+            "speed-up, geometric means": 1.0 / pair.comparison.ratio if pair.comparison else math.nan,
+            "95 % from": 1.0 / pair.comparison.high if pair.comparison else math.nan,
+            "95 % to": 1.0 / pair.comparison.low if pair.comparison else math.nan,
             "verdict": pair.verdict,
             "unlike": pair.unlike,
             "plans": pair.plans,
@@ -103,12 +112,26 @@ def answer(study: Study) -> str:
     real = f"{row['speed-up, geometric means']:.3g}× [{row['95 % from']:.3g}, {row['95 % to']:.3g}]"
     is_real = row["verdict"] in (Outcome.FASTER, Outcome.SLOWER)
     known = f"{real}, by score" if is_real else "too few runs to tell whether it is real; by score"
+    parts = (
+        ("size", row["size"], f"({row['counts']})"),
+        ("speed/size", row["speed/size"], "(speed of each)"),
+        ("epochs", row["epochs"], "(epochs)"),
+        ("staging", row["staging"], "(staging)"),
+        ("other", row["other"], "(other)"),
+    )
+    product = " × ".join(f"{value:.3g} {what}" for _, value, what in parts)
+    lucky = [what.strip("()") for name, _, what in parts if _may_be_luck(row, name)]
     return (
-        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {row['size']:.3g} ({row['counts']}) × "
-        f"{row['speed/size']:.3g} (speed of each) × {row['epochs']:.3g} (epochs) "
-        f"× {row['staging'] * row['other']:.3g} (staging and other)"
+        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
+        + (f"; {' and '.join(lucky)} may be luck: the interval holds 1" if lucky else "")
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
+
+
+def _may_be_luck(row: pd.Series, name: str) -> bool:
+    """True if a factor differs from 1 by a per cent or more, and its interval holds 1."""
+    low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
+    return abs(row[name] - 1.0) >= WORTH_A_WORD and low <= 1.0 <= high
 
 
 def draw(study: Study) -> Figure:
@@ -169,8 +192,41 @@ def _pairs(study: Study) -> list[Pair]:
                 compared = between(study, a["group"], b["group"])
                 shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
-                pairs.append(Pair(title, a, b, split, compared, shown, _plans(study, a["group"], b["group"])))
+                plans = _plans(study, a["group"], b["group"])
+                pairs.append(Pair(title, a, b, split, compared, shown, _intervals(study, a, b, split), plans))
     return pairs
+
+
+def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict[str, Interval]:
+    """Compute the interval of each factor that differs from run to run, by Welch's t on its logs.
+
+    Each factor is a ratio of one quantity of the runs: seconds per epoch, epochs, and the shares of staging and other
+    time. A factor whose interval holds 1 may be luck.
+    """
+    found: dict[str, Interval] = {}
+    quantities = [_quantities(study.converged_of(row["group"])) for row in (a, b)]
+    for name, part in zip(NAMES[1:5], PARTS[1:], strict=True):
+        first, second = (known[name] for known in quantities)
+        if len(first) < FEWEST_RUNS or len(second) < FEWEST_RUNS:
+            continue
+        ratio = welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
+        factor = getattr(split, part)
+        found[name] = (factor * ratio.low / ratio.ratio, factor * ratio.high / ratio.ratio)
+    return found
+
+
+def _quantities(runs: pd.DataFrame) -> dict[str, list[float]]:
+    """List the values of each factor's quantity over the runs of a result; those that are not positive are left out."""
+    busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
+    columns = {
+        "speed/size": runs["tau_s"],
+        "epochs": runs["epochs"],
+        "staging": busy_s / runs["epoch_time_s"],
+        "other": runs["run_s"] / busy_s,
+    }
+    return {
+        name: [float(value) for value in column.dropna() if 0.0 < value < math.inf] for name, column in columns.items()
+    }
 
 
 def _plans(study: Study, a: str, b: str) -> str:

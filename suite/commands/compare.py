@@ -20,10 +20,12 @@ from suite.files import print_line, printable
 from suite.log.comparable import unlike
 from suite.log.other_work import busy_text
 from suite.log.score import Throughput
-from suite.statistics import Outcome, judge_interval
-from suite.statistics.comparison import TimeRatio, welch_ratio
+from suite.statistics import Outcome
+from suite.statistics.comparison import MOST_RUNS, Run, TimeRatio, compare_times, runs_to_tell
+from suite.statistics.comparison import Comparison as TimeComparison
 
 CONFIDENCE = 0.95  # of all intervals of one command together
+ALLOWED_TO_MISS = 1  # runs that may miss the target: the rules count one as the slowest
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Comparison:
     """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
     ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a
-    score of a compliant result; then the verdict is inconclusive. The verdict is on time alone; ``energy`` stands
-    beside it where both results have one. ``busy`` warns of a side whose runs other programs may have slowed.
+    score of a compliant result; then the verdict is inconclusive. ``assumes`` says what the verdict rests on. The
+    verdict is on time alone; ``energy`` stands beside it where both results have one. ``busy`` warns of a side whose
+    runs other programs may have slowed.
     """
 
     what: str
@@ -57,6 +60,7 @@ class Comparison:
     reasons: tuple[str, ...]
     scores: bool = True
     ratio: TimeRatio | None = None
+    assumes: str | None = None
     runs_a: int = 0
     runs_b: int = 0
     score_a: str | None = None
@@ -154,7 +158,7 @@ def as_data(item: Comparison) -> dict[str, Any]:
 
 def render(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
     """One comparison as a line; ``named``: with the folder of B, where there are several."""
-    reasons = "".join(f"; {reason}" for reason in item.reasons)
+    reasons = "".join(f"; {reason}" for reason in (*item.reasons, *([item.assumes] if item.assumes else [])))
     if item.ratio is None:
         return f"{item.what}: {item.b}: {item.verdict}{reasons}" if named else f"{item.what}: {item.verdict}{reasons}"
     level = (
@@ -216,25 +220,27 @@ def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs
         return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False, busy=_busy(a, b))
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
     apart = unlike(_round(a), _round(b), a.division, b.division)
-    few = [
-        f"{side} has one run, which has no spread"
-        for side, times in (("A", times_a), ("B", times_b))
-        if len(times) == 1
-    ]
-    ratio = _without_spread(times_a, times_b) if few else welch_ratio(times_a, times_b, confidence)
+    runs_a, runs_b = _timed_runs(a), _timed_runs(b)
+    compared = compare_times(
+        runs_a, runs_b, confidence=confidence, margin=tolerance / 100.0, resolution_s=_resolution_s(a, b)
+    )
+    lost = _lost_runs("A", a) + _lost_runs("B", b)
     scores = any_runs or not bad
-    verdict = judge_interval(ratio.low, ratio.high, tolerance / 100.0)
-    if not scores or apart or few:  # the ratio is shown all the same
-        verdict = Outcome.INCONCLUSIVE
+    judged = compared is not None and scores and not apart and not lost
+    verdict = compared.outcome if compared is not None and judged else Outcome.INCONCLUSIVE
+    doubts = _doubts(compared, times_a, times_b)
+    if compared is not None and judged and not doubts and verdict == Outcome.INCONCLUSIVE:
+        doubts = [_runs_wanted(compared)]
     energy, unknown = _compare_energy(a, b)
     return Comparison(
         what=what,
         a=name_a,
         b=name_b,
         verdict=verdict,
-        reasons=(*apart, *few, *bad, *unknown),
+        reasons=(*apart, *lost, *bad, *doubts, *unknown),
         scores=scores,
-        ratio=ratio,
+        ratio=_ratio(compared, times_a, times_b),
+        assumes=_assumption(runs_a, runs_b) if verdict != Outcome.INCONCLUSIVE else None,
         runs_a=len(times_a),
         runs_b=len(times_b),
         score_a=_score(a),
@@ -249,6 +255,57 @@ def _busy(a: Result, b: Result) -> tuple[str, ...]:
     found = (("A", a), ("B", b))
     texts = ((side, item.group.folder, busy_text([run.company for run in item.runs])) for side, item in found)
     return tuple(f"{side}, {folder}: {text}" for side, folder, text in texts if text)
+
+
+def _timed_runs(scored: Result) -> list[Run]:
+    """List when each converged run began and how long it took."""
+    records = [run.record for run in scored.score.runs if run.converged]
+    return [(record.run_start_s or 0.0, record.time_to_train_s or 0.0) for record in records]
+
+
+def _resolution_s(a: Result, b: Result) -> float:
+    """Return the resolution of the times: whole seconds if all runs begin and end at one, else the log's millisecond."""
+    times = [time for scored in (a, b) for run in scored.runs for time in (run.run_start_s, run.run_stop_s) if time]
+    return 1.0 if all(time == int(time) for time in times) else 0.001
+
+
+def _lost_runs(side: str, scored: Result) -> list[str]:
+    """Say that more runs missed the target than the rules allow: the times of the others alone favour that side."""
+    judged = [run for run in scored.score.runs if not run.record.resumed]
+    missed = sum(not run.converged for run in judged)
+    if missed <= ALLOWED_TO_MISS:
+        return []
+    return [f"{missed} of {len(judged)} runs of {side} missed the target, and the others' times alone favour {side}"]
+
+
+def _doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> list[str]:
+    """Say why the runs are not enough for a verdict, or what widens the interval."""
+    if compared is not None:
+        return list(compared.doubts)
+    alone = [f"{side} has one run, which has no spread" for side, times in (("A", a), ("B", b)) if len(times) == 1]
+    return alone or ["all runs take the same time, so how much runs differ is not known"]
+
+
+def _runs_wanted(compared: TimeComparison) -> str:
+    enough = runs_to_tell(compared)
+    if enough is None:
+        return f"more than {MOST_RUNS} runs each would be needed to tell a ratio of {compared.ratio:.4f}"
+    return f"about {enough} runs each would tell a ratio of {compared.ratio:.3f}"
+
+
+def _assumption(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """Say what a verdict rests on if all runs of one side began before those of the other."""
+    if max(a) < min(b) or max(b) < min(a):
+        return "holds if the machine was alike in both sessions (mlhpc ab runs both by turns)"
+    return None
+
+
+def _ratio(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> TimeRatio:
+    """The ratio with its interval, or that of geometric means without one if the runs show no spread."""
+    if compared is not None:
+        return TimeRatio(compared.ratio, compared.low, compared.high, compared.p)
+    means = [math.fsum(map(math.log, times)) / len(times) for times in (a, b)]
+    return TimeRatio(math.exp(means[1] - means[0]), 0.0, math.inf)
 
 
 def _reasons_against_scores(a: Result, b: Result) -> list[str]:
@@ -284,12 +341,6 @@ def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]
     # The ends lie as far apart as both intervals allow: conservative, and needs no model.
     interval = (ends_b[0] / ends_a[1], ends_b[1] / ends_a[0]) if ends_a and ends_b and ends_a[0] > 0 else None
     return EnergyRatio(other.mean_j / one.mean_j, interval, one.what, one.mean_j, other.mean_j), []
-
-
-def _without_spread(a: Sequence[float], b: Sequence[float]) -> TimeRatio:
-    """The ratio of geometric means where one side is a single run: any interval could be."""
-    means = [math.fsum(map(math.log, times)) / len(times) for times in (a, b)]
-    return TimeRatio(math.exp(means[1] - means[0]), 0.0, math.inf)
 
 
 def _times(scored: Result) -> list[float]:

@@ -1,4 +1,8 @@
-"""Compare two samples of times: Welch's t on log time, permutations, equivalence of paired times, Holm's correction."""
+"""Compare two samples of times: Welch's t on log time, permutations, equivalence of paired times, Holm's correction.
+
+`compare_times` is the one answer to "is B slower than A?" for results that were measured apart. How often it is wrong,
+with tails, drift, sessions and few runs, is in docs/verdicts.md.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,13 @@ CONFIDENCE = 0.95
 POWER = 0.8  # with which `detectable` ratios are detected
 ALPHA = 0.05  # of each of the two one-sided tests
 MOST_PERMUTATIONS = 200_000
+FEWEST_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
+# A trend over the runs counts from this p value on. Five runs a side show a drift of half their spread a run so only
+# half of the time at 0.05. A larger level costs little: the interval only grows by what the drift explains.
+DRIFT_P = 0.2
+MOST_RUNS = 200  # that are proposed to tell a difference
+
+Run = tuple[float, float]  # when it began (Unix time, or any number that orders runs) and its time, in seconds
 
 
 @dataclass(frozen=True)
@@ -53,11 +64,12 @@ def welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONF
 
 @dataclass(frozen=True)
 class Comparison:
-    """Time of A over time of B: ratio of geometric means, with a 95 % Welch interval on log time.
+    """Time of B over time of A: the ratio of geometric means, with its interval on log time, and the outcome.
 
-    ``p_welch`` and ``p_permutation`` are two-sided, for the hypothesis of no difference. ``p_permutation`` is exact: it
-    counts all ways to divide the runs into groups of these sizes, and is NaN if there are more than 200,000.
-    ``detectable`` is the smallest ratio that so many runs with this spread would detect with 80 % power.
+    ``p`` is Welch's, two-sided. ``p_permutation`` counts all ways to divide the runs into groups of these sizes, and is
+    NaN if there are more than 200,000. ``detectable`` is the smallest ratio that so many runs with this spread would
+    detect with 80 % power. ``drift`` is the change of log time from one run to the next, 0 if no trend was found.
+    ``doubts`` say why the outcome is inconclusive, or by what the interval is wider than Welch's.
     """
 
     n_a: int
@@ -65,34 +77,121 @@ class Comparison:
     ratio: float
     low: float
     high: float
-    p_welch: float
+    p: float
     p_permutation: float
     detectable: float
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether A is slower than B, by the interval alone."""
-        return judge_interval(self.low, self.high)
+    drift: float
+    outcome: Outcome
+    doubts: tuple[str, ...] = ()
 
 
-def compare(a_s: Sequence[float], b_s: Sequence[float]) -> Comparison | None:
-    """Compare two samples of times. None unless both have two positive times and at least one sample varies."""
-    a, b = ([time for time in times if time > 0.0] for times in (a_s, b_s))
+def compare_times(
+    a: Sequence[Run],
+    b: Sequence[Run],
+    *,
+    confidence: float = CONFIDENCE,
+    margin: float = 0.0,
+    resolution_s: float = 0.001,
+) -> Comparison | None:
+    """Compare the runs of B with those of A. None unless both have two positive times and at least one varies.
+
+    B is slower or faster only if the interval and the permutation test say so, and equivalent if the interval lies
+    within ``margin``. ``resolution_s`` is that of the times; no interval is narrower. The outcome assumes that nothing
+    but the results differs between the runs of A and those of B: a machine that is slower for a day makes all runs of
+    that day slower, which no test of these times can tell from a slower result.
+    """
+    a, b = (sorted(run for run in runs if run[1] > 0.0) for runs in (a, b))
+    times_a, times_b = ([time for _, time in runs] for runs in (a, b))
     if len(a) < 2 or len(b) < 2:
         return None
-    found = welch_ratio(b, a)
-    if found.error == 0.0:
+    welch = welch_ratio(times_a, times_b, confidence)
+    if welch.error == 0.0:
         return None
+    middle, half = math.log(welch.ratio), (math.log(welch.high) - math.log(welch.low)) / 2
+    doubts = _too_little(times_a, times_b)
+    least = resolution_s / min(*times_a, *times_b)
+    if half < least:
+        half = least
+        doubts.append(f"the times are known to {resolution_s:g} s")
+    drift, moved = _find_drift(a, b)
+    half += moved
+    if moved > half / 20:  # less is not worth a word
+        doubts.append(f"times change by {math.expm1(drift):+.1%} from run to run, and the interval allows for that")
+    low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
+    p_permutation = permutation_p([math.log(time) for time in times_a], [math.log(time) for time in times_b])
+    outcome = judge_interval(low, high, margin)
+    different = outcome in (Outcome.SLOWER, Outcome.FASTER)
+    # Welch's t is wrong twice as often as stated for a few runs beside many, or with long tails. The permutation test
+    # needs no form of the noise, so where it can reach the level, it must agree.
+    reachable = 1.0 / math.comb(len(a) + len(b), len(a)) <= (1.0 - confidence) / 2
+    if different and reachable and p_permutation > 1.0 - confidence:
+        outcome = Outcome.INCONCLUSIVE
+        doubts.append(f"{p_permutation:.1%} of all divisions of these runs differ as much")
+    if _too_little(times_a, times_b):
+        outcome = Outcome.INCONCLUSIVE
     return Comparison(
         n_a=len(a),
         n_b=len(b),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-        p_welch=found.p,
-        p_permutation=permutation_p([math.log(time) for time in a], [math.log(time) for time in b]),
-        detectable=_detectable(found.error, found.dof),
+        ratio=welch.ratio,
+        low=low,
+        high=high,
+        p=welch.p,
+        p_permutation=p_permutation,
+        detectable=_detectable(welch.error, welch.dof),
+        drift=drift,
+        outcome=outcome,
+        doubts=tuple(doubts),
     )
+
+
+def _too_little(a: Sequence[float], b: Sequence[float]) -> list[str]:
+    """Say which side has too few runs, or runs without spread, to be judged."""
+    reasons = []
+    for side, times in (("A", a), ("B", b)):
+        if len(times) < FEWEST_RUNS:
+            reasons.append(f"{side} has {len(times)} runs; {FEWEST_RUNS} are needed to know how much runs differ")
+        elif max(times) == min(times):
+            reasons.append(f"all {len(times)} runs of {side} take the same time, so how much runs differ is not known")
+    return reasons
+
+
+def _find_drift(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float]:
+    """Find a trend of log time over the order of all runs, equal in A and B. Return it and what it may explain.
+
+    Both are 0 if there is none. A trend explains at most the upper end of its 95 % interval, times the runs from the
+    middle of A to the middle of B; runs by turns have the same middle.
+    """
+    order = {run: place for place, run in enumerate(sorted([*((*run, 0) for run in a), *((*run, 1) for run in b)]))}
+    places = [[order[(*run, side)] for run in runs] for side, runs in enumerate((a, b))]
+    logs = [[math.log(time) for _, time in runs] for runs in (a, b)]
+    centred = [
+        (place - statistics.fmean(own_places), log - statistics.fmean(own_logs))
+        for own_places, own_logs in zip(places, logs, strict=True)
+        for place, log in zip(own_places, own_logs, strict=True)
+    ]
+    dof = len(centred) - 3
+    squares = sum(place**2 for place, _ in centred)
+    if dof < 1 or squares == 0:
+        return 0.0, 0.0
+    slope = sum(place * log for place, log in centred) / squares
+    rest = sum((log - slope * place) ** 2 for place, log in centred)
+    error = math.sqrt(rest / dof / squares)
+    if error > 0.0 and 2.0 * student_t.cdf(-abs(slope) / error, dof) > DRIFT_P:
+        return 0.0, 0.0
+    most = abs(slope) + student_t.quantile(0.975, dof) * error
+    return slope, most * abs(statistics.fmean(places[1]) - statistics.fmean(places[0]))
+
+
+def runs_to_tell(comparison: Comparison) -> int | None:
+    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MOST_RUNS`.
+
+    The spread is taken from the smallest ratio that the runs at hand would detect.
+    """
+    seen = abs(math.log(comparison.ratio))
+    dof = comparison.n_a + comparison.n_b - 2
+    quantiles = student_t.quantile(0.5 + CONFIDENCE / 2, dof) + student_t.quantile(POWER, dof)
+    spread = math.log(comparison.detectable) / quantiles / math.sqrt(1 / comparison.n_a + 1 / comparison.n_b)
+    return next((n for n in range(FEWEST_RUNS, MOST_RUNS + 1) if math.log(detectable_ratio(n, spread)) <= seen), None)
 
 
 def detectable_ratio(n: int, spread: float) -> float:
