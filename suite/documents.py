@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
+from suite import LARGEST_NUMBER
 from suite.errors import InputError, did_you_mean
 from suite.files import brief, byte_text, read_json
 
@@ -40,7 +41,9 @@ class BadNumberError(msgspec.ValidationError):
     """Raised for a number that no document may hold; ``key`` is the path to it."""
 
     def __init__(self, key: tuple[str, ...], number: float) -> None:
-        wanted = "a finite number" if isinstance(number, float) else f"at most {WHOLE_BITS} bits"
+        wanted = f"at most {WHOLE_BITS} bits" if isinstance(number, int) else "a finite number"
+        if isinstance(number, float) and math.isfinite(number):
+            wanted = f"a number up to {LARGEST_NUMBER:g}"
         super().__init__(f"expected {wanted}")
         self.key, self.number = key, number
 
@@ -48,20 +51,20 @@ class BadNumberError(msgspec.ValidationError):
 def convert(data: Any, kind: type[Data]) -> Data:
     """Make a Struct, or any other annotated type, from plain data. msgspec.ValidationError if they do not fit.
 
-    Every number is finite, and a whole one has at most `WHOLE_BITS` bits. The limits of a type would let them through:
-    infinity is above zero, and Python's whole numbers have any length.
+    Every number is finite, at most `LARGEST_NUMBER`, and a whole one has at most `WHOLE_BITS` bits. The limits of a type
+    would let others through: infinity is above zero, and Python's whole numbers have any length.
     """
     _check_numbers(data)
     return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
 
 
 def _check_numbers(data: Any) -> None:
-    """Raise BadNumberError for a number that is not finite or is too long. Not recursive: data may be deep."""
+    """Raise BadNumberError for a number that is not finite, or too large. Not recursive: data may be deep."""
     left: list[tuple[tuple[str, ...], Any]] = [((), data)]
     while left:
         key, value = left.pop()
         if isinstance(value, float):
-            if not math.isfinite(value):
+            if not abs(value) <= LARGEST_NUMBER:  # NaN is not either
                 raise BadNumberError(key, value)
         elif isinstance(value, int):
             if value.bit_length() > WHOLE_BITS:

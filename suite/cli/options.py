@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from suite import MOST_RUNS
+from suite import LARGEST_NUMBER, MOST_RUNS
 from suite.descriptor import with_cards
 from suite.files import QUIET, brief
 from suite.plugins import CARDS
@@ -20,7 +20,6 @@ NO_COLOR = "NO_COLOR"  # environment variable that rich, and most programs, hono
 DEFAULT_SIZE = "mini"
 TEXT, JSON = "text", "json"
 RANKS_PER_CORE = 64  # more are a slip of the finger
-LARGEST_NUMBER = 1e100  # its product with a unit is finite too
 LARGEST = 2**62  # a seed, and what a rank adds to it, fit 64 bits
 
 

@@ -115,7 +115,9 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("hyperparameters.base_learning_rate=.inf", "base_learning_rate = inf: expected a finite number"),
         ("hyperparameters.input_mean=[0, 0, 0, -.inf]", "hyperparameters.input_mean.3 = -inf: expected a finite number"),
         ("watchdog.silence_s=.inf", "watchdog.silence_s = inf: expected a finite number"),
-        ("watchdog.silence_s=1.0e+300", "watchdog.silence_s = 1e+300: expected float <= 1000000000.0"),
+        ("watchdog.silence_s=1.0e+300", "watchdog.silence_s = 1e+300: expected a number up to 1e+100"),
+        ("watchdog.silence_s=1.0e+99", "watchdog.silence_s = 1e+99: expected float <= 1000000000.0"),
+        ("hyperparameters.base_learning_rate=1.0e+300", "base_learning_rate = 1e+300: expected a number up to 1e+100"),
         ("checkpoint.interval_s=.inf", "checkpoint.interval_s = inf: expected a finite number"),
         ("max_epochs=10000000000", "max_epochs = 10000000000: expected int <= 2147483647"),
         (f"global_batch_size=1{'0' * 30}", ": expected at most 64 bits"),
@@ -127,6 +129,15 @@ def test_a_bad_override_is_one_line_that_says_set(override: str, expected: str) 
     with pytest.raises(InputError, match=".+") as caught:
         load_config(COSMOFLOW, "smoke", [override])
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["depths=[1, 4611686018427387904]", "depths=[0, 1]", "adam_betas=[0.9, 1.0]", "adam_betas=[-0.1, 0.9]"],
+)
+def test_a_setting_that_would_take_for_ever_or_that_torch_refuses_is_refused_at_once(override: str) -> None:
+    with pytest.raises(InputError, match="--set hyperparameters"):
+        load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.{override}"])
 
 
 @pytest.mark.parametrize("factor", [".nan", ".inf", "-.inf", "1.0e+300", "-4.5", "4.01"])

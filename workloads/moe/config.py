@@ -17,6 +17,7 @@ LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 Algorithm = Literal["linear", "2dh"]
 Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]
+Beta = Annotated[float, Meta(ge=0, lt=1)]  # of AdamW
 DispatchMode = Literal["dropless", "capacity", "einsum"]
 
 
@@ -88,7 +89,7 @@ class Training(Hyperparameters, frozen=True, kw_only=True):
     schedule_steps: Annotated[int, Meta(ge=1), "cosine from the peak to final_fraction of it, then constant"]
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
     weight_decay: Annotated[float, Meta(ge=0), "of matrices; not of norms"] = 0.1
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.95)
 
 
 def learning_rate(config: Training, step: int) -> float:

@@ -10,7 +10,7 @@ from msgspec import Meta, structs
 
 from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.moe.config import Layout, MoEConfig, Training
+from workloads.moe.config import Beta, Layout, MoEConfig, Training
 
 CLASSES = (  # the generating processes, in the order of the labels
     "scale_free",
@@ -59,7 +59,7 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     patch: Annotated[int, Meta(ge=1)] = 4
     window: Annotated[int, Meta(ge=2)]
     embed: Annotated[int, Meta(ge=8)]
-    depths: Annotated[tuple[int, ...], Meta(min_length=1)]
+    depths: Annotated[tuple[Annotated[int, Meta(ge=1, le=1000)], ...], Meta(min_length=1)]
     heads: Annotated[tuple[int, ...], Meta(min_length=1)]
     mlp_ratio: Annotated[int, Meta(ge=1)] = 4
     channels: Annotated[int, Meta(ge=1)] = 1
@@ -70,7 +70,7 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     augmentation: Annotated[bool, "a symmetry of the square and a periodic shift per sample and epoch"] = True
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.01
     weight_decay: Annotated[float, Meta(ge=0), "of matrices; not of biases, norms, scales and position biases"] = 0.05
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     clip_norm: Annotated[float, Meta(gt=0)] = 5.0
 
     def __post_init__(self) -> None:
