@@ -9,7 +9,7 @@ from pathlib import Path
 from suite import RULESET
 from suite.compliance.ruleset import Benchmark, KeyRule, card_benchmark, ruleset
 from suite.descriptor import descriptors
-from suite.files import make_folder
+from suite.files import make_folder, write_whole
 
 
 def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
@@ -48,7 +48,7 @@ def write_rules(folder: Path) -> list[Path]:
         for size in descriptor.card().sizes:
             for division in ("closed", "open"):
                 path = folder / f"{descriptor.name}_{size}_{division}.yaml"
-                path.write_text(official_rules(card_benchmark(descriptor, size), division), encoding="utf-8")
+                write_whole(path, official_rules(card_benchmark(descriptor, size), division))
                 written.append(path)
     return written
 

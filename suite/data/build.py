@@ -24,7 +24,7 @@ from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard
 from suite.data.shards import Compression, shard_path, write_shard
 from suite.documents import as_json
 from suite.errors import InputError, unknown
-from suite.files import PART_SUFFIX, write_whole
+from suite.files import PART_SUFFIX, errors_name, write_whole
 from suite.world import World
 
 UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
@@ -242,7 +242,7 @@ def _write_all(
 
 def _record(path: Path, entry: ShardEntry) -> None:
     """Add the entry of a complete shard to this process's record, and force the record to the disk."""
-    with path.open("a", encoding="utf-8") as file:
+    with errors_name(path), path.open("a", encoding="utf-8") as file:
         file.write(as_json(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,12 +176,16 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
         target = (folder or Path("tensorboard")) / run.label
         if target.exists():
             raise InputError(f"{target}: exists already; choose another folder with -o")
-        writer = Writer(str(target))
-        for name, points in run.series.items():
-            for point in points:
-                value = max(min(point.value, _LARGEST_FLOAT32), -_LARGEST_FLOAT32)
-                writer.add_scalar(name, value, point.step, wall_time=point.time_ms / 1e3)
-        writer.close()
+        # The writer has a thread of its own, which prints a traceback where the disk is full.
+        with tempfile.TemporaryDirectory(prefix="mlhpc-") as scratch:
+            writer = Writer(scratch)
+            for name, points in run.series.items():
+                for point in points:
+                    value = max(min(point.value, _LARGEST_FLOAT32), -_LARGEST_FLOAT32)
+                    writer.add_scalar(name, value, point.step, wall_time=point.time_ms / 1e3)
+            writer.close()
+            for path in Path(scratch).iterdir():
+                write_whole(target / path.name, path.read_bytes())
         yield str(target)
 
 

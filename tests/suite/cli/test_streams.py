@@ -119,6 +119,8 @@ def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
         ("package R --system x --submitter ACME -o {disk}/ACME", "ACME"),
         ("history add R --any -o {disk}/history", "history"),
         ("report R --form prometheus -o {disk}/runs.prom", "runs.prom"),
+        ("report R --form tensorboard -o {disk}/boards", "boards"),
+        ("check --write-official-rules {disk}/rules", "rules"),
         ("submit cosmoflow --system example --nodes 1 -o {disk}/run", "run"),
         ("run cosmoflow --size smoke -o {disk}/run", "run"),
     ],
