@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine.power": {"suite", "suite.log", "suite.log.energy", "suite.machine.probes"},
     "suite.machine.choice": {"suite", "suite.log", "suite.machine.probes"},
     "suite.data": {"suite"},
-    "suite.launch": {"suite", "suite.log", "suite.machine.probes"},
+    "suite.launch": {"suite", "suite.log", "suite.machine.probes", "suite.data"},  # a lock has its owner's name there
     "suite.compliance": {
         *("suite", "suite.log", "suite.log.energy", "suite.log.origin", "suite.statistics"),
         *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run

@@ -30,6 +30,10 @@ BREAKING_S = 60.0  # taking over a lock takes milliseconds: a process that needs
 TRIES, PAUSE_S = 100, 0.05
 
 
+class LockedError(InputError):
+    """Another living process has a lock, or the lock cannot be made: nothing behind it may be written."""
+
+
 class Owner(Struct, frozen=True, kw_only=True):
     """The process that holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` identify it."""
 
@@ -78,7 +82,7 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock while the body runs. InputError names the owner if another living process has it."""
+    """Hold a lock while the body runs. LockedError names the owner if another living process has it."""
     owner = Owner.this_process()
     _acquire(path, owner, what)
     # The thread refreshes the lock also while the body computes or waits for other ranks.
@@ -96,7 +100,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
-    """Hold a lock on rank 0 for all ranks; all call it. InputError on every rank if another process has it."""
+    """Hold a lock on rank 0 for all ranks; all call it. LockedError on every rank if another process has it."""
     error = None
     with ExitStack() as stack:
         if world.is_first:
@@ -107,8 +111,29 @@ def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
                 error = InputError(f"{path}: the lock cannot be made: {caught.strerror}")
             except InputError as caught:
                 error = caught
-        world.check_together(error)
+        try:
+            world.check_together(error)
+        except InputError as caught:
+            raise LockedError(str(caught)) from None
         yield
+
+
+def refuse_held(path: Path, what: str) -> None:
+    """LockedError, which names the owner, if another living process has a lock. Writes nothing.
+
+    A moment later somebody may take it: who wants to be sure holds it.
+    """
+    found, written = _read(path)
+    if written is not None:
+        _refuse_living(path, what, Owner.this_process(), found, time.time() - written)
+
+
+def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, silent_s: float) -> None:
+    """LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
+    if found is not None and not found.is_gone(seeker, silent_s):
+        raise LockedError(f"{path}: {what} is in use by {found}")
+    if found is None and silent_s <= SILENT_S:
+        raise LockedError(f"{path}: {what} is in use: this lock names no owner, but is new; remove it if there is none")
 
 
 def _acquire(path: Path, owner: Owner, what: str) -> None:
@@ -119,14 +144,9 @@ def _acquire(path: Path, owner: Owner, what: str) -> None:
         found, written = _read(path)
         if written is None:
             continue  # released meanwhile
-        if found is not None and not found.is_gone(owner, now - written):
-            raise InputError(f"{path}: {what} is in use by {found}")
-        if found is None and now - written <= SILENT_S:
-            raise InputError(
-                f"{path}: {what} is in use: this lock names no owner, but is new; remove it if there is none"
-            )
+        _refuse_living(path, what, owner, found, now - written)
         _break(path, owner, found)
-    raise InputError(f"{path}: {what} is in use: other processes take this lock again and again")
+    raise LockedError(f"{path}: {what} is in use: other processes take this lock again and again")
 
 
 def _create(path: Path, owner: Owner) -> float | None:

@@ -4,23 +4,21 @@ worker.
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.data.lock import locked
 from suite.exit_codes import WORKER_CODES
-from suite.files import read_bytes, read_json, write_whole
+from suite.files import read_bytes, read_json
 from suite.log.limits import EXIT_CODE_BYTES, limits
 from suite.log.run_folder import RunFolder
 from suite.processes import start_of
+from suite.world import node_name
 
-BEAT_S = 10.0
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 
 
@@ -36,27 +34,16 @@ class Sign:
 
 
 @contextmanager
-def heartbeat(path: Path) -> Iterator[None]:
-    """Keep a file while the body runs, touched every ten seconds. A disk that cannot hold it costs the file only."""
-    ended = threading.Event()
+def heartbeat(path: Path, what: str) -> Iterator[None]:
+    """Keep a file, which is a lock, while the body runs. LockedError if another launcher that lives has it.
 
-    def beat() -> None:
-        while not ended.wait(BEAT_S):
-            with suppress(OSError):
-                os.utime(path)
-
-    with suppress(OSError):
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())})
-        write_whole(path, text + "\n")
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    A disk that cannot hold it costs the file only.
+    """
+    with ExitStack() as stack:
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path, what))
+        yield
 
 
 def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> Sign:
@@ -68,7 +55,7 @@ def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> S
         host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
     except (OSError, ValueError, KeyError, TypeError):
         return Sign(code=read_code(folder.exit_code(trial)))
-    if host == socket.gethostname():
+    if host in (socket.gethostname(), node_name()):
         return Sign(alive=started is not None and start_of(pid) == started)
     return Sign(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 

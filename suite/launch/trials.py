@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
+from suite.data.lock import LockedError, refuse_held
 from suite.exit_codes import ExitCode
 from suite.files import QUIET, print_line, print_progress, write_whole
 from suite.launch.heartbeat import heartbeat
@@ -36,8 +36,10 @@ def run_trials(
     stop that comes when the ranks of a trial are done ends it too. ``overrides`` apply to a trial that is added to a
     folder whose config was written before. With ``resume`` a trial that is done, or failed and is not to be replaced,
     is left as it is and counts with its own exit code. ``before_each`` is called before each trial that starts, with a
-    function that shows a line.
+    function that shows a line. LockedError before anything is written if somebody is running one of the trials.
     """
+    for trial in trials:
+        _refuse_running(folder, trial)
     codes: list[int] = []
     stops: list[int] = []  # signals to this process
     clock = _clock(folder, len(trials))
@@ -61,8 +63,9 @@ def run_trials(
                 resume=resume,
                 replace_failed=replace_failed,
             )
-            folder.exit_code(trial).unlink(missing_ok=True)
-            with heartbeat(folder.running(trial)):
+            _refuse_running(folder, trial)
+            with heartbeat(folder.running(trial), f"trial {trial}"):
+                folder.exit_code(trial).unlink(missing_ok=True)
                 code = run_local(
                     command,
                     ranks=ranks,
@@ -72,7 +75,7 @@ def run_trials(
                     told=folder.exit_code(trial),
                     on_stop=stops.append,
                 )
-            _keep_code(folder.exit_code(trial), code, progress.say)
+                _keep_code(folder, trial, code, progress.say)
             progress.done(trial)
             clock.end(reached=code == ExitCode.OK)
             codes.append(code)
@@ -106,8 +109,22 @@ def _show(progress: _Plain | _Terminal, clock: SeriesClock, trial: int, text: st
     progress.line(trial, f"{text}; {left}" if left else text)
 
 
-def _keep_code(path: Path, code: int, say: Callable[[str], None]) -> None:
-    """Write a trial's exit code. A full disk costs the file, not the series."""
+def _refuse_running(folder: RunFolder, trial: int) -> None:
+    """LockedError if ranks of another launcher or job run a trial, or another launcher is at it."""
+    for path in (folder.lock(trial), folder.running(trial)):
+        refuse_held(path, f"trial {trial}")
+
+
+def _keep_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], None]) -> None:
+    """Write a trial's exit code. A full disk costs the file, not the series.
+
+    Our ranks have ended: if somebody has the trial, they were refused, and the exit code is not the trial's.
+    """
+    path = folder.exit_code(trial)
+    try:
+        refuse_held(folder.lock(trial), f"trial {trial}")
+    except LockedError:
+        return
     try:
         write_whole(path, f"{code}\n")
     except OSError as error:

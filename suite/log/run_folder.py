@@ -142,7 +142,7 @@ class RunFolder:
         return self.root / "exit" / f"trial_{trial}"
 
     def running(self, trial: int) -> Path:
-        """Exists while a local launcher runs a trial: its host and process, touched as a heartbeat."""
+        """Exists while a local launcher runs a trial: a lock, which names host and process, touched as a heartbeat."""
         return self.root / "exit" / f"trial_{trial}.running"
 
     def failed(self, trial: int | None = None) -> list[Path]:

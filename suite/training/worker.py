@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from suite import FIRST_LINE_S
-from suite.data.lock import locked_together
+from suite.data.lock import LockedError, locked_together
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import make_folder, one_line, print_line, write_whole
@@ -65,6 +65,8 @@ def work(plan: TrialPlan) -> int:
                 code = trial.run_trial(plan, world, startup, progress, dog)
             if world.is_first:
                 _tell(plan, code)
+    except LockedError as error:  # the trial is somebody's: its exit code is not ours to write
+        return _end(world, plan, f"{error}", ExitCode.USAGE, tell=False)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
         return _end(world, plan, f"{error}", ExitCode.USAGE)
     except KeyboardInterrupt:
@@ -168,7 +170,7 @@ def _say(plan: TrialPlan, text: str) -> None:
     print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}", error=True)
 
 
-def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
+def _end(world: World, plan: TrialPlan, text: str, code: int, *, tell: bool = True) -> int:
     """Print one line, then end every rank.
 
     Other ranks wait a moment, so that rank 0 reports an error that all ranks have.
@@ -178,7 +180,7 @@ def _end(world: World, plan: TrialPlan, text: str, code: int) -> int:
     if not world.is_first:
         time.sleep(2.0)
     _say(plan, f"{text}{where}")
-    if plan.folder.info_path.exists():
+    if tell and plan.folder.info_path.exists():
         _tell(plan, code, overwrite=False)  # the first rank to end says why
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on

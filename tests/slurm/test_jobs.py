@@ -262,6 +262,60 @@ def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_
     ]
 
 
+def test_a_requeued_task_of_an_array_starts_no_other_one(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
+    """Of three tasks the first has ended. Of the two that run, that with the id of the array is stopped."""
+    run, system = tmp_path / "run", tmp_path / "array.yaml"
+    text = (ROOT / "submissions" / "systems" / "slurm-two-node.yaml").read_text()
+    system.write_text(text.replace("launcher:\n", "launcher:\n  requeue: true\n").replace("slurm-two-node", "array"))
+    command = ("submit", "cosmoflow", "--system", str(system), "--size", "smoke", "--nodes", "1", "--array")
+    script = tmp_path / "array.sbatch"
+    printed = mlhpc(*command, "--runs", "3", "-o", str(run), "--dry-run", cwd=tmp_path).stdout
+    script.write_text(printed.replace("--array=0-2%1", "--array=0-2%2"))
+    (run / "exit").mkdir(parents=True)
+    (run / "exit" / "trial_0").write_text("0\n")
+    (run / "result_0.txt").touch()
+    job = cluster.sbatch(script, exports=settings(smoke_data, run, MLHPC_SET=NEVER_CONVERGES), cwd=tmp_path)
+    for trial in (1, 2):
+        wait_for_text(run / f"result_{trial}.txt", "epoch_start")
+    said = {trial: (tmp_path / f"cosmoflow-smoke-{job}_{trial}.out").read_text() for trial in (1, 2)}
+    (stopped,) = [trial for trial, text in said.items() if f"job {job} on" in text]
+    other = 3 - stopped
+    cluster.call("scancel", "--signal=TERM", f"{job}_{stopped}")
+    deadline = time.monotonic() + 90
+    while "Restarts=1" not in cluster.call("scontrol", "show", "job", f"{job}_{stopped}"):
+        assert time.monotonic() < deadline, explain(tmp_path)
+        time.sleep(0.3)
+    shown = cluster.call("scontrol", "show", "job", f"{job}_{other}")
+    assert "Restarts=0" in shown
+    assert "JobState=RUNNING" in shown
+    assert record(run / f"result_{other}.txt").run_stop_s is None
+    assert [path.read_text() for path in (run / "exit").glob(f"{job}_0*")] == [
+        "0\n"
+    ]  # and its script did not begin again
+    cluster.call("scancel", job)
+
+
+def test_a_job_that_is_submitted_again_leaves_a_trial_alone_that_runs(
+    cluster: Cluster, smoke_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    script = SCRIPTS / "cosmoflow-mini.sbatch"
+    exports = settings(smoke_data, run, MLHPC_RUNS="2", MLHPC_SET=NEVER_CONVERGES)
+    first = cluster.sbatch(script, "--nodes=1", exports=exports, cwd=tmp_path)
+    wait_for_text(run / "result_0.txt", "epoch_start")
+    second = cluster.sbatch(script, "--nodes=1", exports=exports | {"MLHPC_REPLACE_FAILED": "1"}, cwd=tmp_path)
+    assert cluster.wait(second) == "FAILED"
+    wait_for_text(run / "exit" / second, "2")
+    assert "trial 0: somebody else is running it, so left alone" in explain(tmp_path)
+    assert not (run / "exit" / "trial_0").exists()
+    assert sorted(path.name for path in run.glob("*.txt")) == ["result_0.txt"]
+    assert "in use" not in (run / "output" / "trial_0.log").read_text()
+    rows = json.loads(cluster.call(sys.executable, "-m", "suite", "status", str(run), "--format", "json"))
+    assert [row["state"] for row in rows] == ["running", "queued"]
+    cluster.call("scancel", first)
+    cluster.wait(first)
+
+
 def test_an_environment_is_unpacked_on_every_node_before_the_ranks_start(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:

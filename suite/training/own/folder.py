@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import RunConfig, load_config, resolve_config
+from suite.data.lock import refuse_held
 from suite.descriptor import Descriptor, describe_card, descriptor
 from suite.documents import YamlSource, plain
 from suite.errors import InputError
@@ -121,6 +122,8 @@ def _prepare(
     loop = program or Path("interactive session")
     write_run_info(root, config, mode="strong", runs=runs, ranks=ranks, seed=None, same_allocation=False, loop=loop)
     _check_same(folder, benchmark, config)
+    if trial is not None:
+        refuse_held(folder.lock(trial), f"trial {trial}")
     with suppress(FileExistsError):
         write_whole(folder.card_path, benchmark.card_path.read_text(encoding="utf-8"), overwrite=False)
     if trial is None:

@@ -167,6 +167,7 @@ class Run:
         path = folder.result(trial) if self._world.is_first else None
         self._log = EventLog(path, wall_ms=self._clock, later=True)
         open_log(self._log, self._world)
+        self._stack.callback(self._keep_code)  # while the lock is held
         self._stack.callback(self._log.close)
         if self._world.is_first:
             folder.exit_code(trial).unlink(missing_ok=True)
@@ -363,6 +364,8 @@ class Run:
         if failed and error is not None and self._world.size > 1:
             self._abort(error)
         self._stack.close()
+
+    def _keep_code(self) -> None:
         if self._world.is_first:
             with suppress(OSError):  # a full disk: then the log's own word counts
                 write_whole(

@@ -147,7 +147,7 @@ def test_a_refused_continuation_does_not_make_a_finished_trial_run(run: RunFolde
 def test_the_launcher_of_a_local_run_is_seen_to_live_and_to_have_gone(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=1))
     now_s = run.result(0).stat().st_mtime
-    with heartbeat(run.running(0)):
+    with heartbeat(run.running(0), "trial 0"):
         assert [row.state for row in folder_status(run, now_s=now_s + 4000)] == ["running", "queued"]
         sign = json.loads(run.running(0).read_text())
     assert not run.running(0).exists()

@@ -13,7 +13,9 @@ from msgspec import structs
 
 from suite.cli.options import settings
 from suite.commands.run import run as run_command
+from suite.data.lock import Owner
 from suite.descriptor import descriptors
+from suite.documents import as_json
 from suite.errors import InputError
 from suite.launch.slurm import (
     Container,
@@ -246,6 +248,55 @@ def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
     calls = " ".join((tmp_path / "calls").read_text().split())
     assert calls.endswith("--trial 3 --resume")
     assert (tmp_path / "runs" / "cosmoflow-mini-16" / "exit" / "16_3").read_text() == "0\n"
+
+
+SCONTROL = """#!/bin/bash
+echo "$*" >> "$CALLS.scontrol"
+exit 1 # so that the script does not wait for its end
+"""
+
+
+def test_only_the_task_that_was_stopped_is_requeued(tmp_path: Path) -> None:
+    """The last task of an array, or the first one to start, has the id of the whole array."""
+    launcher = structs.replace(job("slurm-two-node", "mini").launcher, requeue=True)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "scontrol").write_text(SCONTROL)
+    (tmp_path / "tools" / "scontrol").chmod(0o755)
+    text = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True, launcher=launcher))
+    array = {"SLURM_JOB_ID": "16", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
+    assert run_head(text, tmp_path, SRUN_EXIT="3", **array)["code"] == "3"
+    run_head(text, tmp_path, SRUN_EXIT="3", **array | {"SLURM_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "2"})
+    run_head(sbatch_script(job("slurm-two-node", "mini", launcher=launcher)), tmp_path, SRUN_EXIT="3")
+    assert (tmp_path / "calls.scontrol").read_text().splitlines() == ["requeue 16_3", "requeue 16_2", "requeue 17"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "state", "left_alone", "started"),
+    [
+        ("18", "RUNNING", True, False),  # another job is at it
+        ("18", "PENDING", True, True),  # it was requeued: the ranks decide, and here leave the lock as it is
+        ("18", "", True, True),
+        (None, "", True, True),  # a local run, of which Slurm knows nothing
+        ("17", "", False, True),  # an earlier attempt of this job
+    ],
+)
+def test_a_trial_that_somebody_else_runs_is_left_alone(
+    tmp_path: Path, owner: str | None, state: str, left_alone: bool, started: bool
+) -> None:
+    run = tmp_path / "runs" / "cosmoflow-mini-17"
+    (run / "exit").mkdir(parents=True)
+    (run / "exit" / "trial_0").write_text("3\n")
+    (run / "trial_0.lock").write_text(as_json(structs.replace(Owner.this_process({}), job=owner)))
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "squeue").write_text(f"#!/bin/bash\n[[ $* == *--jobs=18* ]] && echo {state}\n")
+    (tmp_path / "tools" / "squeue").chmod(0o755)
+    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="2")
+    assert told["code"] == "2"
+    assert ("trial 0: somebody else is running it, so left alone" in told["said"]) == left_alone
+    assert (run / "exit" / "trial_0").read_text() == ("3\n" if left_alone else "2\n")
+    calls = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    assert calls.count("--trial") == started
+    assert sorted(path.name for path in (run / "exit").iterdir()) == ["17", "trial_0"]
 
 
 def test_instances_share_the_allocation_by_nodes(tmp_path: Path) -> None:

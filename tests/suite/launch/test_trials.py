@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from suite.data.lock import LockedError, locked
 from suite.launch import trials
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -107,6 +109,46 @@ def test_a_continued_series_starts_only_what_is_unfinished(
     ranks.started.clear()
     assert run(monkeypatch, ranks, resume=True, replace_failed=True) == 0
     assert ranks.started == [2]
+
+
+def content(root: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"resume": True, "replace_failed": True}])
+@pytest.mark.parametrize("held", ["by ranks", "by a launcher"])
+def test_a_series_with_a_trial_that_runs_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool], held: str
+) -> None:
+    """The last trial of three runs; its log has no end, and a trial before it failed."""
+    ranks = Ranks(RunFolder(tmp_path), (0, FINISHED), (0, FINISHED), (0, FINISHED))
+    write(ranks.folder.result(0), MISSED)
+    write(ranks.folder.result(2), MISSED[:-1])
+    path = ranks.folder.lock(2) if held == "by ranks" else ranks.folder.running(2)
+    path.parent.mkdir(exist_ok=True)
+    with locked(path, "trial 2"):
+        before = content(tmp_path)
+        with pytest.raises(LockedError, match=f"^{path}: trial 2 is in use by process "):
+            run(monkeypatch, ranks, **options)
+        assert content(tmp_path) == before
+    assert ranks.started == []
+    assert run(monkeypatch, ranks, **options) == (1 if options == {"resume": True} else 0)
+
+
+def test_an_exit_code_of_ranks_that_were_refused_is_not_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job took the trial after this launcher had looked."""
+    ranks = Ranks(RunFolder(tmp_path), (2, None), (0, FINISHED), (0, FINISHED))
+
+    def refused(*arguments: Any, **options: Any) -> int:
+        stack.enter_context(locked(ranks.folder.lock(0), "trial 0"))
+        return ranks(*arguments, **options)
+
+    monkeypatch.setattr(trials, "run_local", refused)
+    with ExitStack() as stack:
+        assert trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, seed=None) == 2
+        assert codes(ranks.folder) == ["-", "-", "-"]
 
 
 def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -506,6 +506,7 @@ def test_a_second_job_in_a_trial_ends_with_one_line_and_the_first_goes_on(data: 
     (line,) = {line.partition(" [rank")[0] for line in second.stderr.splitlines() if line.startswith("mlhpc: ")}
     assert f"{folder}/trial_0.lock: trial 0 is in use by process {process.pid} on " in line
     assert not list(folder.glob("resumed_*"))
+    assert not (folder / "exit" / "trial_0").exists()  # the exit code of a trial that runs
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 3
