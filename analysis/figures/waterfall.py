@@ -131,7 +131,7 @@ def answer(study: Study) -> str:
 def _may_be_luck(row: pd.Series, name: str) -> bool:
     """True if a factor differs from 1 by a per cent or more, and its interval holds 1."""
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
-    return abs(row[name] - 1.0) >= WORTH_A_WORD and low <= 1.0 <= high
+    return bool(abs(row[name] - 1.0) >= WORTH_A_WORD and low <= 1.0 <= high)
 
 
 def draw(study: Study) -> Figure:

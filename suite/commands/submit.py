@@ -115,8 +115,6 @@ def submit(
     name = settings(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
     resolved = load_config(chosen, name, overrides, submitter=system.submitter)
-    if note := missing_submitter(resolved):
-        print_line(note, error=True)
     template = _template(chosen, resolved, system, ranks_per_node, time_limit)
     template = replace(
         template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
@@ -124,6 +122,8 @@ def submit(
     root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     folders = _folders(root.absolute(), parse_nodes(node_counts))
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
+    if note := missing_submitter(resolved):
+        print_line(note, error=True)
     size_card = chosen.card().size(resolved.size)
     earlier = _earlier(estimate_from) if estimate_from else None
     for job in planned:

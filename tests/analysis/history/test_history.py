@@ -249,7 +249,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object
         (spoil(lambda data: data.update(version=2)), "version 1, found 2"),
         (spoil(lambda data: data.update(date="yesterday")), "date = 'yesterday'"),
         (spoil(lambda data: data.update(date="2026-01-01T00:00:00")), "with its zone"),
-        (spoil(lambda data: data.update(time_s=[float("nan")])), "expected seconds above 0"),
+        (spoil(lambda data: data.update(time_s=[float("nan")])), "time_s.0 = nan: expected a finite number"),
         (spoil(lambda data: data.update(epoch_s=[-1.0])), "expected seconds above 0"),
         (spoil(lambda data: data.update(time_s="long")), "time_s"),
         (spoil(lambda data: data["facts"].update(kernel="9")), "facts_sha256 does not fit"),
