@@ -149,7 +149,8 @@ class YamlSource:
         except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
-            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+            problem = " ".join(str(getattr(error, "problem", None) or error).split())  # some have several lines
+            raise InputError(f"{where}: not valid YAML: {problem}") from None
         if not isinstance(data, dict):
             raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
         return YamlSource(path, data, lines)

@@ -110,6 +110,10 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
     for run in scored.runs:
         baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
     text += [f"  {line}" for line in baselines]
+    if first.suite_version and not any(run.baselines for run in scored.runs):
+        text.append("  no baselines are logged: baselines.json of the data set was missing or damaged, or the loop is your own")
+    if not explain:  # the one run that may fail, or a log that was cut
+        text += [f"  {run_name(run)} did not converge: {run.failure}" for run in runs if run.failure is not None]
     if explain:
         width = max(len(run_name(run)) for run in runs)
         text += [f"    {run_name(run):{width}}  {_run_time(run)}  {_fate(run)}" for run in runs]

@@ -55,8 +55,12 @@ def damaged_files(folder: Path, records: Sequence[RunRecord] = ()) -> Iterator[t
 def _matches(folder: Path, pattern: str) -> list[Path]:
     if "*" not in pattern:
         return [folder / pattern] if os.path.lexists(folder / pattern) else []
+    above, _, name = pattern.rpartition("/")
+    if "*" not in name:  # glob leaves out links to nothing where no name is a pattern
+        return [path for each in sorted(folder.glob(above)) if os.path.lexists(path := each / name)]
     found = sorted(folder.glob(pattern))
-    return [path for path in found if not path.is_dir() and not path.is_symlink()] if "**" in pattern else found
+    # An empty folder stands where a file was: only files are kept.
+    return [path for path in found if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
 
 
 def _problem_of(path: Path, read: Callable[[Path], object]) -> str | None:
@@ -64,6 +68,8 @@ def _problem_of(path: Path, read: Callable[[Path], object]) -> str | None:
     if not path.is_file():  # a reader might wait at a FIFO
         return "is not a file" if path.exists() else "is a symbolic link to nothing"
     try:
+        if path.suffix != ".txt":  # a log may have a line of any bytes
+            _read_text(path)
         read(path)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
@@ -112,8 +118,9 @@ def _redacted_names(folder: Path) -> Sequence[object]:
 
 
 def _read_text(path: Path) -> str:
+    """Read a text. Python's JSON takes UTF-16 too, which the copy in a package would not be."""
     try:
-        text = read_bytes(path, limits().json).decode()
+        text = read_bytes(path, limits().file).decode()
     except UnicodeDecodeError:
         raise InputError("is not UTF-8 text") from None
     if "\0" in text:
@@ -121,10 +128,18 @@ def _read_text(path: Path) -> str:
     return text
 
 
+def _read_code(path: Path) -> None:
+    if path.is_symlink():
+        raise InputError("is a symbolic link: what it leads to is no part of the run")
+    _read_text(path)
+
+
 def _read_script(path: Path) -> None:
     text = _read_text(path)
     if not text.startswith("#!"):
         raise InputError("expected a script that begins with #!")
+    if not text.endswith("\n"):
+        raise InputError("its last line is cut: expected a line end")
     if OF_TEMPLATE in text and not text.endswith(END_OF_TEMPLATE):
         raise InputError(f"its end is missing: expected {END_OF_TEMPLATE.strip()!r} as the last line")
 
@@ -165,7 +180,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "sources.json": read_sources,
     "environment.json": lambda path: read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION),
     "data.json": read_manifest_file,
-    "code/**/*": _read_text,
+    "code/**/*": _read_code,
     "facts/*.json": read_facts,
     "preflight/*/verdict.json": lambda path: _read_object(path, "nodes"),
     "preflight/*/[12]/*.jsonl": _read_samples,

@@ -11,14 +11,30 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from suite.config import load_config
 from suite.descriptor import Descriptor
+from suite.documents import read_json_document
+from suite.errors import InputError
 from suite.files import write_whole
 from suite.workload import Baseline, load_workload
 
-BASELINES_VERSION = 1
+BASELINES_VERSION: Final = 1
 BASELINES_NAME = "baselines.json"
+
+
+class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of baselines.json."""
+
+    version: Literal[1]
+    data_manifest: str
+    metric: str
+    values: dict[str, float]
+    standard_errors: dict[str, float | None] = {}
+    attainable: dict[str, float] = {}
 
 
 def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manifest: str) -> Mapping[str, float]:
@@ -62,13 +78,26 @@ def render_baselines(values: Mapping[str, float], attainable: Mapping[str, float
 
 
 def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Read the baselines and the oracles of this data set. Empty if they were never measured, or on other data."""
+    """Read the baselines and the oracles of this data set. Empty if `baselines_problem` says why there are none."""
     try:
-        content = json.loads((root / BASELINES_NAME).read_text())
-    except (OSError, ValueError):
+        content = _read(root, data_manifest)
+    except InputError:
         return {}, {}
-    if not isinstance(content, dict) or content.get("data_manifest") != data_manifest:
-        return {}, {}
-    values = {str(name): float(value) for name, value in content.get("values", {}).items()}
-    attainable = {str(name): float(value) for name, value in content.get("attainable", {}).items()}
-    return values, attainable
+    return dict(content.values), dict(content.attainable)
+
+
+def baselines_problem(root: Path, data_manifest: str) -> str | None:
+    """Return in one line why this data set has no baselines: never measured, on other data, or a damaged file."""
+    try:
+        _read(root, data_manifest)
+    except InputError as error:
+        return f"{error}; the log states no baselines"
+    return None
+
+
+def _read(root: Path, data_manifest: str) -> _File:
+    path = root / BASELINES_NAME
+    content = read_json_document(path, _File, "baselines", BASELINES_VERSION)
+    if content.data_manifest != data_manifest:
+        raise InputError(f"{path}: the baselines of other data")
+    return content

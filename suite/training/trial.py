@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from suite import VERSION
-from suite.data.baselines import read_baselines, render_baselines
+from suite.data.baselines import baselines_problem, read_baselines, render_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
@@ -296,7 +296,9 @@ class _Trial:
         )
         self.in_run = False
         self._say(outcome.reason)
-        for line in render_baselines(*read_baselines(self.source, self.manifest.sha256)):
+        problem = baselines_problem(self.source, self.manifest.sha256)
+        lines = render_baselines(*read_baselines(self.source, self.manifest.sha256))
+        for line in lines if problem is None else [problem]:
             self._say(line)
 
 

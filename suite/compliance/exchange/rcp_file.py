@@ -17,7 +17,7 @@ from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.files import brief, read_json
 from suite.log.limits import limits
-from suite.log.values import finite
+from suite.log.values import finite, whole
 
 
 def read_given_points(path: Path) -> GivenPoints:
@@ -48,7 +48,8 @@ def _official(path: Path, data: Mapping[str, Any]) -> dict[tuple[str, str | None
         numbers = [finite(item) for item in epochs] if isinstance(epochs, list) else []
         positive = [number for number in numbers if number is not None and number > 0.0]
         all_positive = bool(numbers) and len(positive) == len(numbers)
-        if not isinstance(benchmark, str) or type(batch) is not int or batch < 1 or not all_positive:
+        sound = type(batch) is int and batch >= 1 and whole(batch) is not None  # of at most 64 bits
+        if not isinstance(benchmark, str) or not isinstance(batch, int) or not sound or not all_positive:
             raise InputError(f"{path}: {brief(name)}: expected Benchmark, BS and Epochs to converge, a list of numbers")
         # Their file may have several entries of one batch size, each with some runs.
         found[benchmark, None, batch] = (*found.get((benchmark, None, batch), ()), *positive)

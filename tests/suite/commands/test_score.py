@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,14 @@ def test_a_comparison_says_which_side_is_not_compliant(tmp_path: Path) -> None:
     text = mlhpc("compare", a, b).stdout
     assert "; B is NOT compliant: " in text
     assert "A is NOT compliant" not in text
+
+
+def test_a_cut_log_and_missing_baselines_are_said(tmp_path: Path) -> None:
+    run = our_runs(tmp_path / "run")
+    log = run / "result_2.txt"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    assert "  result_2.txt did not converge: no run_start" in mlhpc("score", run).stdout.splitlines()
+    assert "no baselines" not in mlhpc("score", run).stdout
+    for path in run.glob("result_*.txt"):
+        path.write_text(re.sub(r'("key": "baseline", "value": )\{[^}]*\}', r"\1{}", path.read_text()))
+    assert "  no baselines are logged: baselines.json of the data set was missing or damaged" in mlhpc("score", run).stdout

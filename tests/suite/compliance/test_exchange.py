@@ -328,3 +328,14 @@ def test_the_hook_for_pre_commit_names_a_command_that_exists() -> None:
         ("README.md", False),
     ):
         assert bool(re.search(hook["files"], path)) is taken
+
+
+def test_a_batch_of_4000_digits_in_a_file_of_points_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "rcp.json"
+    entry = '{"a": {"Benchmark": "cosmoflow", "BS": %s, "Epochs to converge": [1, 2, 3]}}'
+    path.write_text(entry % ("9" * 4000))
+    with pytest.raises(InputError) as caught:
+        read_given_points(path)
+    assert len(str(caught.value)) < 400 + len(str(path))
+    path.write_text(entry % "64")
+    assert read_given_points(path).points == {("cosmoflow", None, 64): (1.0, 2.0, 3.0)}
