@@ -45,9 +45,11 @@ def digest(path: Path) -> str:
 def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
     """Compare a package's files with its manifest and yield (rule, path, message) for each difference."""
     path = package / MANIFEST
-    if path.is_symlink() or not path.is_file():
-        there = path.is_symlink() or path.exists()
-        yield "manifest-missing", package, f"{MANIFEST} is not a file" if there else f"no {MANIFEST}"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        yield "manifest-changed", path, "is not a file"
+        return
+    if not path.exists():
+        yield "manifest-missing", package, f"no {MANIFEST}"
         return
     listed = read_package_manifest(path)
     if listed is None:
