@@ -118,7 +118,11 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     words = ("run", "cosmoflow", "--size", "smoke", "-o", str(folder), "--set", "max_epochs=2")
     never = ("--set", "hyperparameters.base_learning_rate=1e-9")
     with subprocess.Popen(
-        [MLHPC, *words, *never], env=environment(smoke_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [MLHPC, *words, *never],
+        env=environment(smoke_data) | {"MLHPC_ORG": "ACME"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
