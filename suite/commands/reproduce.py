@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +15,10 @@ import click
 from suite import VERSION
 from suite.cli.options import JSON, Finite, Whole, card_option, format_option, output_option, ranks_option, runs_option
 from suite.compliance.manifest import digest
+from suite.data.lock import locked
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, print_progress, write_whole
+from suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_whole
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
     LEVELS,
@@ -34,6 +37,9 @@ from suite.package.reproduction.stored import judge_log, list_changes
 
 if TYPE_CHECKING:
     from suite.package.reproduction.rerun import Rerun
+
+LOCK = "reproduction.lock"  # there while a reproduction runs, and if it was killed
+_RESULT = re.compile(r"result_\d+")  # what was made for a result
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,10 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Only write the Python environment of the package's runs as a requirements file for pip or uv.",
 )
-@output_option("New folder for reproduction.json, data and runs.", "reproduction/<package>-<time>")
+@output_option(
+    "New folder for reproduction.json, data and runs.",
+    "reproduction/<package>-<time>",
+)
 @format_option()
 def reproduce(
     package: Path,
@@ -140,24 +149,54 @@ def reproduce(
     level = _highest_level(level, beside, overrides, run=run)
     stamp = datetime.now(UTC)
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
-    if root.exists() and any(root.iterdir()):
+    if root.exists() and any(root.iterdir()) and not _is_unfinished(root):
         raise click.UsageError(f"-o {root}: exists already; a reproduction never writes into an earlier one")
     limit_s = None if limit_minutes is None else limit_minutes * 60.0
     asked = _Asked(root, level, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
-    results = _judge_results(package, result, asked)
-    document = Reproduction(
-        package=package.resolve().name,
-        manifest_sha256=_manifest_digest(package),
-        made=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
-        suite_version=VERSION,
-        asked=tuple(range(level + 1)),
-        reproduced=all_reproduced(results),
-        results=results,
-    )
-    path = write_reproduction(root, document)
+    root_was_there = root.exists()
+    make_folder(root)
+    with ExitStack() as stack:
+        stack.callback(_remove_empty, root, kept=root_was_there)  # of a package that has no result
+        stack.enter_context(locked(root / LOCK, "this reproduction"))
+        _move_killed_aside(root)
+        results = _judge_results(package, result, asked)
+        document = Reproduction(
+            package=package.resolve().name,
+            manifest_sha256=_manifest_digest(package),
+            made=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
+            suite_version=VERSION,
+            asked=tuple(range(level + 1)),
+            reproduced=all_reproduced(results),
+            results=results,
+        )
+        path = write_reproduction(root, document)
     print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
     if not document.reproduced:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _is_unfinished(root: Path) -> bool:
+    """True for the folder of a reproduction that was ended, or that still runs: what it writes is there, and no verdict."""
+    paths = [path for path in root.iterdir() if path.suffix != PART_SUFFIX]
+    return all(path.name == LOCK or _RESULT.fullmatch(path.name) for path in paths)
+
+
+def _move_killed_aside(root: Path) -> None:
+    """Move the runs and logs of an attempt that was killed to ``killed_<k>`` beside it. Data that it made stay: they
+    are continued, or are complete.
+    """
+    for folder in sorted(root.glob("result_*")):
+        number = 1 + len(list(folder.glob("killed_*")))
+        for path in sorted(folder.iterdir()):
+            if path.name != "data" and not path.name.startswith("killed_"):
+                (folder / f"killed_{number}").mkdir(exist_ok=True)
+                path.rename(folder / f"killed_{number}" / path.name)
+
+
+def _remove_empty(root: Path, *, kept: bool) -> None:
+    if not kept:
+        with suppress(OSError):  # not empty
+            root.rmdir()
 
 
 def _highest_level(level: int | None, beside: Path | None, overrides: tuple[str, ...], *, run: bool) -> int:

@@ -175,7 +175,7 @@ def _start(
             raise click.UsageError(f"--wait-for-quiet: inside {launch.launcher} the ranks would wait for each other")
         _wait(wait_s, print_progress)
         return work(plan)
-    refuse_several("a run of several ranks needs --trial I: they are one trial")
+    refuse_several("a run of several ranks needs --output RUN --trial I: they are one trial, I is 0 for the first")
     if trial is not None:
         return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
     return _launch_all(plan, ranks, overrides, wait_s)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from suite.data.lock import locked
 from suite.documents import convert
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
@@ -213,6 +214,29 @@ def test_nothing_is_overwritten_and_a_folder_without_results_is_refused(stage: P
     assert (done.returncode, "exists already" in done.stderr) == (2, True)
     done = mlhpc("reproduce", tmp_path / "out", "-o", tmp_path / "new")
     assert (done.returncode, "no result below it" in done.stderr) == (2, True)
+
+
+def test_a_reproduction_that_was_ended_starts_again_and_keeps_what_was_made(stage: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name in ("data/manifest.json", "run_0/result_0.txt", "run_0.log", "data.log"):
+        path = out / "result_0" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    with locked(out / "reproduction.lock", "this reproduction"):
+        done = mlhpc("reproduce", stage / "ACME", "--level", 0, "-o", out)
+        assert (done.returncode, "this reproduction is in use by process" in done.stderr) == (2, True)
+        assert (out / "result_0" / "run_0.log").exists()
+        lock = (out / "reproduction.lock").read_text()
+    gone = json.loads(lock) | {"started": 1}  # a killed command leaves its lock
+    (out / "reproduction.lock").write_text(json.dumps(gone))
+    found = reproduce(stage / "ACME", out, "--level", 0, code=0)
+    assert verdicts(found) == ["reproduced"]
+    kept = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert kept == ["reproduction.json", "result_0/data/manifest.json"] + [
+        f"result_0/killed_1/{name}" for name in ("data.log", "run_0.log", "run_0/result_0.txt")
+    ]
+    done = mlhpc("reproduce", stage / "ACME", "--level", 0, "-o", out)
+    assert (done.returncode, "exists already" in done.stderr) == (2, True)
 
 
 def test_a_package_of_another_suite_says_why_it_cannot_be_run(tmp_path: Path) -> None:
