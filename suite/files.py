@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
@@ -279,10 +280,15 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
 
 def duration_text(seconds: float) -> str:
-    """Render seconds: ``45 s``, ``12 min``, ``3.4 h``."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+    """Render seconds for people, with three significant digits: ``45 s``, ``12 min``, ``3.4 h``, ``1,234 h``.
+
+    Seconds below two minutes, minutes below two hours.
+    """
+    if math.isnan(seconds):
+        return "not known"
+    size = abs(seconds)
+    value, unit = (seconds, "s") if size < 120 else (seconds / 60, "min") if size < 7200 else (seconds / 3600, "h")
+    return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
 
 
 def one_line(error: BaseException) -> str:

@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
+from suite.files import duration_text
+
 WIDTH_IN = 11.0  # 792 user units; the page never shows it narrower than 792 px, so 11 pt text is at least 11 px
 LEGEND_IN = 0.45
 BAR_IN, FRAME_IN = 0.36, 0.9  # height of one bar, and of title, axis and label around bars
@@ -237,9 +239,5 @@ def readable_on(colour: tuple[float, float, float]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds as text for people: s below 10 minutes, then min, below 10 hours, then h."""
-    if value != value:  # NaN
-        return "–"
-    if value < 600:
-        return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
-    return f"{value / 60:.1f} min" if value < 36000 else f"{value / 3600:.1f} h"
+    """Seconds as text for people, as the commands print them; a dash for NaN."""
+    return "–" if value != value else duration_text(value)

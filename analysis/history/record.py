@@ -17,11 +17,11 @@ from msgspec import Meta, Struct
 from suite.compliance.result import Result, first_named
 from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import duration_text, write_whole
 from suite.log.comparable import era
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
-from suite.log.score import MINUTE_S, Throughput
+from suite.log.score import Throughput
 from suite.machine.facts import UNKNOWN, Facts, read_facts
 
 VERSION: Final = 1
@@ -209,7 +209,7 @@ def _score(scored: Result) -> str | None:
         return None
     if isinstance(result, Throughput):
         return f"{result.models_per_minute or 0.0:.6g} models/min"
-    return f"{(result.mean_s or 0.0) / MINUTE_S:.6g} min"
+    return duration_text(result.mean_s or 0.0)
 
 
 def _facts(scored: Result, first: RunRecord) -> dict[str, str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from suite.files import QUIET, print_progress
+from suite.files import QUIET, duration_text, print_progress
 
 PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
@@ -40,6 +40,6 @@ def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
             left = (now - begin) * (total - done) / done
-            print_progress(f"{title}: {100 * done // total} %, about {left:.0f} s left", error=True)
+            print_progress(f"{title}: {100 * done // total} %, about {duration_text(left)} left", error=True)
 
     return tell

@@ -16,7 +16,7 @@ from suite.compliance.check import check
 from suite.compliance.result import Result, first_named
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, printable
+from suite.files import duration_text, print_line, printable
 from suite.log.comparable import unlike
 from suite.log.other_work import busy_text
 from suite.log.score import Throughput
@@ -352,8 +352,8 @@ def _score(scored: Result) -> str:
     if not result.valid:
         return "no score"
     if isinstance(result, Throughput):
-        return f"{result.models_per_minute or 0.0:.4g} models/min"
-    return f"score {(result.mean_s or 0.0) / 60.0:.4g} min"
+        return f"{result.models_per_minute or 0.0:.3g} models/min"
+    return f"score {duration_text(result.mean_s or 0.0)}"
 
 
 def _kind(kind: _Kind) -> str:

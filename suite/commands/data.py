@@ -24,7 +24,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import byte_text, print_line, print_progress, write_whole
+from suite.files import byte_text, duration_text, print_line, print_progress, write_whole
 from suite.launch.local import run_attached, suite_command
 from suite.launcher import find_world
 
@@ -146,7 +146,7 @@ def verify(root: Path, deep: bool) -> None:
     if problems:
         sys.exit(ExitCode.FINDINGS)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
-    print_line(f"{_summary(root, manifest)}: fine: {what}, {time.monotonic() - begin:.1f} s")
+    print_line(f"{_summary(root, manifest)}: fine: {what}, {duration_text(time.monotonic() - begin)}")
 
 
 @data.command()

@@ -21,7 +21,7 @@ from suite.cli.options import output_option, ranks_option, runs_option, size_opt
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, print_progress, write_whole
+from suite.files import duration_text, make_folder, print_line, print_progress, write_whole
 from suite.launch.local import suite_command
 from suite.launcher import refuse_several
 from suite.log.run_folder import default_folder
@@ -210,7 +210,7 @@ def _write_steps(path: Path, outcomes: Sequence[StepResult]) -> None:
 
 
 def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[StepResult]) -> None:
-    print_line(f"\n--- {workload} {size} in {seconds / 60:.1f} min; its data are in data/, everything else in {root}/")
+    print_line(f"\n--- {workload} {size} in {duration_text(seconds)}; its data are in data/, everything else in {root}/")
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),

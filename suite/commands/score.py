@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from suite.compliance.result import Result, first_named
 from suite.compliance.ruleset import ruleset
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, printable
+from suite.files import duration_text, print_line, printable
 from suite.log.other_work import busy_text
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, run_name
 
 if TYPE_CHECKING:
     from suite.log.energy.score import EnergyToSolution
@@ -128,9 +127,9 @@ def _headline(scored: Result) -> str:
         return _throughput_headline(result)
     assert result.mean_s is not None
     factor = scored.scale_factor  # of a scaling.json that the package ships
-    scaled = f"; with the shipped scaling.json {minutes(result.mean_s * factor):.6g} min" if factor else ""
+    scaled = f"; with the shipped scaling.json {duration_text(result.mean_s * factor)}" if factor else ""
     return (
-        f"score {minutes(result.mean_s):.6g} min, with staging {minutes(result.mean_with_staging_s):.6g} min{scaled}; "
+        f"score {duration_text(result.mean_s)}, with staging {_time(result.mean_with_staging_s)}{scaled}; "
         f"n={len(result.scored)} of {len(result.runs)}, {_spread(result)}"
     )
 
@@ -140,24 +139,26 @@ def _spread(result: TimeToTrain) -> str:
         return "one run has no spread"
     low, high = result.interval_s
     return (
-        f"std {minutes(result.std_s):.3g}, {minutes(result.fastest_s):.6g} to {minutes(result.slowest_s):.6g}, "
-        f"95 % [{minutes(low):.6g}, {minutes(high):.6g}]"
+        f"std {duration_text(result.std_s)}, {_time(result.fastest_s)} to {_time(result.slowest_s)}, "
+        f"95 % [{duration_text(low)}, {duration_text(high)}]"
     )
 
 
 def _throughput_headline(result: Throughput) -> str:
     assert result.time_to_train_all_s is not None
     scale = f"{result.instances} models, {result.instance_scale} of {result.total_scale} units each"
-    staged = result.time_to_train_all_with_staging_s or math.nan
-    return (
-        f"score {result.models_per_minute:.6g} models/min ({scale}, all in {minutes(result.time_to_train_all_s):.6g}"
-        f" min; with staging {minutes(staged):.6g} min)"
-    )
+    staged = _time(result.time_to_train_all_with_staging_s)
+    every = duration_text(result.time_to_train_all_s)
+    return f"score {result.models_per_minute:.3g} models/min ({scale}, all in {every}; with staging {staged})"
+
+
+def _time(seconds: float | None) -> str:
+    return "not known" if seconds is None else duration_text(seconds)
 
 
 def _run_time(run: JudgedRun) -> str:
     seconds = run.record.time_to_train_s
-    return f"{minutes(seconds):12.6f} min" if seconds is not None else f"{'-':>12}    "
+    return f"{duration_text(seconds) if seconds is not None else '-':>12}"
 
 
 def _fate(run: JudgedRun) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, ValidationError
 
+from suite import files
 from suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from suite.errors import InputError
 from suite.training.parallel.plan import ParallelPlan
@@ -103,3 +104,22 @@ def test_a_power_of_ten_is_a_number_and_in_quotes_a_text() -> None:
         "e5",
         "1e1234",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.01234, "0.0123 s"),
+        (9.41868, "9.42 s"),
+        (119.4, "119 s"),
+        (120.0, "2 min"),
+        (7199.0, "120 min"),
+        (7200.0, "2 h"),
+        (4.4e6, "1,222 h"),
+        (-300.0, "-5 min"),
+        (float("nan"), "not known"),
+    ],
+)
+def test_a_duration_has_three_digits_in_the_unit_that_a_person_expects(seconds: float, text: str) -> None:
+    assert files.duration_text(seconds) == text

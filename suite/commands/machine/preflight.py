@@ -16,7 +16,7 @@ from suite.config import default_data_root
 from suite.descriptor import descriptor, descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, write_whole
+from suite.files import duration_text, make_folder, print_line, write_whole
 from suite.launch.ranks import in_world, start_ranks
 from suite.machine.node_samples import END, Sample, render
 
@@ -102,7 +102,7 @@ def node(
     took = at - begin
     why = "" if code == 0 else _explain_end(took, budget, where)
     _note_end(path, node_name(), took, budget, why)
-    print_line(f"{path}: {'measured' if code == 0 else why} ({took:.1f} s)", error=code != 0)
+    print_line(f"{path}: {'measured' if code == 0 else why} ({duration_text(took)})", error=code != 0)
     sys.exit(ExitCode.FAILED if code else ExitCode.OK)
 
 

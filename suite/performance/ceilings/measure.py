@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from suite import VERSION
+from suite.files import duration_text
 from suite.machine.probes.allowance import Allowance, usable
 from suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
 from suite.machine.probes.root import is_simulated, machine_root
@@ -58,7 +59,7 @@ def measure(
         part = budget.until(ENDS[title] * budget.length)
         say(f"{title} ..." + (f" at most {part.length:.0f} s" if part.ends else ""))
         findings.add(step(part))
-        say(f"{title}: {budget.clock() - since:.1f} s")
+        say(f"{title}: {duration_text(budget.clock() - since)}")
     header = {
         "system": system,
         "simulated": is_simulated(root),
