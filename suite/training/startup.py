@@ -59,6 +59,9 @@ def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[Non
         signalled(0)
 
 
+STDERR = 2  # the file descriptor
+
+
 @contextmanager
 def watched_start(settings: Watching) -> Iterator[None]:
     """Print this rank's Python stack to stderr, and end it with exit code 1, if what is done inside takes too long.
@@ -67,7 +70,8 @@ def watched_start(settings: Watching) -> Iterator[None]:
     seen to wait for ever, holds Python's lock.
     """
     if settings.silence_s is not None:
-        faulthandler.dump_traceback_later(settings.silence_s, exit=settings.action == "end")
+        # By number, because a notebook's sys.stderr has no file descriptor.
+        faulthandler.dump_traceback_later(settings.silence_s, exit=settings.action == "end", file=STDERR)
     try:
         yield
     finally:

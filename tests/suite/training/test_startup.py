@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from suite.config import Watching
 from suite.training import startup
-from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals
+from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, watched_start
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,10 @@ def test_before_training_a_signal_interrupts_at_once() -> None:
     StopSignals()
     with pytest.raises(InterruptedTrialError, match="stopped by SIGUSR1"):
         signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_start_is_watched_where_stderr_has_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is in a notebook."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with watched_start(Watching(silence_s=60.0)):
+        pass
