@@ -169,8 +169,9 @@ def goodput_line(trial: Goodput) -> str:
     )
     rest = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in parts)
     share = "no part" if trial.ratio is None else f"{trial.ratio:.1%}"
+    unfinished = "; it never finished" if trial.died else ""
     count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
-    return f"{trial.folder} trial {trial.trial}: {share} of {duration_text(trial.wall_s)} counts; {rest}; {count}"
+    return f"{trial.folder} trial {trial.trial}: {share} of {duration_text(trial.wall_s)} counts; {rest}; {count}{unfinished}"
 
 
 def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:

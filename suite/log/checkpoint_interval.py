@@ -30,8 +30,8 @@ def expected_ratio(save_s: float, restart_s: float, interval_s: float, mtbf_s: f
     return max(0.0, (1.0 - (restart_s + interval_s / 2) / mtbf_s) / (1.0 + save_s / interval_s))
 
 
-def learned_mtbf_s(wall_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
-    """Estimate the mean time between interruptions, with its interval. Without interruptions the mean is infinite.
+def learned_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
+    """Estimate the mean time up between interruptions, with its interval. Without interruptions the mean is infinite.
 
     The interval holds for independent interruptions at a constant rate.
     """
@@ -42,9 +42,9 @@ def learned_mtbf_s(wall_s: float, interruptions: int, confidence: float = 0.9) -
             "the time between failures is learned with scipy: pip install 'mlhpc[run]', or state it with --mtbf-h"
         ) from None
     tail = (1.0 - confidence) / 2
-    low = 2.0 * wall_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)
-    high = 2.0 * wall_s / stats.chi2.ppf(tail, 2 * interruptions) if interruptions else math.inf
-    return (wall_s / interruptions if interruptions else math.inf), float(low), float(high)
+    low = 2.0 * up_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)
+    high = 2.0 * up_s / stats.chi2.ppf(tail, 2 * interruptions) if interruptions else math.inf
+    return (up_s / interruptions if interruptions else math.inf), float(low), float(high)
 
 
 def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, An
     ``mtbf_s``: mean time between failures; None: learn it from the interruptions of the trials.
     """
     interruptions = sum(trial.interruptions for trial in trials)
-    wall_s = math.fsum(trial.wall_s for trial in trials)
+    up_s = math.fsum(trial.up_s for trial in trials)  # nothing fails while no attempt runs
     advice: dict[str, Any] = {"interruptions": interruptions, "mtbf_s": mtbf_s, "mtbf_interval_s": None}
-    if mtbf_s is None and interruptions and wall_s > 0.0:
-        learned = learned_mtbf_s(wall_s, interruptions)
+    if mtbf_s is None and interruptions and up_s > 0.0:
+        learned = learned_mtbf_s(up_s, interruptions)
         advice |= {"mtbf_s": learned[0], "mtbf_interval_s": learned[1:]}
     costs = [(trial.stall_s, trial.write_s or 0.0, trial.saves) for trial in trials if trial.stall_s is not None]
     saves = sum(count for _, _, count in costs)
@@ -65,7 +65,7 @@ def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, An
     advice["saves"] = saves
     if advice["mtbf_s"] is None or save_s == write_s == 0.0:
         return advice
-    restarts = [trial.restarting_s / trial.interruptions for trial in trials if trial.interruptions]
+    restarts = [trial.restarting_s / len(trial.each) for trial in trials if trial.each]
     starts = restarts or [trial.starting_s for trial in trials]
     restart_s = math.fsum(starts) / len(starts)
     # No checkpoint can begin while the one before is being written.

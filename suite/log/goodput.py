@@ -36,7 +36,8 @@ class Goodput:
     but the first, ``down`` between attempts.
 
     They add up to ``wall`` (``restarting`` is part of ``starting``). ``saves`` are the checkpoints of all attempts,
-    ``stall_s`` and ``write_s`` what one takes on average; None without any.
+    ``stall_s`` and ``write_s`` what one takes on average; None without any. ``died``: the last attempt ended without
+    run_stop, so what it did after its last checkpoint is lost.
     """
 
     folder: Path
@@ -53,6 +54,12 @@ class Goodput:
     stall_s: float | None
     write_s: float | None
     each: tuple[Interruption, ...]
+    died: bool = False
+
+    @property
+    def up_s(self) -> float:
+        """Time in which an attempt ran, and so could be interrupted."""
+        return self.wall_s - self.down_s
 
     @property
     def ratio(self) -> float | None:
@@ -61,8 +68,8 @@ class Goodput:
 
     @property
     def interruptions(self) -> int:
-        """How often it was continued or begun again."""
-        return len(self.each)
+        """How often an attempt ended before its time, whether or not it was continued or begun again."""
+        return len(self.each) + self.died
 
     def logged(self) -> dict[str, Any]:
         """The value of the event at a run's end."""
@@ -83,6 +90,8 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     if not logs:
         return None
     logs.sort(key=lambda events: events[0].time_ms)
+    ended = any(event.key == mllog.RUN_STOP for event in logs[-1])
+    died = not ended and trial not in folder.under_way()
     useful = lost = stalled = starting = restarting = 0.0
     each: list[Interruption] = []
     before: float | None = None  # when the attempt before ended
@@ -92,7 +101,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         start, end = _run(events)
         begin = events[0].time_ms - 1000 * _launched_s(events)
         begin = begin if before is None else min(max(begin, before), events[0].time_ms)
-        kept = _kept_until(events, following, start, end)
+        kept = _saved_until(events, start) if following is None and died else _kept_until(events, following, start, end)
         stalls = 1000 * math.fsum(
             _seconds(e, "stall_s") for e in events if e.key == mllog.CHECKPOINT and e.time_ms <= kept
         )
@@ -122,6 +131,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         stall_s=_mean([_seconds(event, "stall_s") for event in saved]),
         write_s=_mean([_seconds(event, "write_s") for event in saved]),
         each=tuple(each),
+        died=died,
     )
 
 
@@ -158,6 +168,12 @@ def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, star
         for event in events
         if event.key == mllog.CHECKPOINT and event.metadata.get("next_step") == step
     ]
+    return max(start, taken[-1]) if taken else start
+
+
+def _saved_until(events: Sequence[Event], start: float) -> float:
+    """Until when what an attempt did is in a checkpoint; its run_start without one."""
+    taken = [event.time_ms - 1000 * _seconds(event, "write_s") for event in events if event.key == mllog.CHECKPOINT]
     return max(start, taken[-1]) if taken else start
 
 

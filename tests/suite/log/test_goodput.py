@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.checkpoint_interval import daly_s, expected_ratio, learned_mtbf_s, young_s
+from suite.log.checkpoint_interval import daly_s, expected_ratio, find_advice, learned_mtbf_s, young_s
 from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -150,6 +150,28 @@ def test_an_attempt_that_nothing_went_on_from_is_lost_whole(tmp_path: Path) -> N
     assert (found.lost_s, found.useful_s, found.down_s, found.starting_s) == (40, 30, 10, 20)
 
 
+def test_a_trial_that_died_for_good_keeps_what_its_last_checkpoint_has(tmp_path: Path) -> None:
+    log(
+        tmp_path / "result_0.txt",
+        event(0, "init_start"),
+        event(10, "run_start"),
+        saved(50, 1, stall=0.5, write=2.0),
+        event(1000, "epoch_start"),
+    )
+    root = describe(tmp_path, count=1)
+    found = trial_of(root)
+    assert (found.died, found.interruptions, found.each) == (True, 1, ())
+    assert (found.useful_s, found.lost_s) == (38, 952)  # the checkpoint was taken at 48 s, before its event
+    assert "; 1 interruption; it never finished" in mlhpc("status", root, "--goodput").stdout
+
+
+def test_time_between_failures_is_time_up(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    found = trial_of(interrupted(tmp_path / "run"))
+    assert found.up_s == found.wall_s - 30
+    assert find_advice([found], None)["mtbf_s"] == pytest.approx(170)
+
+
 def test_an_attempt_that_never_began_is_start(tmp_path: Path) -> None:
     log(tmp_path / "failed_0_1.txt", event(0, "init_start"), event(8, "seed"))
     log(tmp_path / "result_0.txt", event(60, "init_start"), event(70, "run_start"), event(100, "run_stop"))
@@ -207,7 +229,7 @@ def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) ->
         f"{root} trial 0: 63.7% of 3.33 min counts; lost 22 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
     )
     assert advice.startswith(
-        "checkpoint.interval_s=13.6 (Daly; Young 14.1) for a failure every 3.33 min (from 1 seen, 90 % "
+        "checkpoint.interval_s=12.5 (Daly; Young 13) for a failure every 2.83 min (from 1 seen, 90 % "
     )
     assert advice.endswith("% would count (modelled)")
     data = json.loads(mlhpc("status", root, "--goodput", "--mtbf-h", 6, "--format", "json").stdout)
