@@ -8,8 +8,15 @@ from suite import stopping
 def main() -> None:
     """Run the command line. Signals are handled before anything else is imported."""
     stopping.install()
-    from suite.cli.main import main as run
+    try:
+        from suite.cli.main import main as run
+    except Exception as error:
+        from suite.shadowed import explain_shadowed
 
+        if text := explain_shadowed(error):
+            sys.stderr.write(f"mlhpc: {text}\n")
+            sys.exit(2)
+        raise
     run()
 
 

@@ -11,16 +11,18 @@ Nothing between ranks is signed: who can reach their ports can disturb a run, bu
 from __future__ import annotations
 
 import atexit
-import fcntl
 import ipaddress
 import os
+import re
 import socket
 import statistics
-import struct
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +34,7 @@ from suite.launcher import Launch, detect, explain, way_out
 from suite.messages import decode, encode
 from suite.node_list import first_node
 from suite.pmi_relay import long_values
+from suite.stopping import at_once
 from suite.transport import Alone, MpiTransport, TorchTransport, Transport
 
 if TYPE_CHECKING:
@@ -45,7 +48,8 @@ LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file syst
 MASTER = "MLHPC_MASTER_ADDR"  # set by a person where a name does not resolve
 INTERFACE = "MLHPC_INTERFACE"  # the same, by the name of an interface
 REACH_S = 15.0  # how long a connection may take that nobody refuses
-SIOCGIFADDR = 0x8915  # linux/sockios.h
+OTHER_PORT = "give torchrun another --master-port, or start the step again, which then has another"
+GREET_S = 20.0  # how long the store that listens may take to answer
 
 
 # The launcher of ranks that no launcher's variables name, but whose process group is there
@@ -157,8 +161,8 @@ class World:
 
         if self.size == 1 or dist.is_initialized():
             return
-        address, port = self._meeting_place()
-        _init(device.type == "cuda", f"tcp://{address}:{port}", self.rank, self.size, backend)
+        with _refusals(Launch(self.launcher, self.rank, self.size)):
+            _init(device.type == "cuda", self._meeting_place(), self.rank, self.size, backend)
 
     def _meeting_place(self) -> tuple[str, int]:
         """Return the address and port of rank 0 for torch.distributed, tried from every node.
@@ -169,14 +173,14 @@ class World:
         problem: Exception | None = None
         place = ("127.0.0.1", 0)
         # Listens until every node has tried the address; then torch takes the port.
-        listener = socket.socket()
+        listener = None
         try:
             if self.is_first:
                 address = own_address((node_name(), socket.gethostname()))
                 if len(set(hosts)) > 1:
                     refuse_loopback(address, node_name())
-                listener.bind(("", 0))
-                listener.listen(self.nodes + 16)
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                listener = socket.create_server(("", 0), family=family, backlog=self.nodes + 16)
                 place = (address, int(listener.getsockname()[1]))
         except (InputError, OSError) as error:
             problem = error
@@ -191,23 +195,42 @@ class World:
             except OSError as error:
                 problem = error
             self.check_together(problem)
-        listener.close()
+        if listener is not None:
+            listener.close()
         return address, port
 
 
 def _connect(launch: Launch) -> Transport:
-    if launch.launcher not in ("torchrun", CALLER):
-        with long_values():
-            from mpi4py import MPI
-
-        if MPI.COMM_WORLD.Get_size() == launch.size:
-            return MpiTransport(MPI.COMM_WORLD)
+    """Connect the ranks. InputError for what the machine, the network or the installed packages refuse."""
     if _started_group() is None:
-        _rendezvous(launch)
+        # C code waits here, MPI with Python's lock: a signal ends the rank by itself
+        with at_once(), _refusals(launch):
+            if launch.launcher != "torchrun":
+                with long_values():
+                    from mpi4py import MPI
+
+                if MPI.COMM_WORLD.Get_size() == launch.size:
+                    return MpiTransport(MPI.COMM_WORLD)
+            _rendezvous(launch)
     import torch.distributed as dist
 
     atexit.register(_leave)
     return TorchTransport(dist.new_group(backend="gloo"))
+
+
+@contextmanager
+def _refusals(launch: Launch) -> Iterator[None]:
+    """Make an InputError of what the ranks cannot be connected for: none of it is a defect of the suite."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, ImportError) as error:  # torch has RuntimeError for addresses and ports
+        used = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
+        way = f"another program uses the port: {OTHER_PORT}; " if used else ""
+        raise InputError(
+            f"the {launch.size} ranks cannot be connected: {one_line(error)[:300]}; {way}{explain()}; {way_out()}"
+        ) from error
 
 
 def _started_group() -> Launch | None:
@@ -225,21 +248,33 @@ def _rendezvous(launch: Launch) -> None:
     env = os.environ
     if launch.launcher == "torchrun":
         one_node = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
-        first, address, port = env["MASTER_ADDR"], env["MASTER_ADDR"], int(env["MASTER_PORT"])
+        first, port = _torchrun_place(env)
+        address = resolve(first)
     elif "SLURM_JOB_ID" in env:
         one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
-        first = first_node(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
+        first = first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
         address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of_step(env)
     else:
         raise InputError(
             f"{explain()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
             f"(`mlhpc doctor` shows both); {way_out()}"
         )
+    if launch.rank:
+        try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
     if not one_node:
-        if launch.rank:
-            try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
         use_interface_towards(address)
-    _init(torch.cuda.is_available(), f"tcp://{address}:{port}", launch.rank, launch.size)
+    _init(torch.cuda.is_available(), (address, port), launch.rank, launch.size)
+
+
+def _torchrun_place(environ: Mapping[str, str]) -> tuple[str, int]:
+    """The name and port by which torchrun's ranks meet. InputError if they are not there or cannot be."""
+    name, port = environ.get("MASTER_ADDR", "").strip("[]"), environ.get("MASTER_PORT", "")
+    if not name or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise InputError(
+            f"MASTER_ADDR={name!r} and MASTER_PORT={port!r}: expected a name or address, and a port from 1 to 65535, "
+            f"as torchrun sets them for RANK and WORLD_SIZE; {way_out(environ)}"
+        )
+    return name, int(port)
 
 
 def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
@@ -255,8 +290,8 @@ def _address_of(first: str, rank: int) -> str:
         address = own_address((first,))
     else:
         try:
-            address = socket.gethostbyname(os.environ.get(MASTER) or first)
-        except OSError:
+            address = resolve(os.environ.get(MASTER) or first)
+        except InputError:
             raise InputError(f"{first} does not resolve on {node_name()}: set {MASTER}=ADDRESS") from None
     refuse_loopback(address, first if rank == 0 else f"{first}, seen from {node_name()}")
     return address
@@ -270,12 +305,36 @@ def _network() -> str:
         return socket.gethostname()
 
 
-def _init(cuda: bool, address: str, rank: int, size: int, backend: str = "gloo") -> None:
+def _init(cuda: bool, place: tuple[str, int], rank: int, size: int, backend: str = "gloo") -> None:
+    """Start torch.distributed at an address and port, where rank 0 listens, or torchrun's agent does."""
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
 
     backend = f"cpu:{backend},cuda:nccl" if cuda else backend
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=TIMEOUT)
+    store = PrefixStore("mlhpc", _open_store(place, rank, size))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     atexit.register(_leave)
+
+
+def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
+    """Open the store by which torch's ranks meet. ConnectionError if what listens there answers nothing."""
+    from torch._C._distributed_c10d import TCPStore
+
+    listens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    opening: Future[Any] = Future()
+
+    def open_it() -> None:
+        try:
+            opening.set_result(TCPStore(*place, size, listens, TIMEOUT, wait_for_workers=False))
+        except Exception as error:
+            opening.set_exception(error)
+
+    # torch's own limit does not hold for the greeting of another program that took the port
+    threading.Thread(target=open_it, daemon=True).start()
+    try:
+        return opening.result(GREET_S)
+    except TimeoutError:
+        raise ConnectionError(f"what listens at {place[0]} port {place[1]} is another program: {OTHER_PORT}") from None
 
 
 def _leave() -> None:
@@ -293,8 +352,8 @@ def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ)
     """
     if environ.get(MASTER):
         try:
-            return socket.gethostbyname(environ[MASTER])
-        except OSError:
+            return resolve(environ[MASTER])
+        except InputError:
             raise InputError(
                 f"{MASTER}={environ[MASTER]}: expected an address, or a name that resolves on every node"
             ) from None
@@ -303,15 +362,28 @@ def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ)
     found = []
     for name in names:
         try:
-            found.append(socket.gethostbyname(name))
-        except OSError:
+            found.append(resolve(name))
+        except InputError:
             continue
     return ([address for address in found if not is_loopback(address)] or found or ["127.0.0.1"])[0]
 
 
+def resolve(name: str) -> str:
+    """The address of a name: of IPv4 if it has one, else of IPv6. InputError if it does not resolve."""
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        pass
+    try:
+        return str(socket.getaddrinfo(name, None, socket.AF_INET6)[0][4][0])
+    except (OSError, UnicodeError, IndexError) as error:
+        reason = getattr(error, "strerror", None) or "no name of a host"
+        raise InputError(f"{name!r} does not resolve on {node_name()} ({reason}): set {MASTER}=ADDRESS") from None
+
+
 def is_loopback(address: str) -> bool:
     """True for an address of the loopback interface."""
-    return ipaddress.ip_address(address).is_loopback
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def refuse_loopback(address: str, node: str) -> None:
@@ -325,35 +397,39 @@ def refuse_loopback(address: str, node: str) -> None:
 
 
 def interface_address(name: str) -> str:
-    """The IPv4 address of a network interface. InputError lists those that there are."""
+    """The address of a network interface. InputError lists those that there are."""
     interfaces = list_interfaces()
     if name not in interfaces:
         known = ", ".join(f"{each} ({address})" for each, address in interfaces.items())
-        raise InputError(f"{INTERFACE}={name}: no interface with an IPv4 address; there are: {known}")
+        raise InputError(f"{INTERFACE}={name}: no interface with an address; there are: {known}")
     return interfaces[name]
 
 
 def list_interfaces() -> dict[str, str]:
-    """List the interfaces of this node that have an IPv4 address."""
+    """List the interfaces of this node with an address: of IPv4 if they have one, else of IPv6."""
+    import psutil
+
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
+    for name, addresses in psutil.net_if_addrs().items():
+        by_family = {each.family: each.address for each in reversed(addresses)}
+        address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
+        if address:
+            found[name] = address
     return found
 
 
 def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
     """Let gloo use the interface by which this node reaches an address, unless the user chose one."""
+    import psutil
+
     name = environ.get(INTERFACE)
     if name is None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
+        family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing
             mine = probe.getsockname()[0]
-        name = next((each for each, known in list_interfaces().items() if known == mine), None)
+        interfaces = psutil.net_if_addrs().items()
+        name = next((each for each, known in interfaces if mine in {item.address for item in known}), None)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
@@ -367,8 +443,9 @@ def try_connection(address: str, port: int, *, here: str, there: str, listen_s: 
         except OSError as error:
             waited = time.monotonic() - begun
             if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
+                place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
                 raise ConnectionError(
-                    f"{here} cannot reach {there} at {address}:{port} "
+                    f"{here} cannot reach {there} at {place} "
                     f"({error.strerror or error}, tried for {waited:.0f} s): "
                     f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
                 ) from None

@@ -15,6 +15,7 @@ from suite.cli.usage_errors import explain_usage
 from suite.errors import DEBUG, InputError, is_of_memory, keep_traceback
 from suite.exit_codes import ExitCode, code_of
 from suite.files import lost_result, one_line, print_line
+from suite.shadowed import explain_shadowed
 
 EPILOG = """\b
 Examples:
@@ -79,7 +80,8 @@ def _run() -> int:
 def _explain(error: BaseException) -> tuple[str, ExitCode]:
     """One line about an error, and the exit code. Called while it is handled."""
     if isinstance(error, click.ClickException):
-        return explain_usage(error), ExitCode.USAGE
+        hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
+        return hidden or explain_usage(error), ExitCode.USAGE
     if isinstance(error, InputError):
         return one_line(error), ExitCode.USAGE
     if isinstance(error, OSError):
@@ -88,6 +90,8 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         return f"{where}{one_line(error)}", code_of(error)
     if DEBUG in os.environ:
         raise error
+    if text := explain_shadowed(error):
+        return text, ExitCode.USAGE
     if is_of_memory(error):
         return f"not enough memory here for what was asked: {one_line(error)}", ExitCode.FAILED
     return f"a defect of mlhpc itself: {type(error).__name__}: {one_line(error)} ({keep_traceback()})", ExitCode.DEFECT

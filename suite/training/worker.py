@@ -24,6 +24,7 @@ from suite.files import make_folder, one_line, print_line, write_whole
 from suite.log.checkpoint_index import find_damage
 from suite.log.resume import WayOn, clear_way, find_way_on
 from suite.log.run_folder import write_run_info
+from suite.shadowed import explain_shadowed
 from suite.training.plan import TrialPlan
 from suite.training.startup import InterruptedTrialError, StopSignals, ended_with_launcher, process_age_s, watched_start
 from suite.workload import load_workload
@@ -76,7 +77,7 @@ def work(plan: TrialPlan) -> int:
     except InterruptedTrialError as error:
         return _end(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = explain_shadowed(error) or f"{type(error).__name__}: {error}".splitlines()[0]
         return _end(world, plan, text + _keep_traceback(plan, world), ExitCode.FAILED)
     finally:
         if dog is not None:

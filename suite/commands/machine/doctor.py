@@ -1,7 +1,7 @@
 """`mlhpc doctor`: shows what this machine has for runs here, on several nodes and through Slurm, and what to do.
 
-Versions are read from installed metadata, so nothing heavy is imported. MPI is loaded, and two ranks are run: a
-launcher and an mpi4py that do not fit together start without an error, as two worlds of one rank.
+Versions are read from installed metadata. Packages are imported in another process, MPI is loaded, and two ranks are
+run: a launcher and an mpi4py that do not fit together start without an error, as two worlds of one rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +34,7 @@ from suite.machine.probes.allowance import Allowance, usable
 from suite.machine.probes.clock import is_synchronised, measure_skew
 from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
 from suite.machine.probes.root import is_simulated, machine_root
+from suite.shadowed import where_from
 
 Purpose = Literal["local", "nodes", "slurm", "extra"]
 PYTHON_NEEDED = (3, 11)  # as pyproject.toml
@@ -56,6 +57,20 @@ PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
     ("matplotlib", "extra", "analysis"),
     ("mlperf_logging", "extra", "official"),
 )
+
+# A module that a PYTHONPATH puts first has another file than the package whose metadata are found
+IMPORT_PROGRAM = """
+import importlib, importlib.util, sys
+for package in sys.argv[1:]:
+    name, file, problem = package.replace("-", "_"), "", ""
+    try:
+        spec = importlib.util.find_spec(name)
+        file = str(spec.origin or next(iter(spec.submodule_search_locations))) if spec else ""
+        importlib.import_module(name)
+    except Exception as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    print("IMPORT", package, file, problem, sep="\\t", flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -134,18 +149,34 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def python_checks() -> list[Check]:
-    """Check the interpreter and, by their metadata, the packages."""
+    """Check the interpreter and the packages: by their metadata, and by an import in another process."""
     running = sys.version_info[:2]
     wanted = f"Python {'.'.join(map(str, PYTHON_NEEDED))} or newer"
     here = f"{platform.python_version()} {sys.executable}"
     checks = [Check("python", running >= PYTHON_NEEDED, here, "local", f"install {wanted}", wanted)]
+    imported = _import_packages()
     for name, purpose, extra in PACKAGES:
+        install = f"{sys.executable} -m pip install 'mlhpc[{extra}]'"
         try:
-            found, ok = version(name), True
+            installed = distribution(name)
         except PackageNotFoundError:
-            found, ok = "not installed", False
-        checks.append(Check(name, ok, found, purpose, f"{sys.executable} -m pip install 'mlhpc[{extra}]'", "installed"))
+            checks.append(Check(name, False, "not installed", purpose, install, "installed"))
+            continue
+        file, problem = imported.get(name, ("", "its import ended the process"))
+        elsewhere = where_from(file) if file else ""
+        fix = "env -u PYTHONPATH mlhpc …" if elsewhere and "PYTHONPATH" in os.environ else install
+        if not problem and not Path(file).is_relative_to(str(installed.locate_file(""))):
+            problem = f"hides the package that is installed in {installed.locate_file('')}"
+        shown = f"{installed.version}{elsewhere}" + (f": {problem}" if problem else "")
+        checks.append(Check(name, not problem, shown, purpose, fix, "a package that can be imported"))
     return checks
+
+
+def _import_packages() -> dict[str, tuple[str, str]]:
+    """Import every package in another process, as a run would; return the file and the problem of each by its name."""
+    answer = _run([sys.executable, "-P", "-c", IMPORT_PROGRAM, *(name for name, _, _ in PACKAGES)])
+    rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
+    return {name: (file, problem) for _, name, file, problem in rows}
 
 
 def launch_checks(environ: Mapping[str, str]) -> list[Check]:

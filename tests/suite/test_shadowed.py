@@ -1,0 +1,94 @@
+"""A package that PYTHONPATH hides, and addresses and ports that cannot be, are the environment's: one line, exit code 2."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from suite.commands.machine import doctor
+from suite.errors import InputError
+from suite.shadowed import where_from
+from suite.world import resolve
+
+MOE = ["moe", "--tokens", "8", "--width", "8", "--hidden", "8", "--experts", "2", "--repeats", "1"]
+
+
+def suite(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "suite", *words]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["torch.py", "click.py", "numpy/__init__.py", "msgspec.py"])
+def test_a_package_that_pythonpath_hides_is_named_with_its_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("x = 1\n")
+    done = suite(*MOE, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert f" is loaded from {tmp_path / name}, which PYTHONPATH puts before" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["mine.py", "helpers/__init__.py"])
+def test_other_modules_of_a_pythonpath_are_nobodys_mistake(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("x = 1\n")
+    done = suite("workload", "list", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_doctor_imports_what_it_reports_and_says_from_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("x = 1\n")
+    (tmp_path / "h5py.py").write_text("raise OSError('libhdf5.so: no such file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    checks = {check.name: check for check in doctor.python_checks()}
+    assert not checks["torch"].ok
+    assert f"from {tmp_path}/torch.py: hides the package that is installed in " in checks["torch"].found
+    assert not checks["h5py"].ok
+    assert "OSError: libhdf5.so: no such file" in checks["h5py"].found
+    assert checks["numpy"].ok
+    assert "PYTHONPATH" in checks["torch"].fix
+    assert where_from(str(tmp_path / "torch.py")) == f" from {tmp_path}/torch.py"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "MASTER_ADDR='' and MASTER_PORT=''"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT='x'"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
+        ({"MASTER_ADDR": "no.such.host.invalid", "MASTER_PORT": "29999"}, "'no.such.host.invalid' does not resolve"),
+        ({"MASTER_ADDR": "1.2.3.4.5", "MASTER_PORT": "29999"}, "'1.2.3.4.5' does not resolve"),
+        ({"MASTER_ADDR": "[::zz]", "MASTER_PORT": "29999"}, "'::zz' does not resolve"),
+    ],
+)
+def test_an_address_that_cannot_be_is_one_line(environ: dict[str, str], said: str) -> None:
+    done = suite(*MOE, **{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "", **environ})
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_port_that_another_program_uses_ends_every_rank_soon(rank: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
+        begin = time.monotonic()
+        done = suite(*MOE, **{"RANK": rank, "WORLD_SIZE": "2", **place})
+    assert done.returncode == 2, done.stderr
+    assert "another program" in done.stderr
+    assert time.monotonic() - begin < 60  # half an hour is torch's limit
+
+
+def test_names_resolve_to_either_kind_of_address() -> None:
+    assert resolve("127.0.0.1") == "127.0.0.1"
+    assert resolve("::1") == "::1"
+    for name in ("a b", "x" * 300, "..", "ü" * 70):
+        with pytest.raises(InputError, match="does not resolve"):
+            resolve(name)
