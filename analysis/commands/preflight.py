@@ -76,7 +76,7 @@ for _plugin in find_plugins(PARTS).values():
     help="A node is good only if it is surely not slower than by this part.",
 )
 @click.option(
-    "--history", multiple=True, type=_SAMPLES, help="Earlier samples of healthy nodes, for fewer than 4 nodes."
+    "--history", multiple=True, type=_SAMPLES, help="Earlier samples of healthy nodes: were all nodes faster?"
 )
 @click.option(
     "--remember",
@@ -137,8 +137,9 @@ def judge(
 def lines(found: slow_nodes.FleetVerdict) -> list[str]:
     """Render the verdict: metrics, nodes that are not good with their reasons, and the option for Slurm."""
     text = [
-        f"false alarms: {found.rate:g} per node over all metrics (for values that are normal from node to node); "
-        f"a good node is not {found.effect:.0%} slower"
+        f"false alarms: {found.rate:g} per node over all metrics (nodes differ normally; repetitions with "
+        "the tails seen, beyond them no heavier than Student's t3; fewer than 8 nodes: nodes that differ by less than "
+        f"half of the effect); a good node is surely not {found.effect:.0%} slower, a bad one surely is"
     ]
     text += [_metric_line(report, found.effect) for report in found.metrics if report.repeats is not None]
     alone = {report.metric.name for report in found.metrics if report.repeats is None}
@@ -149,6 +150,8 @@ def lines(found: slow_nodes.FleetVerdict) -> list[str]:
         if found.words[node] != "good":
             text.append(f"{node}: {found.words[node]}")
             text += [f"  {reason}" for reason in found.reasons[node]]
+    if found.alike:
+        text.append("alike; whether all are slow was not asked: give --history or --bounds")
     words = list(found.words.values())
     text.append(", ".join(f"{words.count(word)} {word}" for word in ("good", "bad", "inconclusive")))
     bad = sorted(node for node, word in found.words.items() if word == "bad")
@@ -221,7 +224,7 @@ def _samples(files: Iterable[Path]) -> list[Sample]:
 
 
 def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]:
-    """Collect earlier node values, each the geometric mean of its repetitions, by (hardware, metric)."""
+    """Collect earlier node values, each the median of its repetitions, by (hardware, metric)."""
     # A folder without samples is a history that begins today
     found: dict[tuple[str, str], list[float]] = {}
     for sample in _samples(path for path in files if not path.is_dir() or any(path.glob("*.jsonl"))):

@@ -202,8 +202,7 @@ def listed(statements: Sequence[str], most: int = 6) -> str:
 
 
 def stacked(axis: Axes, parts: Iterable[tuple[str, str, NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """Draw horizontal bars of parts (title, colour, widths by bar) one after another, and return where each bar ends.
-    """
+    """Draw horizontal bars of parts (title, colour, widths by bar) one after another, and return where each bar ends."""
     ends = np.zeros(1)
     for title, colour, width in parts:
         ends = np.broadcast_to(ends, width.shape)

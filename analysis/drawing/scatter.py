@@ -46,7 +46,6 @@ def label_axes(axis: Axes, title: str, x: str, y: str) -> None:
 def result_table(
     results: pd.DataFrame, identity: Sequence[str], values: Mapping[str, pd.Series | list[float | None]]
 ) -> pd.DataFrame:
-    """A figure's table with one row per result: benchmark, size and the columns of ``identity`` first, then the values.
-    """
+    """A figure's table with one row per result: benchmark, size and the columns of ``identity`` first, then the values."""
     columns = {name: results[name] for name in (*PROBLEM, *identity)}
     return pd.DataFrame(columns | dict(values)).reset_index(drop=True)

@@ -152,8 +152,7 @@ class _Writer:
             yield f"<{tag}{head}>{inner}</{tag}>" if inner else f"<{tag}{head}/>"
 
     def _children(self, children: list[Element], inherited: Mapping[str, str], tips: tuple[Tip, ...]) -> Iterator[str]:
-        """The children of a group: marks of one style in a group of theirs, each with its own tip if the numbers agree.
-        """
+        """The children of a group: marks of one style in a group of theirs, each with its own tip if the numbers agree."""
         marks = [child for child in children if child.tag == f"{_SVG}use"]
         each = dict(zip(map(id, marks), tips, strict=True)) if len(marks) == len(tips) else {}
         lone = tips if not marks and len(tips) == 1 else ()

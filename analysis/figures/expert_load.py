@@ -48,8 +48,7 @@ class Load:
         return self.windows.groupby("step")[column].agg(["mean", "min", "max"])
 
     def last_epoch(self) -> tuple[str, list[str], np.ndarray]:
-        """The first run, its layers, and tokens over the layer's mean, layers x experts (NaN where a layer has fewer).
-        """
+        """The first run, its layers, and tokens over the layer's mean, layers x experts (NaN where a layer has fewer)."""
         run = self.windows["run"].iloc[0]
         own = self.windows[self.windows["run"] == run]
         last = own[own["epoch_num"] == own["epoch_num"].max()]

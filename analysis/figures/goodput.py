@@ -1,5 +1,4 @@
-"""Figure: how much of the time since a run's first process started was training that counts, and where the rest went.
-"""
+"""Figure: how much of the time since a run's first process started was training that counts, and where the rest went."""
 
 from __future__ import annotations
 

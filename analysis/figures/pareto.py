@@ -106,8 +106,7 @@ def _unpriced(study: Study) -> str:
 
 
 def mark_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results.
-    """
+    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
     front = pd.Series(False, index=frame.index)
     for *_, alike in tasks(frame):
         front.loc[alike.index] = [_unbeaten(row, alike, against) for _, row in alike.iterrows()]

@@ -82,7 +82,11 @@ def table(study: Study) -> pd.DataFrame:
     lines = [
         {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
-        | {f"{name} {end}": at for name, ends in pair.intervals.items() for end, at in zip(("from", "to"), ends, strict=True)}
+        | {
+            f"{name} {end}": at
+            for name, ends in pair.intervals.items()
+            for end, at in zip(("from", "to"), ends, strict=True)
+        }
         | {
             "speed-up": pair.factors.speed_up,
             "efficiency": pair.factors.efficiency,
@@ -236,8 +240,7 @@ def _plans(study: Study, a: str, b: str) -> str:
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
-    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest.
-    """
+    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest."""
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)

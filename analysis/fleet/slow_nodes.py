@@ -1,9 +1,10 @@
 """Judges every node of a fleet as good, bad or inconclusive over all metrics, at a given false-alarm rate.
 
-A node's value of a metric is the mean logarithm of its repetitions. Nodes of one hardware are compared with each other.
-If they are fewer than four, they are compared with earlier values of the same hardware. ``rate`` is per node and over
-all metrics, each of which gets an equal part of it. It holds for values that are independent and normal from node to
-node.
+A node's value of a metric is the median logarithm of its repetitions. Nodes of one hardware are compared with each
+other, and with earlier values of the same hardware. A bad node is surely slower than ``effect``. ``rate`` is per node
+and over all metrics, each of which gets an equal part of it. It holds for nodes that differ normally and repetitions
+with the tails that were seen, continued no heavier than Student's t with 3 degrees of freedom. The same tails are
+assumed from node to node where nodes have fewer than three repetitions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Literal
 
 import numpy as np
@@ -19,12 +21,22 @@ from scipy import optimize, stats
 
 from analysis.fleet.samples import Metric
 from suite.machine.node_samples import END
-from suite.statistics.outliers import Outliers, critical, critical_beside, find_outliers, power, spread_of_one
+from suite.statistics.outliers import (
+    Outliers,
+    chance_of_median,
+    critical,
+    critical_beside,
+    find_outliers,
+    power,
+    spread_of_one,
+)
 
 RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
 SURE = 0.95  # confidence that a good node is not slower than that
 LIKELY = 0.9  # power at which the smallest slowdown that would be found is stated
+FEW_NODES = 8  # below this many, the repetitions' spread is used, as the nodes cannot tell theirs
+FEW_REPETITIONS = 3  # from this many on, repetitions tell their own spread
 FARTHEST = 700.0  # of logarithms: exp is still finite
 MANY = 10.0  # times: larger differences are printed as factors
 Word = Literal["good", "bad", "inconclusive"]
@@ -69,6 +81,8 @@ class FleetVerdict:
     rate: float
     effect: float
     warnings: tuple[str, ...]
+    bad: frozenset[tuple[str, str]] = frozenset()  # (node, metric); without metric: not by comparison
+    alike: bool = False  # no node differs, and nothing from outside the fleet was there to compare with
 
 
 def judge(
@@ -103,7 +117,10 @@ def judge(
     for metric in metrics:
         if metric.failed and not metric.samples:
             warnings.append(f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}")
-    return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings))
+    bad = frozenset((each.node, each.metric if each.slower is not None else "") for each in found if each.word == "bad")
+    asked = any(len(history.get((each.hardware, each.name), ())) > 2 or each.name in bounds for each in compared)
+    alike = any(report.repeats is not None for report in reports) and "bad" not in words.values() and not asked
+    return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), bad, alike)
 
 
 def _without_samples(
@@ -132,26 +149,28 @@ def _worst_words(found: Sequence[MetricVerdict]) -> tuple[dict[str, Word], dict[
 
 
 def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
-    """Join the verdicts of two looks. Only a node that is bad in both is bad, so a passing disturbance accuses no node.
+    """Join the verdicts of two looks. A node is bad if it is so in one metric in both: a disturbance accuses no node.
 
-    A node that is bad in the first look only gets the word of the second, and the reasons of both.
+    A node that is bad in the first look only gets the word of the second, and the reasons of both. A node that is bad
+    in different metrics is inconclusive.
     """
+    twice = {node for node, _ in first.bad & second.bad}
     words = dict(first.words)
     reasons = dict(first.reasons)
     for node, word in first.words.items():
         again = second.words.get(node, word)
-        if word == "bad" and again == "bad":
-            reasons[node] = tuple(f"{reason} (second look)" for reason in second.reasons[node])
+        if word == "bad" and (node in twice or node not in second.words):
+            reasons[node] = tuple(f"{reason} (second look)" for reason in second.reasons.get(node, reasons[node]))
         elif word == "bad":
-            words[node] = again
+            words[node] = "inconclusive" if again == "bad" else again
             reasons[node] = (*(f"{reason} (first look only)" for reason in first.reasons[node]), *second.reasons[node])
     return replace(second, words=words, reasons=reasons, warnings=(*first.warnings, *second.warnings))
 
 
 def node_value(values: Sequence[float], better: str) -> float:
-    """Compute the mean logarithm, with the sign that makes more worse."""
-    mean = math.fsum(math.log(value) for value in values) / len(values)
-    return -mean if better == "more" else mean
+    """Compute the median logarithm, with the sign that makes more worse."""
+    middle = float(np.median(np.log(values)))
+    return -middle if better == "more" else middle
 
 
 def missing_speed(distance: float) -> float:
@@ -165,26 +184,41 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
     values = np.array([node_value(metric.samples[node], metric.better) for node in nodes])
     beyond = {node for node in nodes if bound is not None and _beyond(metric, node, bound)}
     past = np.array([node_value([value], metric.better) for value in history])
-    outliers = find_outliers(values, rate)
-    limit, base = _compared_with(outliers, len(nodes), past, rate)
+    margin, repetitions = -math.log1p(-effect), min(len(metric.samples[node]) for node in nodes)
+    own, floor = _own_deviations(metric), _resolution(metric)
+    known = 0.0
+    if len(nodes) < FEW_NODES and repetitions >= FEW_REPETITIONS:
+        known = max(margin / 2, float(own.max(initial=0.0)))  # healthy nodes differ by less than half of the effect
+    tailed = repetitions < FEW_REPETITIONS
+    outliers = find_outliers(values, rate, margin=margin, floor=floor, tailed=tailed, known=known)
+    limit, base = _compared_with(outliers, len(nodes), past, rate, floor)
     if base is None:
         why = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} and {len(past)} earlier values are too few to compare"
         unsure = tuple(_verdict(metric, node, beyond, bound, "inconclusive", None, why) for node in nodes)
         return MetricReport(metric, unsure, None, None, None, (0, len(nodes), 0), "")
     spread = spread_of_one(base.deviation, base.rest)
+    # A few late repetitions, of the node or of others, are no slow node
+    unlucky = {
+        place
+        for place, node in enumerate(nodes)
+        if (far := float(values[place]) - base.mean - margin) > 0.0
+        and repetitions > 1
+        and chance_of_median(far, own, len(metric.samples[node])) > rate
+    }
     worst = set(np.argsort(values)[::-1][: base.count].tolist())
+    before = _compared_with(None, 0, past, rate, floor) if outliers is not None else (limit, base)
     # The upper end of a node's slowdown, which must be below ``effect`` for the node to be good
     room = float(stats.t.isf(1.0 - SURE, base.rest - 1)) * spread
     verdicts: list[MetricVerdict] = []
     for place, node in enumerate(nodes):
         distance = float(values[place]) - base.mean
         word: Word = "inconclusive"
-        if place in worst or (outliers is None and distance > limit * spread):
+        if place not in unlucky and (place in worst or _slow_beside(float(values[place]), margin, *before)):
             word = "bad"
         elif missing_speed(distance + room) < effect:
             word = "good"
         verdicts.append(_verdict(metric, node, beyond, bound, word, distance, ""))
-    faster = find_outliers(-values, rate)
+    faster = find_outliers(-values, rate, floor=floor, tailed=tailed)
     fast = faster.count if faster is not None else 0
     warning = (
         f"{fast} of {len(nodes)} nodes are faster than the others, not slower: if these are the healthy ones, "
@@ -194,14 +228,45 @@ def _report(metric: Metric, rate: float, effect: float, history: Sequence[float]
         metric,
         tuple(verdicts),
         math.expm1(min(base.deviation, FARTHEST)),
-        _found(base, limit),
-        power(-math.log1p(-effect), base.deviation, base.rest, limit) if base.deviation > 0.0 else 1.0,
+        _found(base, limit + margin / spread) if spread else effect,
+        power(margin, base.deviation, base.rest, limit + margin / spread) if spread else 1.0,
         (base.count, len(nodes) - base.count - fast, fast),
         warning if fast else "",
     )
 
 
-def _compared_with(outliers: Outliers | None, nodes: int, past: Floats, rate: float) -> tuple[float, Outliers | None]:
+def _slow_beside(value: float, margin: float, limit: float, history: Outliers | None) -> bool:
+    """Say whether a value is surely worse than the history by more than ``margin``."""
+    if history is None:
+        return False
+    return value - history.mean - margin > limit * spread_of_one(history.deviation, history.rest)
+
+
+def _own_deviations(metric: Metric) -> Floats:
+    """Compute how far the repetitions of all nodes lie from their node's median, in logarithms.
+
+    The repetition that is the median is left out.
+    """
+    found: list[float] = []
+    for values in metric.samples.values():
+        away = np.sort(np.abs(np.log(values) - np.median(np.log(values))))
+        found += away[len(away) % 2 :].tolist()
+    return np.array(found)
+
+
+def _resolution(metric: Metric) -> float:
+    """Compute what rounding can tell, in logarithms: the last digit of the values, at most their least difference."""
+    values = sorted({value for values in metric.samples.values() for value in values})
+    digit = min(int(Decimal(repr(float(value))).normalize().as_tuple().exponent) for value in values)
+    if len(values) < 3:
+        digit = min(digit, 0)  # that two values are round says little
+    steps = np.diff(np.log(values))
+    return min(10.0**digit / values[len(values) // 2], float(steps.min())) if len(steps) else 0.0
+
+
+def _compared_with(
+    outliers: Outliers | None, nodes: int, past: Floats, rate: float, floor: float
+) -> tuple[float, Outliers | None]:
     """Choose what nodes are compared with: the rest of the nodes, else the healthy history; None if both are too few.
 
     Returns the critical distance too, in units of `spread_of_one`.
@@ -209,7 +274,7 @@ def _compared_with(outliers: Outliers | None, nodes: int, past: Floats, rate: fl
     if outliers is not None:
         return critical(nodes, 1, rate), outliers
     if len(past) > 2:
-        history = Outliers(0, len(past), float(past.mean()), float(past.std(ddof=1)))
+        history = Outliers(0, len(past), float(past.mean()), max(floor, float(past.std(ddof=1))))
         return critical_beside(len(past), rate), history
     return math.nan, None
 

@@ -127,7 +127,9 @@ def epoch_seconds(run: RunRecord) -> float | None:
 def read_history(folder: Path) -> list[Record]:
     """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {shlex.quote(str(folder))}")
+        raise InputError(
+            f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {shlex.quote(str(folder))}"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
     records = [_read(path) for path in paths]
     return sorted(records, key=lambda record: (record.date, record.name))

@@ -155,8 +155,7 @@ def _authors(module: Any) -> str:
 
 
 def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
-    """For each row of a figure's table the places of the results it is about: those of its label, benchmark and size.
-    """
+    """For each row of a figure's table the places of the results it is about: those of its label, benchmark and size."""
     if "label" not in numbers:
         return []
     keys = [name for name in ("label", "benchmark", "size", "mode") if name in numbers]

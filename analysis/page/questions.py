@@ -1,5 +1,4 @@
-"""The questions of the report, from the questions.yaml of each package of figures: goals, questions, metrics, figures.
-"""
+"""The questions of the report, from the questions.yaml of each package of figures: goals, questions, metrics, figures."""
 
 from __future__ import annotations
 

@@ -158,9 +158,7 @@ def _document(
         "verdicts": [item.as_dict() for item in checked],
         "results": _records(study.results),
         "issues": [vars(issue) for issue in doubts],
-        "contests": [
-            {"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests
-        ],
+        "contests": [{"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests],
         "figures": [
             {
                 "name": picture.name,

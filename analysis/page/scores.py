@@ -102,8 +102,7 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
 
 
 def _machine(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
-    """The size of the machine: of the whole system and of one instance in throughput mode; else units, and what varies.
-    """
+    """The size of the machine: of the whole system and of one instance in throughput mode; else units, and what varies."""
     if weak:
         return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
     found = extent(rows)

@@ -36,7 +36,9 @@ def _read_table() -> dict[str, Any]:
     """The shipped table as it is written: its columns and rows."""
     document: dict[str, Any] = json.loads((FOLDER / TABLE).read_text("utf-8"))
     if document["version"] != VERSION:
-        raise InputError(f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run benchmarks/published_scores.py")
+        raise InputError(
+            f"{TABLE}: version {document['version']}, this suite reads {VERSION}; run benchmarks/published_scores.py"
+        )
     return document
 
 

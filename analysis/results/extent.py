@@ -15,8 +15,7 @@ PLURAL = {
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of each result's machine and what one of it is called: accelerator, processor, unit, node, core or rank.
-    """
+    """The size of each result's machine and what one of it is called: accelerator, processor, unit, node, core or rank."""
 
     sizes: pd.Series
     one: str

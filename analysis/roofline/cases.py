@@ -134,8 +134,7 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
-    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing.
-    """
+    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing."""
     steps = steps_of(study)
     runs = _runs_with_phases(study, row, steps)
     if runs.empty:

@@ -107,8 +107,7 @@ def numbers(file: Published) -> list[tuple[str, str, Number]]:
 
 
 def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number.
-    """
+    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number."""
     file = table()
     benchmark = str(row["benchmark"])
     device = file.devices.get(str(row["device"]))

@@ -157,8 +157,7 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
 
 
 def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
-    """The smallest memory level that holds all bytes of a rank, as if each were touched only once; else the last level.
-    """
+    """The smallest memory level that holds all bytes of a rank, as if each were touched only once; else the last level."""
     levels = memory_levels(file)
     footprint = traffic / (work.threads or file.device.threads or 1)
     return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
@@ -193,8 +192,7 @@ def _storage(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
-    """Bytes that a rank must send over the time of one message of that size, at the nearest measured number of ranks.
-    """
+    """Bytes that a rank must send over the time of one message of that size, at the nearest measured number of ranks."""
     if work.ranks == 1:
         return "one rank communicates with nobody"
     message = work.message_bytes.get(resource, 0.0)

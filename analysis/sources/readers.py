@@ -73,8 +73,7 @@ READERS: Mapping[str, Reader] = {
 
 @dataclass(frozen=True)
 class Sources:
-    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests.
-    """
+    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests."""
 
     logs: tuple[Path, ...]
     inputs: Inputs

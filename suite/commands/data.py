@@ -184,7 +184,9 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
     with progress(f"fetch {workload}") as tell:
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
-    print_line(f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set of it")
+    print_line(
+        f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set of it"
+    )
 
 
 def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:

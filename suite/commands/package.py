@@ -23,7 +23,11 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @card_option
-@click.option("--submitter", metavar="ORG", help="Organisation; marked as late if the logs name none. [submission_org of the logs]")
+@click.option(
+    "--submitter",
+    metavar="ORG",
+    help="Organisation; marked as late if the logs name none. [submission_org of the logs]",
+)
 @click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
 @output_option("The package: a folder with the submitter's name, new or to be extended.", "submissions/ORG")
 @click.option("--division", type=click.Choice(["closed", "open"]), help="Division. [that of the logs]")

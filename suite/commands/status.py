@@ -412,7 +412,14 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colors = {"finished": "green", "running": "cyan", "queued": "dim", "killed": "red", "aborted": "red", "unreadable": "red"}
+    colors = {
+        "finished": "green",
+        "running": "cyan",
+        "queued": "dim",
+        "killed": "red",
+        "aborted": "red",
+        "unreadable": "red",
+    }
     head, *lines = table(rows)
     screen = Table(*(name.strip() for name in head), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):

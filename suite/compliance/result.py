@@ -113,8 +113,7 @@ class Result:
 
     @cached_property
     def under_way(self) -> str | None:
-        """Which runs of a run folder go on now, in words. None if none does: an error then may be of an unfinished run.
-        """
+        """Which runs of a run folder go on now, in words. None if none does: an error then may be of an unfinished run."""
         trials = RunFolder(self.group.folder).under_way() if self.group.package is None else []
         if not trials:
             return None

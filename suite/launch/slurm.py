@@ -176,8 +176,7 @@ class Job:
 
 
 def sbatch_script(job: Job) -> str:
-    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out.
-    """
+    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out."""
     parts = _parts(job)
     used = any(_APOSTROPHE in part for part in parts.values())
     parts["apostrophe"] = 'apostrophe="\'"' if used else ""

@@ -157,7 +157,9 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
             tags=[RunTag(key, printable(str(value))) for key, value in tags.items() if value is not None],
         )
         metrics = [
-            Metric(key, point.value, point.time_ms, point.step) for key, points in run.series.items() for point in points
+            Metric(key, point.value, point.time_ms, point.step)
+            for key, points in run.series.items()
+            for point in points
         ]
         for begin in range(0, len(metrics), _MOST_METRICS):
             client.log_batch(identity, metrics=metrics[begin : begin + _MOST_METRICS])

@@ -148,8 +148,7 @@ def _run(events: Sequence[Event]) -> tuple[float, float]:
 
 
 def _launched_s(events: Sequence[Event]) -> float:
-    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged.
-    """
+    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged."""
     value = next((event.value for event in events if event.key == mllog.STARTUP), None)
     parts = [value.get(name) for name in ("interpreter", "imports")] if isinstance(value, dict) else []
     return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))

@@ -168,11 +168,7 @@ def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Itera
 
 def _is_next_step(last: Event, event: Event) -> bool:
     """Return true if a step follows another: no earlier, and with the same names in metadata, which rules ask for."""
-    return (
-        last.key in STEP_KEYS
-        and last.time_ms <= event.time_ms
-        and last.metadata.keys() == event.metadata.keys()
-    )
+    return last.key in STEP_KEYS and last.time_ms <= event.time_ms and last.metadata.keys() == event.metadata.keys()
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -5,6 +5,9 @@ of the rest. The largest i for which that holds is taken, so that several bad no
 the statistic has Student's t distribution. For more, the expected number of groups of i healthy values that pass is the
 number of groups times an integral over the mean and the standard deviation of the rest. The c_i are such that a share
 ``rate`` of healthy, normal values is named in the long run, `FIRST` of it by i = 1.
+
+Where tails may be as heavy as Student's t with 3 degrees of freedom, a value must also lie as many times further away
+than the furthest of the rest as a Pareto tail of exponent 3 allows.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 FIRST = 0.95  # share of the false alarms that is left to the test of a single value
+TAIL = 3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
 LEAST_REST = 3  # values that must be left to compare with
 _S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and means
 
@@ -35,10 +39,14 @@ class Outliers:
     deviation: float
 
 
-def find_outliers(values: Floats, rate: float) -> Outliers | None:
+def find_outliers(
+    values: Floats, rate: float, *, margin: float = 0.0, floor: float = 0.0, tailed: bool = False, known: float = 0.0
+) -> Outliers | None:
     """Find how many of the largest of N values (N,) are outliers. None if N is too small for a test.
 
-    ``rate``: the share of healthy values that may be named wrongly.
+    ``rate``: the share of healthy values that may be named wrongly. An outlier is surely further than ``margin`` from
+    the mean of the rest. ``floor``: the least standard deviation. ``tailed``: tails may be as heavy as `TAIL`.
+    ``known``: the furthest that a healthy value is known to lie from the others, so that a few values need not tell.
     """
     import numpy as np
 
@@ -49,10 +57,37 @@ def find_outliers(values: Floats, rate: float) -> Outliers | None:
     found = 0
     for i in range(1, most_outliers(count) + 1):
         rest = ordered[i:]
-        if ordered[i - 1] - rest.mean() > critical(count, i, rate) * spread_of_one(float(rest.std(ddof=1)), len(rest)):
+        deviation = max(floor, float(rest.std(ddof=1)))
+        limit = critical(count, i, rate) * spread_of_one(deviation, len(rest))
+        furthest = max(floor, known, float(np.abs(rest - np.median(rest)).max()))
+        if tailed:
+            limit = max(limit, times_further(count, i, rate) * furthest)
+        elif known:
+            limit = min(limit, times_further(count, i, rate) * furthest)
+        if ordered[i - 1] - rest.mean() - margin > limit:
             found = i
     rest = ordered[found:]
-    return Outliers(found, len(rest), float(rest.mean()), float(rest.std(ddof=1)))
+    return Outliers(found, len(rest), float(rest.mean()), max(floor, float(rest.std(ddof=1))))
+
+
+def times_further(count: int, i: int, rate: float) -> float:
+    """Compute how many times further than the rest i of ``count`` values must lie if tails are Pareto's (Renyi)."""
+    return max(1.0, math.pow(rate * count / i, -1.0 / (TAIL * i)))
+
+
+def chance_of_median(distance: float, deviations: Floats, repetitions: int) -> float:
+    """Compute how often the median of ``repetitions`` lies further than ``distance``, by resampling ``deviations``.
+
+    It is exact: the binomial probability that half of the repetitions do. Beyond the furthest of the deviations their
+    tail is continued with the exponent `TAIL`.
+    """
+    from scipy import stats
+
+    beyond = int((deviations >= distance).sum())
+    one = (beyond + 1) / (len(deviations) + 1)
+    if not beyond:
+        one *= (float(deviations.max(initial=0.0)) / distance) ** TAIL
+    return float(stats.binom.sf((repetitions + 1) // 2 - 1, repetitions, one))
 
 
 def most_outliers(count: int) -> int:

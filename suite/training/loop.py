@@ -400,6 +400,5 @@ def evaluate(
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 autocast if the config asks for it; entering one that is not enabled takes a hundredth of a small step.
-    """
+    """bfloat16 autocast if the config asks for it; entering one that is not enabled takes a hundredth of a small step."""
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()

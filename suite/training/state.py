@@ -157,8 +157,7 @@ class TrainingState:
         self.optimization.optimizer.load_state_dict(state | {"state": values})
 
     def wanted(self) -> dict[str, Place]:
-        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`.
-        """
+        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
         ranges = self._ranges()
         found: dict[str, Place] = {}
         every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}

@@ -66,8 +66,7 @@ class Statement:
 
 
 def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
-    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data.
-    """
+    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data."""
     submission = plan.config.submission
     log.event(mllog.SUBMISSION_BENCHMARK, plan.descriptor.card().mlperf_name)
     log.event(mllog.SUBMISSION_ORG, submission.org)

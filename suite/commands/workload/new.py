@@ -51,7 +51,9 @@ def new(name: str, output: Path | None) -> None:
     for path, template in FILES.items():
         write_whole(root / path.format(name=name), environment.get_template(f"{template}.j2").render(name=name))
     print_line(f"{root}: written; next:")
-    print_line(f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {shlex.quote(str(root))}")
+    print_line(
+        f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {shlex.quote(str(root))}"
+    )
     print_line(f"  mlhpc data generate {name} --size smoke && mlhpc run {name} --size smoke --runs 3")
 
 

@@ -125,8 +125,7 @@ def _freedom(batches: int) -> float:
 
 
 def _batches(readings: Iterable[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
-    """(seconds, joules) of groups of consecutive readings that are at least so long together; the last may be longer.
-    """
+    """(seconds, joules) of groups of consecutive readings that are at least so long together; the last may be longer."""
     found: list[tuple[float, float]] = []
     seconds = joules = 0.0
     for each_s, watts in readings:

@@ -57,8 +57,7 @@ class GitState:
 
 
 def read_git_state(cwd: Path | None = None) -> GitState | None:
-    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git.
-    """
+    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git."""
     here = cwd or Path(__file__).resolve().parent
 
     def git(arguments: Sequence[str]) -> bytes | None:

@@ -128,7 +128,9 @@ class Contest:
 def read_contest(root: Path) -> Contest:
     """Read a contest. InputError names a damaged file, the value and what was expected."""
     if not (root / "contest.yaml").exists():
-        raise InputError(f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {shlex.quote(str(root))}")
+        raise InputError(
+            f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {shlex.quote(str(root))}"
+        )
     settings = _read(root / "contest.yaml", Settings)
     shipped = load_config(descriptor(settings.workload), settings.size)
     folder = root / "entries"

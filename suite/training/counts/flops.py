@@ -116,8 +116,7 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``.
-    """
+    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``."""
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
 

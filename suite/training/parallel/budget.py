@@ -140,8 +140,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _own(block: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """The tensors that a block computes with beside its inputs, and where they are: gathered ones, parameters, buffers.
-    """
+    """The tensors that a block computes with beside its inputs, and where they are: gathered ones, parameters, buffers."""
     found = []
     for module in block.modules():
         opened = getattr(module, OPEN, None) or {}

