@@ -11,10 +11,11 @@ def main() -> None:
     try:
         from suite.cli.main import main as run
     except Exception as error:
+        from suite.files import print_line
         from suite.shadowed import explain_shadowed
 
         if text := explain_shadowed(error):
-            sys.stderr.write(f"mlhpc: {text}\n")
+            print_line(f"mlhpc: {text}", error=True)
             sys.exit(2)
         raise
     run()

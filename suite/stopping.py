@@ -7,12 +7,13 @@ Python has loaded already.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from suite import LAUNCH
@@ -29,6 +30,7 @@ class _State:
     catching = False  # somebody catches KeyboardInterrupt
     number: int | None = None  # of the first signal
     at_s = 0.0
+    stopped = False  # the command has ended by it, and has said so
 
 
 def install() -> None:
@@ -41,6 +43,7 @@ def install() -> None:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, signal.SIG_DFL if LAUNCH in os.environ else _handle)
     if LAUNCH not in os.environ:
+        atexit.register(_leave)  # the first that is registered is the last that is called
         signal.signal(signal.SIGALRM, _raise_again)
         sys.unraisablehook = _raise_later
 
@@ -82,8 +85,9 @@ def interrupt(number: int) -> None:
     raise KeyboardInterrupt
 
 
-def line() -> str:
-    """What is printed at the end, "" on all ranks but the first."""
+def end_line() -> str:
+    """What is printed at the end, "" on all ranks but the first. The process ends with `exit_code` then."""
+    _State.stopped = True
     launcher = sys.modules.get("suite.launcher")
     launch = launcher.detect() if launcher is not None else None
     return "" if launch is not None and launch.rank else f"mlhpc: stopped by {signal.Signals(_State.number or 2).name}"
@@ -94,6 +98,21 @@ def exit_code() -> int:
     return 128 + (_State.number or signal.SIGINT)
 
 
+def _leave() -> None:
+    """Let nothing come between the end of the command and that of the process."""
+    if os.getpid() != _State.process:
+        return
+    if _State.stopped:
+        # Python itself ends by SIGINT if an interrupt once came while it ran a string, whatever the exit code is
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(exit_code())
+    if "mpi4py" not in sys.modules:  # whose end may wait for other ranks
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)  # Python restores other handlers while it shuts down
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
     if os.getpid() != _State.process:
         os._exit(128 + number)
@@ -102,7 +121,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     _State.number, _State.at_s = _State.number or number, time.monotonic()
     if again or not _State.catching:
-        if text := line():
+        if text := end_line():
             os.write(2, f"{text}\n".encode())
         os._exit(exit_code())
     raise KeyboardInterrupt

@@ -99,6 +99,6 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
 
 def _say_stopped() -> int:
     """Print the one line of a command that a signal ended. On a terminal it does not stand behind the ^C."""
-    if text := stopping.line():
+    if text := stopping.end_line():
         print_line("\n" * sys.stderr.isatty() + text, error=True)
     return stopping.exit_code()

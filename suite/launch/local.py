@@ -186,8 +186,8 @@ def run_local(
                 echo(line)
         returncode = process.wait()
     code, message = explain_end(returncode, ended_by, late=late and returncode != 0)
-    if stop.number is not None and ended_by is not None:
-        message = f"stopped by {_signal_name(stop.number)}"
+    if stop.number is not None and (ended_by is not None or returncode < 0):
+        message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
     elif message and (kept := read_code(told)) is not None:

@@ -17,6 +17,8 @@ from suite.launch.time_left import SeriesClock, find_expectation
 from suite.log.resume import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
 
+STOPPED_EARLY = "was stopped before it began"
+
 
 def run_trials(
     workload: str,
@@ -80,8 +82,10 @@ def run_trials(
             clock.end(reached=code == ExitCode.OK)
             codes.append(code)
             left = len(trials) - len(codes)
-            if left and (why := _why_no_more(folder, trial, code, stopped=bool(stops))):
-                progress.say(f"run {trial} {why}: {left} more run{'s' if left > 1 else ''} not started")
+            why = _why_no_more(folder, trial, code, stopped=bool(stops))
+            if why and (left or why == STOPPED_EARLY):
+                rest = f": {left} more run{'s' if left > 1 else ''} not started" if left else ""
+                progress.say(f"run {trial} {why}{rest}")
                 return _result(folder, trial, codes, stops, left=left)
     return _result(folder, trial, codes, stops, left=0)
 
@@ -92,7 +96,7 @@ def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> 
     ``stopped``: a signal came. None if it is not.
     """
     if code == ExitCode.FAILED and _never_began(folder, trial):
-        return "was stopped before it began" if stopped else "failed before it began"
+        return STOPPED_EARLY if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
         return "was done when a signal came"
     return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE) else None

@@ -93,6 +93,7 @@ def test_a_signal_that_finds_the_ranks_done_starts_no_other_run(
     said = capsys.readouterr().err
     assert ("was done when a signal came" in said) == (signal_in == 0)
     assert ("not started" in said) == (signal_in < 2)
+    assert ("was stopped before it began" in said) == (code == 143)
 
 
 def test_a_continued_series_starts_only_what_is_unfinished(

@@ -1,0 +1,138 @@
+"""Ctrl-C and SIGTERM at random moments of commands: one line, exit code 130 or 143, no process left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "MLHPC_TEST_SIGNALS"  # in the environment of every process of a command
+START_S = 0.15  # Python itself starts: a signal then is not ours to handle
+END_S = 20.0  # a rank that saves has 30 s, all else far less
+MOMENTS_S = 5.0
+FINE = {0, 1, 2, 3, 4}  # the command was done, or a trial left a checkpoint
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal to one command, some seconds after its start; to its group, as a terminal does it, or to it alone."""
+
+    words: tuple[str, ...]
+    number: int
+    at_s: float
+    group: bool
+
+
+def commands(root: Path, out: Path) -> list[tuple[str, ...]]:
+    """The commands of the campaign. ``root`` has data and a finished run; ``out`` is new."""
+    run = f"{root}/run"
+    return [
+        ("data", "generate", "deepcam", "--size", "smoke", "--ranks", "2", "-o", f"{out}/data"),
+        ("data", "generate", "cosmoflow", "--size", "smoke", "-o", f"{out}/data"),
+        ("run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", f"{out}/run"),
+        ("run", "cosmoflow", "--size", "smoke", "--runs", "2", "-o", f"{out}/run"),
+        ("ceilings", "--quick", "--ranks", "2", "-o", f"{out}/c.json"),
+        ("package", run, "--system", "this-machine", "--submitter", "ACME", "-o", f"{out}/package"),
+        ("report", run, "-o", f"{out}/report"),
+        ("preflight", "node", "--ranks", "2", "--budget", "30", "-o", f"{out}/preflight"),
+        ("reproduce", run, "--level", "0"),
+        (
+            *("ab", "steps", "cosmoflow", "--size", "smoke", "--ranks", "2"),
+            *("--set-b", "hyperparameters.dropout=0.1", "-o", f"{out}/ab"),
+        ),
+        ("demo", "cosmoflow", "--size", "smoke", "--runs", "1", "-o", f"{out}/demo"),
+    ]
+
+
+def prepare(root: Path) -> dict[str, str]:
+    """Make data and a run; return the environment of the commands."""
+    environ = {**os.environ, "MLHPC_DATA": str(root / "data"), "OMP_NUM_THREADS": "1"}
+    words = [("data", "generate", "cosmoflow", "--size", "smoke"), ("run", "cosmoflow", "--size", "smoke")]
+    for each in (words[0], (*words[1], "--set", "max_epochs=1", "-o", f"{root}/run")):
+        subprocess.run(suite(each), env=environ, cwd=root, capture_output=True)
+    assert (root / "run" / "result_0.txt").exists()
+    return environ
+
+
+def suite(words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", "suite", *words]
+
+
+def living(token: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["environ", "cmdline", "status"]):
+        if (process.info["environ"] or {}).get(MARK) == token and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(" ".join(process.info["cmdline"] or [])[-120:])
+    return found
+
+
+def send(sent: Signal, environ: dict[str, str], cwd: Path) -> list[str]:
+    """Send one signal; return what is wrong with the end of the command."""
+    token = f"{time.monotonic()}"
+    process = subprocess.Popen(
+        suite(sent.words), env=environ | {MARK: token}, cwd=cwd, text=True, errors="replace",
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    begin = time.monotonic()
+    while process.poll() is None and time.monotonic() - begin < sent.at_s:
+        time.sleep(0.01)
+    if process.poll() is None:
+        (os.killpg if sent.group else os.kill)(process.pid, sent.number)
+    try:
+        errors = process.communicate(timeout=END_S + (30 if sent.words[0] == "run" else 0))[1]
+    except subprocess.TimeoutExpired:
+        stuck = living(token)
+        for each in psutil.process_iter(["environ"]):
+            if (each.info["environ"] or {}).get(MARK) == token:
+                each.kill()
+        return [f"hangs: {stuck}"]
+    problems = []
+    code = process.returncode
+    if "Traceback" in errors or "Error" in errors or "defect" in errors:
+        problems.append(f"says {errors[-1500:]!r}")
+    lines = [line for line in errors.splitlines() if "stopped" in line]
+    if code == 128 + sent.number:
+        if len(lines) != 1:
+            problems.append(f"{len(lines)} lines: {errors[-300:]!r}")
+    elif code not in FINE:
+        problems.append(f"exit code {code}: {errors[-300:]!r}")
+    deadline = time.monotonic() + 3
+    while (left := living(token)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return problems + ([f"left: {left}"] if left else [])
+
+
+def campaign(root: Path, count: int, seed: int) -> list[tuple[Signal, list[str]]]:
+    """Send so many signals; return those with a problem."""
+    environ, chance = prepare(root), random.Random(seed)
+    found = []
+    for number in range(count):
+        out = root / f"out{number}"
+        out.mkdir()
+        words = commands(root, out)
+        sent = Signal(
+            words[number % len(words)], chance.choice((signal.SIGINT, signal.SIGTERM)),
+            START_S + chance.random() * MOMENTS_S, chance.random() < 0.5,
+        )  # fmt: skip
+        if problems := send(sent, environ, out):
+            found.append((sent, problems))
+            sys.stderr.write(f"{number}: {sent}: {problems}\n")
+    return found
+
+
+@pytest.mark.long
+def test_three_hundred_signals_leave_one_line_and_no_process(tmp_path: Path) -> None:
+    assert campaign(tmp_path, 300, seed=44) == []
+
+
+if __name__ == "__main__":
+    print(campaign(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,98 @@
+"""A signal ends a command with one line and 128 + its number (tests/faults/test_signals.py sends three hundred)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys, weakref
+sys.argv = ["mlhpc", "wait"]
+from suite import stopping
+stopping.install()
+import click
+from suite.cli.main import group, main
+{body}
+group.commands["wait"] = click.Command("wait", callback=wait)
+group.get_command = lambda context, name: group.commands[name]
+print("ready", flush=True)
+main()
+"""
+WAITS = "import time\ndef wait():\n    print('in', flush=True)\n    time.sleep(60)\n"
+CLEANS = """
+import time
+def wait():
+    try:
+        print('in', flush=True)
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
+        print('cleaned', flush=True)
+"""
+CONVERTS = """
+import time
+def wait():
+    try:
+        print('in', flush=True)
+        time.sleep(60)
+    except BaseException as error:
+        raise RecursionError('x') from error
+"""
+IN_A_CALLBACK = """
+import time
+class Thing: pass
+def late(reference):
+    print('in', flush=True)
+    time.sleep(60)
+def wait():
+    thing = Thing()
+    reference = weakref.ref(thing, late)
+    del thing
+    time.sleep(60)
+"""
+IN_A_STRING = "def wait():\n    exec('import time; print(\"in\", flush=True); time.sleep(60)')\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("body", [WAITS, CLEANS, CONVERTS, IN_A_CALLBACK, IN_A_STRING])
+def test_a_signal_ends_a_command_with_one_line(body: str, number: int) -> None:
+    command = [sys.executable, "-P", "-c", PROGRAM.format(body=body)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["ready\n", "in\n"]
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert errors == f"mlhpc: stopped by {signal.Signals(number).name}\n"
+    assert ("cleaned" in output) == (body == CLEANS)
+
+
+def test_a_signal_that_the_caller_ignored_stays_ignored() -> None:
+    body = "import time\ndef wait():\n    print('in', flush=True)\n    time.sleep(0.5)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["ready\n", "in\n"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_ranks_that_are_started_end_with_their_command(tmp_path: Path) -> None:
+    words = ["data", "generate", "deepcam", "--size", "smoke", "--ranks", "2", "-o", str(tmp_path / "d")]
+    for wait_s in (0.6, 2.3):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "suite", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        time.sleep(wait_s)
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.communicate(timeout=30)[1]
+        assert (process.returncode, errors) == (130, "mlhpc: stopped by SIGINT\n")
