@@ -133,7 +133,11 @@ def power(distance: float, deviation: float, rest: int, c: float) -> float:
     """Compute the power: the chance that a value ``distance`` worse than the mean of the rest is named."""
     from scipy import stats
 
-    return float(stats.nct.sf(c, rest - 1, distance / spread_of_one(deviation, rest)))
+    away = distance / spread_of_one(deviation, rest)
+    chance = float(stats.nct.sf(c, rest - 1, away))
+    if math.isnan(chance):  # scipy's answer where both are large: there the normal approximation is close
+        chance = float(stats.norm.sf((c - away) / math.sqrt(1.0 + c * c / (2 * (rest - 1)))))
+    return chance
 
 
 def _log_groups(count: int, i: int) -> float:

@@ -48,3 +48,12 @@ def test_a_node_is_bad_only_if_it_is_so_in_one_metric_in_both_looks() -> None:
     looks = [judge([times_of(slow, "a"), times_of(well, "b")]), judge([times_of(well, "a"), times_of(slow, "b")])]
     assert look_again(*looks).words["n0"] == "inconclusive"
     assert look_again(looks[0], looks[0]).words["n0"] == "bad"
+
+
+@pytest.mark.parametrize("truth", ["quiet", "rounded to 1 %"])
+def test_a_slow_node_of_a_fleet_with_hardly_any_spread_is_found(truth: str) -> None:
+    chance = np.random.default_rng(7)
+    for slower in (0.0005, 0.1, 0.3, 0.75, 0.9):
+        for _ in range(5):
+            found = bad_nodes(chance, truth, 1, 5e-5, slower)
+            assert found == ({"n0"} if slower >= 0.3 else found - {f"n{n}" for n in range(1, 16)})
