@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from suite.documents import plain, read_json_document
 from suite.errors import InputError
-from suite.files import force_to_disk, write_whole
+from suite.files import brief, force_to_disk, write_whole
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
@@ -39,7 +39,7 @@ class ShardEntry(_Frozen, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
-            raise InputError("file: expected a relative path inside the data set")
+            raise InputError(f"file = {brief(self.file)}: expected a relative path inside the data set")
 
 
 class Manifest(_Frozen, frozen=True, kw_only=True):

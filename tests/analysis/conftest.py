@@ -172,11 +172,13 @@ def write_package(
 ) -> Path:
     """A package <root>/<submitter> with that many runs; run i takes i x ``step_s`` longer an epoch and has its own seed.
 
+    Runs began in another order, so that their times have no trend.
+
     A given ``train_s`` is that of every run, unless ``step_s`` is given too.
     """
     package = root / submitter
     for trial in range(runs):
-        given = {"train_s": 10.0 + trial, "seed": trial, "start_s": 1000.0 * trial} | options
+        given = {"train_s": 10.0 + trial, "seed": trial, "start_s": 1000.0 * (7 * trial % 10 + trial // 10 * 10)} | options
         if step_s != 1.0:
             given["train_s"] += step_s * trial
         text = log_text(benchmark=benchmark, **given)

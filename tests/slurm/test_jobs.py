@@ -116,13 +116,13 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["node1", "node2"]
     assert [row.state for row in folder_status(RunFolder(run), now_s=time.time())] == ["finished"]
     mlhpc(
-        *("package", str(run), "--system", "slurm-two-node", "--submitter", "unknown"),
-        *("-o", str(tmp_path / "packages" / "unknown")),
+        *("package", str(run), "--system", "slurm-two-node", "--submitter", "ACME"),
+        *("-o", str(tmp_path / "packages" / "ACME")),
         cwd=ROOT,
     )
-    checked = mlhpc("check", str(tmp_path / "packages" / "unknown"), "--format", "json", cwd=ROOT, check=False)
+    checked = mlhpc("check", str(tmp_path / "packages" / "ACME"), "--format", "json", cwd=ROOT, check=False)
     assert checked.returncode in {0, 1}  # one run is fewer than the size requires, and the checker says so
-    mlhpc("report", str(tmp_path / "packages" / "unknown"), "-o", str(tmp_path / "report"), cwd=ROOT)
+    mlhpc("report", str(tmp_path / "packages" / "ACME"), "-o", str(tmp_path / "report"), cwd=ROOT)
     assert "slurm-two-node" in (tmp_path / "report" / "report.html").read_text()
 
 

@@ -12,6 +12,7 @@ from suite.config import Hyperparameters
 from suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0
+ROOM_TO_SPARE = 2.0  # one expert may have the usual factors above 1
 LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -60,7 +61,7 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
             raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
-        if self.capacity_factor is not None and abs(self.capacity_factor) > self.experts:
+        if self.capacity_factor is not None and abs(self.capacity_factor) > max(self.experts, ROOM_TO_SPARE):
             raise InputError(
                 f"capacity_factor {self.capacity_factor:g} is more than the {self.experts} experts: with a factor of "
                 f"{self.experts} every expert has room for every token"

@@ -34,7 +34,7 @@ def rich_study(
         run_folder(tmp_path, "one"),
         run_folder(tmp_path, "two", size="other"),
         package(tmp_path / "hpc_results_v9.9", system="daint_a"),
-        package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=6.0),
+        package(tmp_path / "hpc_results_v9.9", system="daint_b", nodes=4, train_s=4.0, step_s=0.5),
         package(tmp_path / "hpc_results_v9.8", system="older", staging=(-9.0, -2.0)),
         package(tmp_path / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
     ]

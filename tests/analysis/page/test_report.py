@@ -435,7 +435,7 @@ def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package:
     assert "differ by more than their runs do" in waterfall.answer(luck)
     with pytest.raises(NotAnswerableError):
         waterfall.draw(luck)
-    real = study([first, made("c3", train_s=5, nodes=4)], cards)
+    real = study([first, made("c3", train_s=3, step_s=0.5, nodes=4)], cards)
     assert waterfall.table(real).iloc[0]["verdict"] == "faster"
     assert re.search(r"c3.*: [\d.]+× \[[\d.]+, [\d.]+\], by score", waterfall.answer(real))
 

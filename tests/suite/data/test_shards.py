@@ -193,7 +193,7 @@ def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path: Path
         (lambda m: m.update(colour="red"), "unknown key 'colour'"),
         (
             lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"),
-            "splits.train.0 = {'file': '../../etc/passwd'",
+            "splits.train.0: file = '../../etc/passwd': expected a relative path",
         ),
         (lambda m: m["splits"]["train"][0].update(bytes=-1), "splits.train.0.bytes = -1: "),
         (lambda m: m.pop("seed"), "missing key 'seed'"),
