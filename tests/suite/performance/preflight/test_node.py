@@ -138,10 +138,10 @@ def test_a_node_that_hangs_or_dies_says_so_in_time(tmp_path: Path, kind: signal.
     os.kill(rank, kind)
     text = process.communicate(timeout=30)[0].decode()
     assert process.returncode == 1
-    assert "ended after" in text
+    assert ("the time limit of 6 s (--budget) ended it" if kind == signal.SIGSTOP else "ended after") in text
     assert time.monotonic() - begin < 6 + 20
     end = json.loads((tmp_path / "out/n1.jsonl").read_text().splitlines()[-1])
-    assert (end["metric"], "of 6 s, at " in end["failed"]) == ("measuring", True)
+    assert (end["metric"], ("time limit of 6 s" if kind == signal.SIGSTOP else "of 6 s, at ") in end["failed"]) == ("measuring", True)
     assert not Path(f"/proc/{rank}").exists() or "Z" in Path(f"/proc/{rank}/stat").read_text()
 
 
