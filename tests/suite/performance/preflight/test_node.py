@@ -141,7 +141,8 @@ def test_a_node_that_hangs_or_dies_says_so_in_time(tmp_path: Path, kind: signal.
     assert ("the time limit of 6 s (--budget) ended it" if kind == signal.SIGSTOP else "ended after") in text
     assert time.monotonic() - begin < 6 + 20
     end = json.loads((tmp_path / "out/n1.jsonl").read_text().splitlines()[-1])
-    assert (end["metric"], ("time limit of 6 s" if kind == signal.SIGSTOP else "of 6 s, at ") in end["failed"]) == ("measuring", True)
+    said = "time limit of 6 s" if kind == signal.SIGSTOP else "of 6 s, at "
+    assert (end["metric"], said in end["failed"]) == ("measuring", True)
     assert not Path(f"/proc/{rank}").exists() or "Z" in Path(f"/proc/{rank}/stat").read_text()
 
 
