@@ -40,6 +40,6 @@ def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
             left = (now - begin) * (total - done) / done
-            print_progress(f"{title}: {100 * done // total} %, about {duration_text(left)} left", error=True)
+            print_progress(f"{title}: {100 * done // total} %, about {duration_text(round(left))} left", error=True)
 
     return tell

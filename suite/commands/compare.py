@@ -215,12 +215,12 @@ def _kind_of(scored: Result) -> _Kind:
 def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
     what, name_a, name_b = _kind(_kind_of(a)), str(a.group.folder), str(b.group.folder)
     bad = _reasons_against_scores(a, b)
-    times_a, times_b = _times(a), _times(b)
+    runs_a, runs_b = _timed_runs(a), _timed_runs(b)
+    times_a, times_b = ([time for _, time in runs] for runs in (runs_a, runs_b))
     if not times_a or not times_b or not (any_runs or (a.score.valid and b.score.valid)):
         return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False, busy=_busy(a, b))
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
     apart = unlike(_round(a), _round(b), a.division, b.division)
-    runs_a, runs_b = _timed_runs(a), _timed_runs(b)
     compared = compare_times(
         runs_a, runs_b, confidence=confidence, margin=tolerance / 100.0, resolution_s=_resolution_s(a, b)
     )
@@ -341,10 +341,6 @@ def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]
     # The ends lie as far apart as both intervals allow: conservative, and needs no model.
     interval = (ends_b[0] / ends_a[1], ends_b[1] / ends_a[0]) if ends_a and ends_b and ends_a[0] > 0 else None
     return EnergyRatio(other.mean_j / one.mean_j, interval, one.what, one.mean_j, other.mean_j), []
-
-
-def _times(scored: Result) -> list[float]:
-    return [run.record.time_to_train_s or 0.0 for run in scored.score.runs if run.converged]
 
 
 def _score(scored: Result) -> str:

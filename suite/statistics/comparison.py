@@ -108,7 +108,8 @@ def compare_times(
     if welch.error == 0.0:
         return None
     middle, half = math.log(welch.ratio), (math.log(welch.high) - math.log(welch.low)) / 2
-    doubts = _too_little(times_a, times_b)
+    too_little = _too_little(times_a, times_b)
+    doubts = list(too_little)
     least = resolution_s / min(*times_a, *times_b)
     if half < least:
         half = least
@@ -127,7 +128,7 @@ def compare_times(
     if different and reachable and p_permutation > 1.0 - confidence:
         outcome = Outcome.INCONCLUSIVE
         doubts.append(f"{p_permutation:.1%} of all divisions of these runs differ as much")
-    if _too_little(times_a, times_b):
+    if too_little:
         outcome = Outcome.INCONCLUSIVE
     return Comparison(
         n_a=len(a),
