@@ -30,12 +30,13 @@ def contest_section(ranking: Ranking) -> Section:
         "finished runs": [f"{each.finished} of {each.runs}" for each in entries],
         f"mean {ranking.objective}": [each.mean for each in entries],
         "spread, factor": [each.spread_factor for each in entries],
+        "score: fastest and slowest dropped": [each.score for each in entries],
         "time / leader, median [95 %]": [ratio_text(each.ratio_to_leader) for each in entries],
     }
     counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
     return Section(
         title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
         verdict=ranking.verdict,
-        remarks=(counted, *(str(each)[:LONGEST] for each in ranking.findings)),
+        remarks=(counted, *([ranking.by_score] if ranking.by_score else []), *(str(each)[:LONGEST] for each in ranking.findings)),
         table=html_table(columns, f"Entries of {ranking.name}"),
     )

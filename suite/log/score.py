@@ -153,6 +153,14 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
     )
 
 
+def olympic_mean(times: Sequence[float]) -> float:
+    """Compute the mean of three or more times without the fastest and the slowest.
+
+    A run that failed has an infinite time: one is dropped as the slowest, two make the mean infinite.
+    """
+    return statistics.fmean(sorted(times)[1:-1])
+
+
 def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
     """Compute the score of concurrent instances.
 
@@ -238,8 +246,7 @@ def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
 
 
 def _window_score(window: list[JudgedRun]) -> float:
-    times = sorted(_time(run.record) if run.converged else math.inf for run in window)
-    return statistics.fmean(times[1:-1])
+    return olympic_mean([_time(run.record) if run.converged else math.inf for run in window])
 
 
 def _dropped(window: list[JudgedRun]) -> dict[int, str]:

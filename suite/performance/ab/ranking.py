@@ -19,6 +19,7 @@ from suite import RULESET
 from suite.compliance.check import judge_log
 from suite.compliance.ruleset import ruleset
 from suite.files import brief
+from suite.log.score import olympic_mean
 from suite.performance.ab.contest import Contest, Journal, Started, read_contest
 from suite.performance.ab.runner import RunResult, read_result
 from suite.statistics import Outcome
@@ -27,6 +28,7 @@ from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, replay
 
 KIND: Literal["ab-runs"] = "ab-runs"
+SCORED_RUNS = 3  # the fewest that leave a score when the fastest and the slowest are dropped
 UNITS = {"time_to_train": "time to train, s", "cpu_seconds": "CPU time of the ranks, s"}
 
 
@@ -45,8 +47,10 @@ class RankedEntry(Struct, frozen=True, kw_only=True):
     """An entry and its verdict: faster than all others, slower than the best, or inconclusive.
 
     ``dropped_p``: the chance that the best entry ever looks as bad. ``mean`` is the geometric mean of its finished runs
-    in complete blocks, ``spread_factor`` the standard deviation of log time as a factor. The leader has no
-    ``ratio_to_leader``.
+    in complete blocks, ``spread_factor`` the standard deviation of log time as a factor. ``score`` is the mean of the
+    same runs by the MLPerf rules: the fastest and the slowest are dropped. ``score_to_leader`` is its ratio to the
+    leader's score in the blocks that both ran; 0 if the leader has none there, because several of its runs did not
+    finish. The leader has neither ratio.
     """
 
     entry: str
@@ -57,11 +61,16 @@ class RankedEntry(Struct, frozen=True, kw_only=True):
     finished: int
     mean: float | None
     spread_factor: float | None
+    score: float | None
+    score_to_leader: float | None
     ratio_to_leader: MedianRatio | None
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
-    """The present ranking of a contest. It is not to be trusted while there are findings."""
+    """The present ranking of a contest. It is not to be trusted while there are findings.
+
+    ``by_score`` names the entries that the MLPerf score puts before the winner; empty if there are none.
+    """
 
     version: Literal[1] = 1
     kind: Literal["ab-runs"] = KIND
@@ -69,6 +78,7 @@ class Ranking(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     objective: str
     verdict: str
+    by_score: str
     winner: str | None
     over: bool
     error: float
@@ -92,18 +102,20 @@ def read_ranking(root: Path) -> Ranking:
 
     ranked = sorted(race.rules.entries, key=lambda name: (-last_block(name), -race.points[name], name))
     stated = msgspec.to_builtins(settings)
+    entries = [_rank(name, ranked[0], race) for name in ranked]
     return Ranking(
         name=root.resolve().name,
         settings={key: value for key, value in stated.items() if key not in ("version", "data")},
         objective=UNITS[settings.objective],
         verdict=_verdict(race, len(findings)),
+        by_score=_by_score(entries) if race.winner else "",
         winner=None if findings else race.winner,
         over=race.over,
         error=settings.error,
         blocks=len(race.blocks),
         runs=len(results),
         findings=findings,
-        entries=[_rank(name, ranked[0], race) for name in ranked],
+        entries=entries,
     )
 
 
@@ -119,10 +131,41 @@ def _verdict(race: Race, findings: int) -> str:
     return f"not over: {done} of at most {race.rules.blocks} blocks; in the race: {left}"
 
 
+def _by_score(entries: list[RankedEntry]) -> str:
+    """Name the entries that the MLPerf score puts before the winner, who is first; empty if there are none."""
+    before = [
+        f"{entry.entry} ({entry.score_to_leader:.3g} of the winner's)" if entry.score_to_leader else entry.entry
+        for entry in entries
+        if entry.score_to_leader is not None and entry.score_to_leader < 1.0
+    ]
+    if not before:
+        return ""
+    winner = entries[0]
+    none = "" if winner.score else f"; {winner.entry} has no score, because several of its runs did not finish"
+    return (
+        f"the MLPerf score differs: it puts {', '.join(before)} before {winner.entry}{none}; "
+        "the verdict counts blocks won, the score averages seconds"
+    )
+
+
+def _score(times: list[float]) -> float | None:
+    """Compute the MLPerf score, infinite if more than one run did not finish; None for too few runs."""
+    return olympic_mean(times) if len(times) >= SCORED_RUNS else None
+
+
+def _score_ratio(common: list[tuple[float, float]]) -> float | None:
+    """Compute a score over the leader's from the times of both in the same blocks; 0 if only the leader has none."""
+    mine, leading = _score([own for own, _ in common]), _score([other for _, other in common])
+    if mine is None or leading is None or math.isinf(mine):
+        return None
+    return mine / leading
+
+
 def _rank(name: str, leader: str, race: Race) -> RankedEntry:
     times = [block[name] for block in race.blocks if name in block]
     logs = [math.log(seconds) for seconds in times if math.isfinite(seconds)]
     common = [(block[name], block[leader]) for block in race.blocks if name in block and leader in block]
+    score = _score(times)
     dropped = race.dropped.get(name)
     verdict = Outcome.FASTER if race.winner == name else Outcome.INCONCLUSIVE
     return RankedEntry(
@@ -134,6 +177,8 @@ def _rank(name: str, leader: str, race: Race) -> RankedEntry:
         finished=len(logs),
         mean=math.exp(statistics.fmean(logs)) if logs else None,
         spread_factor=math.exp(statistics.stdev(logs)) if len(logs) > 1 else None,
+        score=score if score is not None and math.isfinite(score) else None,
+        score_to_leader=None if name == leader else _score_ratio(common),
         ratio_to_leader=None if name == leader else median_ratio(common),
     )
 
@@ -209,12 +254,15 @@ def lines(ranking: Ranking) -> list[str]:
         f"{stated['workload']} {stated['size']} on {stated['system']}: {len(ranking.entries)} entries, "
         f"{ranking.blocks} complete blocks, {ranking.runs} run{'s' * (ranking.runs != 1)} ended; {ranking.objective}",
         ranking.verdict,
+        *([ranking.by_score] if ranking.by_score else []),
         *(f"  {finding}" for finding in ranking.findings),
         "",
-        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7}  time / leader [95 %]",
+        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7} {'score':>8}  "
+        "time / leader [95 %]",
         *(
             f"{entry.entry:<24} {verdict_text(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
-            f"{_number(entry.mean):>8} {_number(entry.spread_factor):>7}  {ratio_text(entry.ratio_to_leader)}"
+            f"{_number(entry.mean):>8} {_number(entry.spread_factor):>7} {_number(entry.score):>8}  "
+            f"{ratio_text(entry.ratio_to_leader)}"
             for entry in ranking.entries
         ),
     ]

@@ -72,6 +72,44 @@ def test_a_failing_entry_loses_and_its_runs_count(contest: Make) -> None:
     assert last["runs"] == document["blocks"]
 
 
+def test_the_score_by_the_rules_stands_beside_the_verdict(played: Played) -> None:
+    _, document = played.show()
+    first, *others = document["entries"]
+    assert document["by_score"] == ""
+    assert first["score_to_leader"] is None
+    assert all(each["score"] > first["score"] and each["score_to_leader"] > 1.2 for each in others)
+
+
+def slow_in(made: Played, entry: str, blocks: tuple[str, ...], factor: float) -> None:
+    """Make the runs of an entry in some blocks take ``factor`` times as long; infinite: they miss the target."""
+    execute, usual = made.execute, made.epoch_s
+
+    def changed(runner: Any, command: Any) -> tuple[int, str]:
+        tail = any(f"{block}/{entry}" in " ".join(command) for block in blocks)
+        made.epoch_s = {**usual, entry: usual[entry] * factor} if tail else usual
+        return execute(runner, command)
+
+    made.execute = changed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (100.0, "the MLPerf score differs: it puts even (0."),
+        (float("inf"), "puts even before often; often has no score, because several of its runs did not finish"),
+    ],
+)
+def test_a_winner_of_most_blocks_with_the_worse_score_is_named(contest: Make, factor: float, words: str) -> None:
+    made = contest({"often": 1.0, "even": 1.4}, "--error", "0.2", "--blocks", "20")
+    slow_in(made, "often", ("block_001", "block_002"), factor)
+    made.run()
+    _, document = made.show()
+    assert document["winner"] == "often"
+    assert words in document["by_score"]
+    shown = mlhpc("ab", "runs", "show", made.root).stdout
+    assert document["by_score"] in shown
+
+
 def test_a_contest_that_was_killed_goes_on_and_ends_the_same(contest: Make, tmp_path: Path) -> None:
     made = contest(THREE, *LARGE_ERROR, stop_after=5)
     with pytest.raises(KeyboardInterrupt):
