@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 MARK = "MLHPC_TEST_SIGNALS"  # in the environment of every process of a command
 START_S = 0.15  # Python itself starts: a signal then is not ours to handle
-END_S = 20.0  # a rank that saves has 30 s, all else far less
+END_S = 20.0  # a rank that saves has 30 s, a contest ends its present run, all else is far faster
+LONGER_S = {"run": 30.0, "ab": 60.0}
 MOMENTS_S = 5.0
 FINE = {0, 1, 2, 3, 4}  # the command was done, or a trial left a checkpoint
 
@@ -49,17 +51,25 @@ def commands(root: Path, out: Path) -> list[tuple[str, ...]]:
             *("ab", "steps", "cosmoflow", "--size", "smoke", "--ranks", "2"),
             *("--set-b", "hyperparameters.dropout=0.1", "-o", f"{out}/ab"),
         ),
+        ("ab", "runs", "run", f"{out}/contest"),
         ("demo", "cosmoflow", "--size", "smoke", "--runs", "1", "-o", f"{out}/demo"),
     ]
 
 
 def prepare(root: Path) -> dict[str, str]:
-    """Make data and a run; return the environment of the commands."""
+    """Make data, a run and a contest; return the environment of the commands."""
     environ = {**os.environ, "MLHPC_DATA": str(root / "data"), "OMP_NUM_THREADS": "1"}
-    words = [("data", "generate", "cosmoflow", "--size", "smoke"), ("run", "cosmoflow", "--size", "smoke")]
-    for each in (words[0], (*words[1], "--set", "max_epochs=1", "-o", f"{root}/run")):
-        subprocess.run(suite(each), env=environ, cwd=root, capture_output=True)
-    assert (root / "run" / "result_0.txt").exists()
+    sized = ("cosmoflow", "--size", "smoke")
+    contest = f"{root}/contest"
+    for words in (
+        ("data", "generate", *sized),
+        ("run", *sized, "--set", "max_epochs=1", "-o", f"{root}/run"),
+        ("ab", "runs", "new", contest, *sized, "--system", "this-machine", "--ranks", "2"),
+        ("ab", "runs", "enter", contest, "one", "--set", "max_epochs=1"),
+        ("ab", "runs", "enter", contest, "two", "--set", "max_epochs=1", "--set", "hyperparameters.dropout=0.1"),
+    ):
+        subprocess.run(suite(words), env=environ, cwd=root, capture_output=True)
+    assert (root / "run" / "result_0.txt").exists() and (root / "contest").is_dir()
     return environ
 
 
@@ -88,7 +98,7 @@ def send(sent: Signal, environ: dict[str, str], cwd: Path) -> list[str]:
     if process.poll() is None:
         (os.killpg if sent.group else os.kill)(process.pid, sent.number)
     try:
-        errors = process.communicate(timeout=END_S + (30 if sent.words[0] == "run" else 0))[1]
+        errors = process.communicate(timeout=END_S + LONGER_S.get(sent.words[0], 0.0))[1]
     except subprocess.TimeoutExpired:
         stuck = living(token)
         for each in psutil.process_iter(["environ"]):
@@ -113,11 +123,14 @@ def send(sent: Signal, environ: dict[str, str], cwd: Path) -> list[str]:
 
 def campaign(root: Path, count: int, seed: int) -> list[tuple[Signal, list[str]]]:
     """Send so many signals; return those with a problem."""
+    # A process that a shell started with `&` ignores SIGINT, and so would the commands
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environ, chance = prepare(root), random.Random(seed)
     found = []
     for number in range(count):
         out = root / f"out{number}"
         out.mkdir()
+        shutil.copytree(root / "contest", out / "contest")
         words = commands(root, out)
         sent = Signal(
             words[number % len(words)], chance.choice((signal.SIGINT, signal.SIGTERM)),
