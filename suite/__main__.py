@@ -1,24 +1,31 @@
 """The program `mlhpc`, which is also `python -m suite`."""
 
+import _signal  # the part of signal that is built in: PYTHONPATH cannot hide it
 import sys
-
-from suite import stopping
 
 
 def main() -> None:
     """Run the command line. Signals are handled before anything else is imported."""
-    stopping.install()
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until they are: Python's handler prints a traceback
+    from suite.shadowed import explain_shadowed
+
     try:
+        from suite import stopping
+
+        stopping.install()
         from suite.cli.main import main as run
     except Exception as error:
-        from suite.files import print_line
-        from suite.shadowed import explain_shadowed
-
         if text := explain_shadowed(error):
-            print_line(f"mlhpc: {text}", error=True)
-            sys.exit(2)
+            sys.exit(_refused(f"mlhpc: {text}"))
         raise
     run()
+
+
+def _refused(line: str) -> int:
+    """Print the line by what the interpreter itself has: any module of ours may need the one that is hidden."""
+    sys.stderr.write(f"{line}\n")
+    return 2
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from suite.files import one_line, print_line
+from suite.shadowed import explain_shadowed
 
 COMMANDS = "mlhpc.commands"
 WORKLOADS = "mlhpc.workloads"
@@ -47,6 +48,8 @@ def find_plugins(group: str) -> dict[str, Plugin]:
 
 def reason(error: BaseException) -> str:
     """Why a plug-in cannot be used, as one line with the kind of error where its text alone says too little."""
+    if text := explain_shadowed(error, loaded=False):
+        return text
     text = one_line(error)
     return text if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {text}"
 

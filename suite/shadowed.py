@@ -1,6 +1,6 @@
 """Finds modules that PYTHONPATH puts before this Python's own: what then fails is no defect of ours.
 
-Imports only what cannot be shadowed so that the suite still starts.
+Imports only modules that are part of the interpreter's program: no folder can hide those.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-import sysconfig
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+
+TYPE_CHECKING = False  # typing's own can be hidden
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import ModuleType
 
 OURS = ("suite", "workloads", "analysis", "mlhpc")
 
@@ -19,21 +21,21 @@ def find_shadowed(
     modules: Mapping[str, ModuleType] = sys.modules, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The loaded modules that lie in a folder of PYTHONPATH and hide one of this Python's own, with their files."""
-    folders = _folders(environ)
-    rest = [each for each in sys.path if os.path.abspath(each) not in folders]  # noqa: PTH100
-    found = {}
+    files = {}
     for name, module in list(modules.items()):
         file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-        if "." in name or not file or not any(file.startswith(folder + os.sep) for folder in folders):
-            continue
-        if (name in OURS and not file.startswith(_root())) or importlib.machinery.PathFinder.find_spec(name, rest):
-            found[name] = file
-    return found
+        if "." not in name and file:
+            files[name] = file
+    return _hiding(files, environ)
 
 
-def explain_shadowed(error: BaseException) -> str:
-    """One line about an error in whose way such modules are; "" if there are none."""
-    found = find_shadowed()
+def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
+    """One line about an error in whose way such modules are; "" if there are none.
+
+    With ``loaded`` False only those count that the error names or passed through: it may have another cause than those that
+    are merely loaded.
+    """
+    found = _concerned(error) | (find_shadowed() if loaded else {})
     if not found:
         return ""
     places = ", ".join(f"{name} is loaded from {file}" for name, file in list(found.items())[:3])
@@ -46,8 +48,57 @@ def explain_shadowed(error: BaseException) -> str:
 
 def where_from(file: str) -> str:
     """`` from FILE`` if a module's file is not in this Python's own site-packages, else ""."""
-    own: Iterable[str] = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    import sysconfig
+
+    own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return "" if any(file.startswith(folder + os.sep) for folder in own) else f" from {file}"
+
+
+def _concerned(error: BaseException, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The modules that hide others and that an error names or passed through. One whose import failed is loaded no more."""
+    known, files = find_shadowed(environ=environ), {}
+    for each in _chain(error):
+        named = each.name if isinstance(each, ImportError) else getattr(getattr(each, "obj", None), "__name__", None)
+        if isinstance(named, str) and (name := named.partition(".")[0]) in known:
+            files[name] = known[name]
+        for file in _files(each):
+            for folder in _folders(environ):
+                if file.startswith(folder + os.sep):
+                    top = file[len(folder) + 1 :].partition(os.sep)[0]
+                    files[top.removesuffix(".py")] = file
+    return _hiding(files, environ)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it followed from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _files(error: BaseException) -> Iterator[str]:
+    """The files that an error passed through, the one that raised it first."""
+    if isinstance(error, SyntaxError) and error.filename:
+        yield error.filename
+    files, trace = [], error.__traceback__
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    yield from reversed(files)
+
+
+def _hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of these modules that lie in a folder of PYTHONPATH and hide one of this Python's own."""
+    folders = _folders(environ)
+    rest = [each for each in sys.path if os.path.abspath(each) not in folders]  # noqa: PTH100
+    return {
+        name: file
+        for name, file in files.items()
+        if any(file.startswith(folder + os.sep) for folder in folders)
+        and ((name in OURS and not file.startswith(_root())) or importlib.machinery.PathFinder.find_spec(name, rest))
+    }
 
 
 def _folders(environ: Mapping[str, str]) -> set[str]:

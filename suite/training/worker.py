@@ -77,8 +77,10 @@ def work(plan: TrialPlan) -> int:
     except InterruptedTrialError as error:
         return _end(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
-        text = explain_shadowed(error) or f"{type(error).__name__}: {error}".splitlines()[0]
-        return _end(world, plan, text + _keep_traceback(plan, world), ExitCode.FAILED)
+        hidden = explain_shadowed(error)
+        text = hidden or f"{type(error).__name__}: {error}".splitlines()[0]
+        code = ExitCode.USAGE if hidden else ExitCode.FAILED
+        return _end(world, plan, text + _keep_traceback(plan, world), code)
     finally:
         if dog is not None:
             dog.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from suite.commands.machine import doctor
 from suite.errors import InputError
@@ -32,6 +34,40 @@ def test_a_package_that_pythonpath_hides_is_named_with_its_file(name: str, tmp_p
     assert done.returncode == 2, done.stderr
     assert f" is loaded from {tmp_path / name}, which PYTHONPATH puts before" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["click", "msgspec", "json", "random", "typing", "signal", "statistics"])
+@pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n", "def\n"])
+def test_a_module_that_cannot_be_imported_is_named_too(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(content)
+    done = suite("workload", "list", PYTHONPATH=str(tmp_path))
+    assert "Traceback" not in done.stderr
+    if done.returncode:  # nothing may need what an empty module lacks
+        assert done.returncode == 2, done.stderr
+        assert f"mlhpc: {name} is loaded from {tmp_path}/{name}.py, which PYTHONPATH puts before" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n"])
+def test_a_hidden_folder_of_workloads_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "workloads.py").write_text(content)
+    done = suite("run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert f"workloads is loaded from {tmp_path}/workloads.py, which PYTHONPATH puts before" in done.stderr
+
+
+def test_a_module_that_is_merely_loaded_is_not_blamed_for_a_plug_in(tmp_path: Path) -> None:
+    (tmp_path / "yaml").mkdir()
+    shutil.copytree(Path(yaml.__file__).parent, tmp_path / "yaml", dirs_exist_ok=True)
+    code = (
+        "import yaml, suite.plugins as p; print(p.reason(ValueError('x'))); from suite.shadowed import *; "
+        "print(explain_shadowed(ValueError('x')))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environ, capture_output=True, text=True)
+    alone, with_loaded = done.stdout.splitlines()
+    assert alone == "x"
+    assert with_loaded.startswith(f"yaml is loaded from {tmp_path}/yaml/__init__.py, which PYTHONPATH puts before")
 
 
 @pytest.mark.parametrize("name", ["mine.py", "helpers/__init__.py"])

@@ -96,3 +96,26 @@ def test_ranks_that_are_started_end_with_their_command(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         errors = process.communicate(timeout=30)[1]
         assert (process.returncode, errors) == (130, "mlhpc: stopped by SIGINT\n")
+
+
+def test_an_interrupt_before_anything_is_imported_leaves_no_traceback(tmp_path: Path) -> None:
+    """The first import of ours takes long here, as on a busy machine."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('suite.shadowed', 'suite.stopping'):\n"
+        "            print('in', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "suite", "workload", "list"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == -signal.SIGINT
