@@ -37,7 +37,7 @@ def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     client, relay_end = socket.socketpair()
     program = [sys.executable, "-I", "-S", "-c", RELAY]
     program += map(str, (Path(__file__).parents[1], relay_end.fileno(), server))
-    with subprocess.Popen(program, pass_fds=(relay_end.fileno(), server)) as process:
+    with subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=(relay_end.fileno(), server)) as process:
         relay_end.close()
         os.dup2(client.fileno(), number)
         client.close()

@@ -181,7 +181,9 @@ def _run(step: DemoStep) -> StepResult:
 def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
     """Run a command; return its exit code and the last line of its standard error, which is passed on as it comes."""
     last, late = "", threading.Event()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
 
         def stop() -> None:
             late.set()
@@ -210,7 +212,9 @@ def _write_steps(path: Path, outcomes: Sequence[StepResult]) -> None:
 
 
 def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[StepResult]) -> None:
-    print_line(f"\n--- {workload} {size} in {duration_text(seconds)}; its data are in data/, everything else in {root}/")
+    print_line(
+        f"\n--- {workload} {size} in {duration_text(seconds)}; its data are in data/, everything else in {root}/"
+    )
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),

@@ -221,7 +221,15 @@ def _tool(folder: Path, name: str, *arguments: str) -> str:
     if name != "system_desc_checker":  # the only one without a log file
         command += ["--log_output", str(folder / "tool.log")]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
         return f"ERROR - {_LATE}"
     text = done.stdout + done.stderr

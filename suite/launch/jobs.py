@@ -62,7 +62,11 @@ def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     """Give a script to sbatch and return the job id. InputError with the message of sbatch in one line."""
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", str(script)], env=clean_environment(environ), capture_output=True, text=True
+            ["sbatch", "--parsable", str(script)],
+            env=clean_environment(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
     except FileNotFoundError:
         raise InputError("no sbatch on PATH: submit on a login node, or see the script with --dry-run") from None
@@ -129,6 +133,9 @@ def _most_active(states: set[str]) -> str:
 def _answer(*command: str) -> str:
     """The standard output of a query; empty if the program is missing, does not know the job or does not answer."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S).stdout
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
+    return done.stdout

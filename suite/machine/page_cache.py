@@ -61,6 +61,9 @@ def _state(
 def _run(command: str) -> int:
     """The exit code of a command; 127, as a shell has it, if it cannot be started or does not end in time."""
     try:
-        return subprocess.run(shlex.split(command), capture_output=True, timeout=COMMAND_TIMEOUT_S).returncode
+        words = shlex.split(command)
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
+        ).returncode
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return 127

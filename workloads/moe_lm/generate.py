@@ -126,7 +126,7 @@ def _download(package: Package, destination: Path) -> None:
         requirements.write_text(f"{package.project}=={package.version} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("ERROR: ")
             if "connection broken" in done.stderr:  # pip's last line says that there is no such version

@@ -360,6 +360,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> An
     try:
         done = subprocess.run(
             command,
+            stdin=subprocess.DEVNULL,  # mpiexec reads it, and with it what is typed for the next command
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

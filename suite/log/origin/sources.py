@@ -62,7 +62,8 @@ def read_git_state(cwd: Path | None = None) -> GitState | None:
 
     def git(arguments: Sequence[str]) -> bytes | None:
         try:
-            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, timeout=10)
+            command = ["git", "-C", str(here), *arguments]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout if done.returncode == 0 else None

@@ -15,7 +15,9 @@ Run = Callable[[Sequence[str]], str]  # runs a command and returns what it print
 def run_command(command: Sequence[str]) -> str:
     """What a command prints; "" if it is not installed, fails or takes longer than `COMMAND_TIMEOUT_S`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
