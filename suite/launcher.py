@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from suite.errors import InputError
 
-# Rank and size variables of each launcher. The first pair that is set counts: an inner launcher stands before an outer
-# one
+# Rank and size variables of each launcher: one that may start inside another stands before it
 LAUNCHERS: tuple[tuple[str, str, str], ...] = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("pmi", "PMI_RANK", "PMI_SIZE"),
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun sets STEP_ variables, the batch script has none
 )
+_NAMES = {launcher: (rank, size) for launcher, rank, size in LAUNCHERS}
 # Variables by which a launcher speaks to its ranks, and a scheduler to mpiexec. A user's own settings are not among
 # them: HYDRA_*, MPICH_*, most of OMPI_MCA_*
 _OF_LAUNCHERS = re.compile(
@@ -39,17 +40,55 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Find the launcher that started this process, or None. InputError if its variables are inconsistent."""
-    for launcher, rank_name, size_name in _pairs(environ):
-        given = f"{rank_name}={environ[rank_name]!r} and {size_name}={environ[size_name]!r}"
-        try:
-            rank, size = int(environ[rank_name]), int(environ[size_name])
-        except ValueError:
-            raise InputError(f"{given}: expected integers; {way_out(environ)}") from None
-        if not 0 <= rank < size:
-            raise InputError(f"{given}: expected a rank below the number of ranks; {way_out(environ)}")
-        return Launch(launcher, rank, size)
-    return None
+    """Find the launcher that started this process, or None. InputError if its variables are inconsistent.
+
+    Of several launchers the innermost counts. Variables of one rank give way to those of several: a shell, a container
+    or a notebook keeps them long after their launcher has ended.
+    """
+    found = [_read(*each, environ) for each in _pairs(environ)]
+    for place, launch in enumerate(found):
+        if launch.size > 1:
+            _refuse_contradiction(launch, found[place + 1 :], environ)
+            return launch
+        if _runs_now(launch, environ):
+            return launch
+    return found[0] if found else None
+
+
+def _read(launcher: str, rank_name: str, size_name: str, environ: Mapping[str, str]) -> Launch:
+    given = f"{rank_name}={environ[rank_name]!r} and {size_name}={environ[size_name]!r}"
+    try:
+        rank, size = int(environ[rank_name]), int(environ[size_name])
+    except ValueError:
+        raise InputError(f"{given}: expected integers; {way_out(environ)}") from None
+    if not 0 <= rank < size:
+        raise InputError(f"{given}: expected a rank below the number of ranks; {way_out(environ)}")
+    return Launch(launcher, rank, size)
+
+
+def _runs_now(launch: Launch, environ: Mapping[str, str]) -> bool:
+    """True if the variables of a launcher are surely not left over: its agent named the run, or its socket is open."""
+    if launch.launcher == "torchrun":
+        return "TORCHELASTIC_RUN_ID" in environ
+    try:
+        return launch.launcher == "pmi" and stat.S_ISSOCK(os.fstat(int(environ["PMI_FD"])).st_mode)
+    except (KeyError, ValueError, OSError, OverflowError):
+        return False
+
+
+def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Mapping[str, str]) -> None:
+    """Raise InputError if another launcher of several ranks says otherwise, and cannot be the outer one."""
+    by_hand = launch.launcher == "torchrun" and not {"TORCHELASTIC_RUN_ID", "LOCAL_RANK"} & environ.keys()
+    if launch.launcher == "torchrun" and not by_hand:
+        return
+    for other in others:
+        outer = other.launcher == "slurm" and not by_hand  # mpiexec may have started one process per node through srun
+        if other.size > 1 and not outer and (other.rank, other.size) != (launch.rank, launch.size):
+            unset = " or ".join(f"env -u {_NAMES[each.launcher][0]}" for each in (launch, other))
+            raise InputError(
+                f"{_shown(launch)} and {_shown(other)} contradict each other: expected the variables of one launcher; "
+                f"to take out those that are left over: {unset} before mlhpc"
+            )
 
 
 def find_world(ranks: int | None, environ: Mapping[str, str] = os.environ) -> Launch | None:
@@ -78,9 +117,10 @@ def explain(environ: Mapping[str, str] = os.environ) -> str:
     launch = detect(environ)
     if launch is None:
         return "no launcher: a command in a shell"
-    _, rank_name, size_name = _pairs(environ)[0]
     ranks = "the only rank" if launch.size == 1 else f"rank {launch.rank} of {launch.size} ranks"
-    return f"{launch.launcher} started this process as {ranks} ({rank_name}={launch.rank} {size_name}={launch.size})"
+    others = [f"{rank_name}={environ[rank_name]}" for name, rank_name, _ in _pairs(environ) if name != launch.launcher]
+    not_counted = f"; not counted: {', '.join(others)}" if others else ""
+    return f"{launch.launcher} started this process as {ranks} ({_shown(launch)}{not_counted})"
 
 
 def way_out(environ: Mapping[str, str] = os.environ) -> str:
@@ -94,6 +134,21 @@ def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     With them an mpiexec would start its ranks through the scheduler, and a rank would connect to the outer launcher.
     """
     return {name: value for name, value in environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+
+
+def forget_left_over(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Take out the variables of an mpiexec of one rank in which another launcher started this launch.
+
+    MPI would look for that mpiexec and end the process.
+    """
+    if launch.launcher != "pmi" and environ.get("PMI_SIZE") == "1" and launch.size > 1:
+        for name in [name for name in environ if name.startswith("PMI_")]:
+            del environ[name]
+
+
+def _shown(launch: Launch) -> str:
+    rank_name, size_name = _NAMES[launch.launcher]
+    return f"{rank_name}={launch.rank} {size_name}={launch.size}"
 
 
 def _pairs(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError
-from suite.files import one_line
-from suite.launcher import Launch, detect, explain, way_out
+from suite.files import duration_text, one_line
+from suite.launcher import Launch, detect, explain, forget_left_over, way_out
 from suite.messages import decode, encode
 from suite.node_list import first_node
 from suite.pmi_relay import long_values
@@ -206,6 +206,7 @@ def _connect(launch: Launch) -> Transport:
         # C code waits here, MPI with Python's lock: a signal ends the rank by itself
         with at_once(), _refusals(launch):
             if launch.launcher != "torchrun":
+                forget_left_over(launch)
                 with long_values():
                     from mpi4py import MPI
 
@@ -446,7 +447,7 @@ def try_connection(address: str, port: int, *, here: str, there: str, listen_s: 
                 place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
                 raise ConnectionError(
                     f"{here} cannot reach {there} at {place} "
-                    f"({error.strerror or error}, tried for {waited:.0f} s): "
+                    f"({error.strerror or error}, tried for {duration_text(waited)}): "
                     f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
                 ) from None
             time.sleep(0.2)

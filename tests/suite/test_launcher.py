@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,112 @@ RANKS += [["ab", "steps", "cosmoflow", "--b", "sharded"], ["profile", "cosmoflow
 )
 def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Launch | None) -> None:
     assert detect(environ) == launch
+
+
+def variables(launcher: str, rank: int, size: int) -> dict[str, str]:
+    """What a launcher sets of a rank."""
+    by_name = {name: (rank_name, size_name) for name, rank_name, size_name in LAUNCHERS}
+    more = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0"} if launcher == "torchrun" else {}
+    return dict(zip(by_name[launcher], (str(rank), str(size)), strict=True)) | more
+
+
+NAMES = [name for name, _, _ in LAUNCHERS]
+
+
+@pytest.mark.parametrize("real", NAMES)
+@pytest.mark.parametrize("kept", NAMES)
+def test_variables_of_one_rank_that_a_shell_kept_give_way_to_the_ranks_that_run(kept: str, real: str) -> None:
+    """Without the marks of torchrun: a shell that exports RANK=0 WORLD_SIZE=1 by hand has none."""
+    left = {name: value for name, value in variables(kept, 0, 1).items() if name != "TORCHELASTIC_RUN_ID"}
+    environ = left | variables(real, 2, 4)
+    assert detect(environ) == find_world(None, environ) == Launch(real, 2, 4)
+    assert explain(environ).startswith(f"{real} started this process as rank 2 of 4 ranks")
+    if kept != real:
+        assert f"not counted: {next(iter(left))}=0)" in explain(environ)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (variables("torchrun", 5, 8), variables("slurm", 1, 2)),  # an agent per node
+        (variables("torchrun", 5, 8), variables("pmi", 1, 2)),
+        (variables("torchrun", 5, 8), variables("openmpi", 1, 2)),
+        (variables("torchrun", 0, 1), variables("slurm", 1, 2)),  # torchrun --standalone in each of two tasks
+        (variables("pmi", 5, 8), variables("slurm", 1, 2)),  # mpiexec starts a proxy per node through srun
+        (variables("openmpi", 5, 8), variables("slurm", 1, 2)),
+        (variables("pmi", 1, 4), variables("slurm", 1, 4)),  # srun --mpi=pmi2
+        ({"RANK": "1", "WORLD_SIZE": "4"}, variables("slurm", 1, 4)),  # set in the job script from Slurm's
+    ],
+)
+def test_a_launcher_inside_another_counts(inner: dict[str, str], outer: dict[str, str]) -> None:
+    assert detect(inner | outer) == detect(inner)
+
+
+def test_an_mpiexec_of_one_rank_whose_socket_is_open_counts_inside_a_step_of_several() -> None:
+    step = variables("slurm", 0, 4)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/null") as null:  # noqa: PTH123
+        live = variables("pmi", 0, 1) | {"PMI_FD": str(ours.fileno())}
+        assert detect(live | step) == Launch("pmi", 0, 1)
+        for number in (str(null.fileno()), "9999", "x", "-1", "9" * 30):
+            assert detect(live | step | {"PMI_FD": number}) == Launch("slurm", 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "4"}, variables("pmi", 0, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, variables("slurm", 1, 2)),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, variables("openmpi", 1, 2)),
+        (variables("openmpi", 0, 4), variables("pmi", 0, 2)),
+    ],
+)
+def test_launchers_of_several_ranks_that_contradict_each_other_are_refused(
+    first: dict[str, str], second: dict[str, str]
+) -> None:
+    with pytest.raises(InputError, match="contradict each other") as refused:
+        detect(first | second)
+    for environ in (first, second):
+        assert all(f"{name}={value}" in str(refused.value) for name, value in environ.items())
+        assert f"env -u {next(iter(environ))}" in str(refused.value)
+    [check] = launch_checks(first | second)
+    assert not check.ok
+
+
+KEPT = {
+    "WORLD_SIZE": {"WORLD_SIZE": "1"},
+    "RANK and WORLD_SIZE": {"RANK": "0", "WORLD_SIZE": "1"},
+    "all of torch": {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+    "Open MPI": variables("openmpi", 0, 1),
+    "an interactive step": variables("slurm", 0, 1),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_mpiexec_makes_one_world_of_two_whatever_the_shell_kept(kept: dict[str, str]) -> None:
+    program = (
+        "from suite.world import World; w = World.create(); print(f'{w.launcher} {w.size}\\n', end='', flush=True)"
+    )
+    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | kept, check=True)
+    assert done.stdout.split() == ["pmi", "2", "pmi", "2"]
+
+
+def test_a_step_of_two_ranks_is_one_world_where_the_shell_kept_an_mpiexec_of_one() -> None:
+    """The library would look for that mpiexec, and end the process."""
+    program = "from suite.world import World; w = World.create(); print(w.launcher, w.size)"
+    kept = variables("pmi", 0, 1) | {"PMI_FD": "99"}
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            env=os.environ | kept | step | variables("slurm", rank, 2),
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["slurm 2\n"] * 2
 
 
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
