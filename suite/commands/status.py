@@ -13,6 +13,7 @@ import click
 
 from suite.card import value_text
 from suite.cli.options import JSON, TEXT, Finite, card_option, format_option
+from suite.data.lock import living_owner
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import duration_text, one_line, print_line, printable, read_json
@@ -58,7 +59,10 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The Slurm jobs of a run folder. ``state``: the queue's, ``exit N`` or ``gone``; ``ended``: None without Slurm."""
+    """The Slurm jobs of a run folder. ``state``: the queue's, ``exit N``, ``gone`` or ``not known``.
+
+    ``ended`` is None without a job, and where Slurm does not answer.
+    """
 
     ids: tuple[str, ...] = ()
     state: str | None = None
@@ -222,7 +226,7 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     info = folder.read_info()
     job = job_status(folder.root)
     expectation = find_expectation(folder)
-    signs = [read_sign(folder, trial, now_s=now_s) for trial in range(info.runs)]
+    signs = [_sign(folder, trial, job, now_s) for trial in range(info.runs)]
     # A launcher was here, and none is alive
     over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
     rows = []
@@ -236,6 +240,15 @@ def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     return rows
 
 
+def _sign(folder: RunFolder, trial: int, job: JobStatus, now_s: float) -> Sign:
+    """Read what is known of the last attempt at a trial. It lives if its lock has an owner who lives."""
+    sign = read_sign(folder, trial, now_s=now_s)
+    owner = living_owner(folder.lock(trial))
+    # On another node an owner counts as living for a while after it was killed: Slurm knows it at once.
+    ended = owner is not None and job.ended and owner.job in job.ids
+    return sign if owner is None or ended else replace(sign, alive=True)
+
+
 def job_status(root: Path) -> JobStatus:
     """The state of a folder's jobs: the most active one, or if all have ended, the last one. Empty without Slurm."""
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
@@ -247,6 +260,8 @@ def job_status(root: Path) -> JobStatus:
     active = [states[job] for job in ids if states.get(job) in jobs.ACTIVE_STATES]
     if active:
         return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
+    if any(states.get(job) == jobs.NOT_KNOWN and jobs.may_go_on(root, job) for job in ids):
+        return JobStatus(ids, jobs.NOT_KNOWN)
     codes = jobs.exit_codes(root, ids[-1])
     if codes:
         return JobStatus(ids, f"exit {max(codes)}", ended=True)
@@ -300,7 +315,7 @@ def _judge_ended(sign: Sign, *, begun: bool, resumable: bool) -> tuple[str, str]
 def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
     """Judge a trial without a log and without a launcher on this machine."""
     if job.ended is None:
-        return "queued", "no log yet"
+        return "queued", "; ".join(filter(None, ("no log yet", _unasked(job))))
     return ("incomplete", "no log") if job.ended else ("queued", "")
 
 
@@ -311,8 +326,12 @@ def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumab
     if job.ended:
         return "killed", "log has no end" if _has_begun(record) else "it never began"
     if silent_s < STALE_S:
-        return "running", _silence(silent_s)
-    return "incomplete", f"log has no end, {_silence(silent_s)}"
+        return "running", "; ".join(filter(None, (_silence(silent_s), _unasked(job))))
+    return "incomplete", "; ".join(filter(None, (f"log has no end, {_silence(silent_s)}", _unasked(job))))
+
+
+def _unasked(job: JobStatus) -> str:
+    return f"Slurm does not answer here: whether job {job.ids[-1]} goes on is not known" if job.ids else ""
 
 
 def _has_begun(record: RunRecord | None) -> bool:

@@ -128,6 +128,17 @@ def refuse_held(path: Path, what: str) -> None:
         _refuse_living(path, what, Owner.this_process(), found, time.time() - written)
 
 
+def living_owner(path: Path) -> Owner | None:
+    """Return the process that has a lock. None if there is no lock, or its owner is gone. Writes nothing."""
+    try:
+        found, written = _read(path)
+    except OSError:
+        return None
+    if found is None or written is None or found.is_gone(Owner.this_process(), time.time() - written):
+        return None
+    return found
+
+
 def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, silent_s: float) -> None:
     """LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
     if found is not None and not found.is_gone(seeker, silent_s):

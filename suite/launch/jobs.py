@@ -37,6 +37,7 @@ SETTINGS = (
     "MLHPC_PREFLIGHT_DIRECTORY",
 )
 # The most active first: a job of several array tasks has the state of its most active task
+NOT_KNOWN = "not known"  # the state of a job where Slurm does not answer
 ACTIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PENDING")
 ANSWER_TIMEOUT_S = 30
 
@@ -93,13 +94,19 @@ def parse_scontrol(text: str) -> str | None:
 
 
 def job_states(ids: Iterable[str]) -> dict[str, str]:
-    """The state of each job that squeue or scontrol still knows. Without Slurm the result is empty."""
+    """The state of each job that squeue or scontrol still knows; `NOT_KNOWN` where neither of them answers."""
     ids = sorted(set(ids))
     if not ids:
         return {}
-    states = parse_squeue(_answer("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}"))
+    listed = _answer("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}")
+    states = parse_squeue(listed or "")
+    shown: str | None = ""
     for job in ids:
-        state = states.get(job) or parse_scontrol(_answer("scontrol", "show", "job", job))
+        if job in states:
+            continue
+        if shown is not None:  # who does not answer once is not asked again
+            shown = _answer("scontrol", "show", "job", job)
+        state = parse_scontrol(shown or "") or (NOT_KNOWN if shown is None and listed is None else None)
         if state is not None:
             states[job] = state
     return states
@@ -109,6 +116,11 @@ def started_jobs(run: Path) -> set[str]:
     """The ids of all jobs whose script started in this run folder, including those submitted by hand."""
     names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
     return {match[1] for match in names if match}
+
+
+def may_go_on(run: Path, job: str) -> bool:
+    """True if the files of a job's script do not say that it has ended: one was left open, or none is there."""
+    return not exit_codes(run, job) or any((run / "exit").glob(f"{job}*.running"))
 
 
 def exit_codes(run: Path, job: str) -> list[int]:
@@ -130,12 +142,20 @@ def _most_active(states: set[str]) -> str:
     return next((state for state in ACTIVE_STATES if state in states), min(states))
 
 
-def _answer(*command: str) -> str:
-    """The standard output of a query; empty if the program is missing, does not know the job or does not answer."""
+def _answer(*command: str) -> str | None:
+    """The standard output of a query. None if the program is missing, or cannot ask Slurm.
+
+    That a job does not exist any more is an answer.
+    """
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
+        return None
+    return None if done.returncode and "Invalid job id" not in done.stderr else done.stdout

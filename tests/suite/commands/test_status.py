@@ -12,6 +12,7 @@ import pytest
 
 from suite.commands import status
 from suite.commands.status import JobStatus, TrialStatus, folder_status, judge, table
+from suite.data.lock import locked
 from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import Sign, heartbeat, read_sign
@@ -231,6 +232,71 @@ def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monke
     assert status.job_status(run.root) == JobStatus(("7",), "exit 3", ended=True)
     (run.root / "exit" / "8_1.running").touch()  # submitted again by a person, as an array, and not ended
     assert status.job_status(run.root) == JobStatus(("7", "8"), "gone", ended=True)
+
+
+@pytest.fixture(params=["no squeue", "failing squeue", "slow squeue"])
+def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which Slurm does not answer."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("squeue", "scontrol") if request.param != "no squeue" else ():
+        fails = "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1"
+        (tools / name).write_text(f"#!/bin/sh\n{'exec sleep 20' if request.param == 'slow squeue' else fails}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/nowhere" if request.param != "slow squeue" else f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.3)
+
+
+@pytest.mark.usefixtures("mute")
+def test_a_trial_is_not_killed_where_slurm_does_not_answer(run: RunFolder) -> None:
+    """The script of one job has ended in the folder, that of another goes on."""
+    run.result(0).write_text(log_text(epochs=2))
+    (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
+    (run.root / "exit").mkdir()
+    (run.root / "exit" / "9").write_text("0\n")
+    (run.root / "exit" / "7.running").touch()
+    now_s = run.result(0).stat().st_mtime
+    assert status.job_status(run.root) == JobStatus(("7", "9"), "not known")
+    for later_s, state in ((1.0, "running"), (4000.0, "incomplete")):
+        first, second = folder_status(run, now_s=now_s + later_s)
+        assert (first.state, first.job_state, second.state) == (state, "not known", "queued")
+        assert "Slurm does not answer here" in first.note
+        assert "Slurm does not answer here" in second.note
+    with locked(run.lock(0), "trial 0"):
+        assert (folder_status(run, now_s=now_s + 4000)[0].state) == "running"
+    (run.root / "exit" / "7.running").rename(run.root / "exit" / "7")
+    (run.root / "exit" / "7").write_text("3\n")
+    assert status.job_status(run.root).ended  # both scripts left an exit code
+    assert folder_status(run, now_s=now_s)[0].state == "killed"
+
+
+def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("squeue", "echo 7 RUNNING"), ("scontrol", "echo slurm error: Invalid job id specified >&2; exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
+    assert jobs.job_states(["7", "8"]) == {"7": "RUNNING"}
+    (tmp_path / "scontrol").unlink()
+    assert jobs.job_states(["7", "8"]) == {"7": "RUNNING"}
+
+
+def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its_job(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.result(0).write_text(log_text(epochs=2))
+    run.exit_code(0).parent.mkdir()
+    run.exit_code(0).write_text("1\n")  # of an earlier attempt
+    now_s = run.result(0).stat().st_mtime + 4000
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with locked(run.lock(0), "trial 0"):
+        assert folder_status(run, now_s=now_s)[0].state == "running"
+        (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
+        for states, state in (({"7": "RUNNING"}, "running"), ({"7": "not known"}, "running"), ({}, "killed")):
+            monkeypatch.setattr(jobs, "job_states", lambda ids, states=states: states)
+            assert folder_status(run, now_s=now_s)[0].state == state
+        (run.root / "job.json").write_text('{"version": 1, "job_ids": ["8"], "submitted": "x"}')
+        assert folder_status(run, now_s=now_s)[0].state == "running"  # a person continues it outside of the job
+    assert folder_status(run, now_s=now_s)[0].state == "killed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job_ids": 3}', '{"job_ids": ["x; y"]}'])
