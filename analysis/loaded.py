@@ -16,7 +16,7 @@ from analysis.sources.readers import read_sources
 from analysis.study import Study, study
 from suite.descriptor import installed_cards, with_cards
 from suite.errors import InputError, unknown
-from suite.files import as_path
+from suite.files import as_path, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ SHOWN = {  # in a notebook: column of results, and its heading
     "mode": "mode",
     "division": "division",
     "n_started": "runs",
-    "score_min": "time to train, min",
+    "time": "time to train",
     "models_per_min": "models/min",
     "score_note": "note",
 }
@@ -150,7 +150,8 @@ class Results:
         return f"<{len(self.results)} results of {len(self.runs)} runs: {', '.join(map(str, self._paths))}>"
 
     def _repr_html_(self) -> str:
-        table = self.results.assign(score_min=self.results["score_s"] / 60.0)
+        times = [duration_text(each) if each == each else "" for each in self.results["score_s"]]  # NaN
+        table = self.results.assign(time=times)
         table = table.sort_values(["benchmark", "size", "mode", "score_s"])[list(SHOWN)].rename(columns=SHOWN)
         text = str(table.head(MOST_SHOWN).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))
         more = f"<p>and {len(table) - MOST_SHOWN} more</p>" if len(table) > MOST_SHOWN else ""

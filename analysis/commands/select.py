@@ -75,14 +75,16 @@ def select(
         return
     print_line(f"an incident of a node every {mtbi}, as stated" if learned is None else hazard_line(learned))
     within = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
-    print_line(f"P(incident) of the job, {job_h:g} h on {len(nodes)} nodes: {plan.risk[0]:.3f}{within}")
+    print_line(
+        f"P(incident) of the job, {duration_text(3600 * job_h)} on {len(nodes)} nodes: {plan.risk[0]:.3f}{within}"
+    )
     for line in (*cost_lines(checks, steps, lost_h, len(nodes), waiting), *advice(plan, runs, steps)):
         print_line(printable(line))
 
 
 def hazard_line(learned: model.Learned) -> str:
     """Render the learned rate of incidents and its basis."""
-    rate = f"an incident of a node every {learned.mtbi_h:.4g} h"
+    rate = f"an incident of a node every {duration_text(3600 * learned.mtbi_h)}"
     basis = f"{learned.incidents} incidents in {learned.spells} spells of {learned.nodes} nodes"
     if learned.p is None:
         return f"{rate}, whatever its state: {basis} are too few to learn more"
@@ -104,7 +106,7 @@ def cost_lines(
     for step in steps:
         at = -math.expm1(-model.pays_from(step, lost_h, nodes, waiting=waiting))
         yield (
-            f"  {step.name}: {step.minutes:g} min, finds {step.alone:.1%} of {checks.count} incidents, "
+            f"  {step.name}: {duration_text(60 * step.minutes)}, finds {step.alone:.1%} of {checks.count} incidents, "
             f"{step.adds:.1%} more than those above, {step.together:.1%} [{step.low:.1%}, {step.high:.1%}] together; "
             f"pays where {of} is above {at:.2g}"
         )

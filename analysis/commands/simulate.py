@@ -24,7 +24,7 @@ from analysis.fleet.simulate import (
 )
 from suite.cli.options import JSON, Finite, Whole, format_option
 from suite.errors import unknown
-from suite.files import print_line
+from suite.files import duration_text, print_line
 
 MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 
@@ -90,16 +90,17 @@ def simulate_(
 
 def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_pays: bool) -> Iterator[str]:
     """Render one fleet and share of degraded time: the parameters with their sources, and a table of the policies."""
-    fleet, checks, minutes = setting.fleet, published().checks, sum(setting.minutes.values())
+    fleet, checks = setting.fleet, published().checks
     yield f"\n{name}: {fleet.about}; nodes degraded for {setting.degraded:.0%} of the time between incidents (assumed)"
     yield (
         f"  simulated: {setting.replicas} fleets of {setting.groups} jobs at a time, {setting.job_nodes} nodes each, "
-        f"for {setting.hours:g} h; no node was measured"
+        f"for {duration_text(3600 * setting.hours)}; no node was measured"
     )
     yield (
-        f"  assumed: jobs of {setting.job_h:g} h, a checkpoint every {setting.checkpoint_h:g} h, a restart "
-        f"{setting.restart_h:g} h; all nodes wait for checks, {minutes:.3g} min together; "
-        f"periodic: every {setting.every_h:g} h"
+        f"  assumed: jobs of {duration_text(3600 * setting.job_h)}, a checkpoint every "
+        f"{duration_text(3600 * setting.checkpoint_h)}, a restart {duration_text(3600 * setting.restart_h)}; "
+        f"all nodes wait for checks, {duration_text(60 * sum(setting.minutes.values()))} together; "
+        f"periodic: every {duration_text(3600 * setting.every_h)}"
     )
     yield f"  what each check finds: {checks.source} ({checks.mark})"
     parts = (

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from analysis.history.record import Record, Series, by_series, changed_facts
+from suite.files import duration_text
 from suite.statistics import Outcome
 from suite.statistics.changes import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
 
@@ -154,7 +155,9 @@ def table(verdict: SeriesVerdict, rate: float) -> list[str]:
         mark = "|" if index in places else " "
         runs = len(_times(record, verdict.quantity))
         bar = "#" * round(30 * value / top)
-        text.append(f"  {mark} {record.date[:16]}  {value:10.4g} s  n={runs:<3} {bar:30}  {record.score or 'no score'}")
+        text.append(
+            f"  {mark} {record.date[:16]}  {duration_text(value):>10}  n={runs:<3} {bar:30}  {record.score or 'no score'}"
+        )
     text += [f"  change: {_change_text(found, len(verdict.values))}" for found in verdict.found]
     if verdict.word == Outcome.INCONCLUSIVE:
         text.append(

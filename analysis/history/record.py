@@ -210,7 +210,7 @@ def _score(scored: Result) -> str | None:
     if not result.valid:
         return None
     if isinstance(result, Throughput):
-        return f"{result.models_per_minute or 0.0:.6g} models/min"
+        return f"{result.models_per_minute or 0.0:.3g} models/min"
     return duration_text(result.mean_s or 0.0)
 
 

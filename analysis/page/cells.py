@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.drawing.digits import number_text
+from suite.files import duration_text
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def html_table(
 
 
 def _cell(value: Any) -> Cell:
+    if isinstance(value, Cell):
+        return value
     if is_absent(value):
         return Cell("–", "")
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -89,6 +92,23 @@ def _cell(value: Any) -> Cell:
     text = str(value)
     leading = re.match(r"-?\d+(\.\d+)?(?= [±–] )", text)  # "4.2 ± 0.1" and "3 – 5" sort by their first number
     return Cell(text, leading.group() if leading else text, number=leading is not None)
+
+
+def times(seconds: Iterable[float | None]) -> list[Cell | None]:
+    """Times as people read them, sorted by their seconds; None where one is missing."""
+    return [None if is_absent(each) else _time_cell(duration_text(float(each)), each) for each in seconds]  # type: ignore[arg-type]
+
+
+def time_ranges(low: pd.Series, high: pd.Series) -> list[Cell | None]:
+    """Ranges of times "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
+    return [
+        _time_cell(f"{duration_text(a)} – {duration_text(b)}", a) if pd.notna(a) and pd.notna(b) else None
+        for a, b in zip(low, high, strict=True)
+    ]
+
+
+def _time_cell(text: str, seconds: float) -> Cell:
+    return Cell(text, f"{seconds:.9g}", number=True)
 
 
 def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:

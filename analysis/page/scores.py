@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.drawing.digits import number_text
-from analysis.page.cells import HtmlTable, drop_empty, html_table, range_texts, spread_texts
+from analysis.page.cells import HtmlTable, drop_empty, html_table, range_texts, spread_texts, time_ranges, times
 from analysis.published.scores import stated_minutes
 from analysis.results.extent import extent
 from analysis.results.names import CLASS, heading
@@ -68,22 +68,22 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         columns["round"] = list(rows["rounds"])
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
-    minutes = rows["score_s"] / 60.0
-    columns["time to train all [min]" if weak else "score by the rules [min]"] = [
-        value if pd.notna(value) else f"no score: {note}"
-        for value, note in zip(minutes, rows["score_note"], strict=True)
+    columns["time to train all" if weak else "score by the rules"] = [
+        time or f"no score: {note}" for time, note in zip(times(rows["score_s"]), rows["score_note"], strict=True)
     ]
     if rows["published"].any():
-        columns["official tool prints [min]"] = list(
-            (rows["score_tool_s"] / 60.0).where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
+        columns["official tool prints"] = times(
+            rows["score_tool_s"].where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
         )
         stated = stated_minutes()
-        columns["submitter stated [min]"] = [stated[group][0] if group in stated else None for group in rows["group"]]
+        columns["submitter stated"] = times(
+            60.0 * stated[group][0] if group in stated else None for group in rows["group"]
+        )
     if (rows["staging_before_run_s.mean"] > 0).any():
-        columns["with staging [min]"] = list(rows["score_with_staging_s"] / 60.0)
+        columns["with staging"] = times(rows["score_with_staging_s"])
     if not weak:
-        columns["95 % interval [min]"] = range_texts(rows["score_low_s"] / 60.0, rows["score_high_s"] / 60.0)
-    columns["mean run [min]"] = list((rows["run_s.mean"] / 60.0).where(rows["score_s"].isna() | weak))
+        columns["95 % interval"] = time_ranges(rows["score_low_s"], rows["score_high_s"])
+    columns["mean run"] = times(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
@@ -98,7 +98,7 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         columns["energy of"] = list(rows["energy_kind"])
         columns["no score of energy"] = list(rows["energy_note"])
     of = [(place,) for place in rows.index]
-    return html_table(drop_empty(columns), caption, strong={"score by the rules [min]", "models/min"}, of=of)
+    return html_table(drop_empty(columns), caption, strong={"score by the rules", "models/min"}, of=of)
 
 
 def _machine(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
@@ -121,7 +121,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "nodes": list(rows["nodes"]),
         "ranks": list(rows["ranks"]),
         "precision": list(rows["precision"]),
-        "fastest – slowest [min]": range_texts(rows["fastest_s"] / 60.0, rows["slowest_s"] / 60.0),
+        "fastest – slowest": time_ranges(rows["fastest_s"], rows["slowest_s"]),
         "models trained": list(rows["models"]),
         "metric reached": list(rows["reached_value.mean"]),
         "target": list(rows["target"]),

@@ -11,6 +11,7 @@ from analysis.drawing.digits import count_text, number_text
 from analysis.page.cells import HtmlTable, html_table, is_absent
 from analysis.results.names import Task
 from analysis.study import Study
+from suite.files import duration_text
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 LISTED = 3
@@ -162,11 +163,7 @@ def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: b
     if len(alone) > LISTED:
         said.append(f"{count_text(len(alone) - LISTED, 'more result')} with nothing to be ranked beside.")
     for row in without.head(LISTED).to_dict("records"):
-        mean = (
-            f"; its runs took {number_text(row['run_s.mean'] / 60)} min on average"
-            if pd.notna(row["run_s.mean"])
-            else ""
-        )
+        mean = f"; its runs took {duration_text(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
         said.append(f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{mean}.")
     if len(without) > LISTED:
         said.append(f"{count_text(len(without) - LISTED, 'more result')} without a score.")
@@ -184,7 +181,7 @@ def _of_one(row: Mapping[object, object], study: Study) -> str:
     """Time and spread of one result, and how many runs had other work beside them."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = (
-        f" (95 %: {number_text(float(low) / 60)} to {number_text(float(high) / 60)})"  # type: ignore[arg-type]
+        f" (95 %: {duration_text(float(low))} to {duration_text(float(high))})"  # type: ignore[arg-type]
         if row["mode"] != "weak" and not is_absent(low) and not is_absent(high)
         else ""
     )
@@ -192,7 +189,7 @@ def _of_one(row: Mapping[object, object], study: Study) -> str:
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
-        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {number_text(float(score) / 60)} min{interval}{share}; "  # type: ignore[arg-type]
+        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {duration_text(float(score))}{interval}{share}; "  # type: ignore[arg-type]
         f"{row['n_reached']} of {row['n_started']} runs reached it"
         f"{_company(pd.DataFrame([row]), study)}."
     )

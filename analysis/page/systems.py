@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.page.cells import HtmlTable, drop_empty, html_table
+from analysis.page.cells import HtmlTable, drop_empty, html_table, times
 from analysis.study import Study
 from analysis.tables.ingest import parsed
 
@@ -104,7 +104,7 @@ def logs_table(study: Study) -> HtmlTable:
         "outcome": list(runs["outcome"]),
         "in the score": list(runs["fate"]),
         "status logged": list(runs["status_logged"]),
-        "run [s]": list(runs["run_s"]),
+        "run": times(runs["run_s"]),
         "epochs to target": list(runs["epochs_to_target"]),
         "last metric": list(runs["last_value"]),
         "seed": list(runs["seed"]),

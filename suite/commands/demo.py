@@ -174,7 +174,7 @@ def _run(step: DemoStep) -> StepResult:
         sys.exit(exit_code())
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
     if code == ExitCode.TIMED_OUT and step.limit_s:
-        reason = f"stopped after {step.limit_s:g} s"
+        reason = f"stopped after {duration_text(step.limit_s)}"
     return StepResult(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
 
 

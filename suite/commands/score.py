@@ -111,11 +111,13 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
     text += [f"  {line}" for line in baselines]
     if first.suite_version and not any(run.baselines for run in scored.runs):
         text.append("  no baselines are logged: baselines.json of the data set was missing or damaged, or the loop is your own")
+    ended = [run for run in runs if run.record.path not in scored.unfinished_logs]
     if not explain:  # the one run that may fail, or a log that was cut
-        text += [f"  {run_name(run)} did not converge: {run.failure}" for run in runs if run.failure is not None]
+        text += [f"  {run_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]
     if explain:
         width = max(len(run_name(run)) for run in runs)
-        text += [f"    {run_name(run):{width}}  {_run_time(run)}  {_fate(run)}" for run in runs]
+        fates = [_fate(run) if run in ended else "under way" for run in runs]
+        text += [f"    {run_name(run):{width}}  {_run_time(run)}  {fate}" for run, fate in zip(runs, fates, strict=True)]
     return text
 
 

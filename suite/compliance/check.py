@@ -72,6 +72,7 @@ class CheckedLog:
 _OF_CONVERGENCE = frozenset({"target-missed", "run-aborted", "last-eval"})
 _OF_FAILURE = _OF_CONVERGENCE | {"run-unfinished", "interval-open", "training-missing"}
 _OF_FAILURE_IN_ROUNDS = frozenset({"status-true", "run-status"})  # MLPerf HPC's codes logged success in any case
+_MAY_FAIL = " (the one run that may fail)"
 _OF_EARLY_FAILURE = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
 JudgedLogs = Mapping[Path, CheckedLog]
@@ -260,6 +261,8 @@ def _check_group(
         for rule, where, message in seen.compare(group, records):
             together += with_severity(rules, rule, where, message)
         known = rules.known(records)
+        unfinished = {str(log) for log in result.unfinished_logs}
+        together = [_of_unfinished(finding) if finding.file in unfinished else finding for finding in together]
         findings += [_downgrade_known(finding, known) for finding in together]
     return result, findings
 
@@ -273,7 +276,8 @@ def _findings_of_logs(result: Result, checked: Sequence[CheckedLog], *, together
     for log in checked:
         may_fail = one_may_fail and log is failed[0]
         for finding in log.findings:
-            yield _downgrade_failed_run(finding, log, rules) if may_fail else finding
+            found = _downgrade_failed_run(finding, log, rules) if may_fail else finding
+            yield _of_unfinished(found) if log.record.path in result.unfinished_logs else found
 
 
 def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
@@ -284,9 +288,14 @@ def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
     return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
+def _of_unfinished(finding: Finding) -> Finding:
+    """Return a finding in the log of a run that goes on, which may be none at its end."""
+    return replace(finding, message=f"{finding.message.removesuffix(_MAY_FAIL)} (the run is under way)")
+
+
 def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
     if finding.severity == "error" and _follows_from_failure(finding, log, foreign=rules.foreign):
-        return replace(finding, severity="warning", message=f"{finding.message} (the one run that may fail)")
+        return replace(finding, severity="warning", message=f"{finding.message}{_MAY_FAIL}")
     return finding
 
 

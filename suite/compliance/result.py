@@ -16,7 +16,7 @@ from suite.log.energy.score import find_energy, read_meters
 from suite.log.provenance import Provenance, late_submitter, read_provenance
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
-from suite.log.run_folder import RunFolder
+from suite.log.run_folder import RunFolder, trial_of
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, failure, throughput, time_to_train
 from suite.log.values import finite
 
@@ -114,11 +114,15 @@ class Result:
     @cached_property
     def under_way(self) -> str | None:
         """Which runs of a run folder go on now, in words. None if none does: an error then may be of an unfinished run."""
-        trials = RunFolder(self.group.folder).under_way() if self.group.package is None else []
-        if not trials:
-            return None
-        numbers = ", ".join(map(str, trials))
-        return f"run{'s' * (len(trials) > 1)} {numbers} of {self.group.folder} {'are' if len(trials) > 1 else 'is'} under way"
+        return RunFolder(self.group.folder).under_way_text() if self.group.package is None else None
+
+    @cached_property
+    def unfinished_logs(self) -> frozenset[Path]:
+        """The logs of runs that go on now."""
+        if self.group.package is not None:
+            return frozenset()
+        trials = set(RunFolder(self.group.folder).under_way())
+        return frozenset(log for log in self.group.logs if trial_of(log) in trials)
 
     @property
     def verdict(self) -> str | None:

@@ -98,7 +98,7 @@ def pace_from_record(record: RunRecord, ranks: int) -> Pace:
     epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
     return Pace(
         epoch_s * record.ranks / ranks,
-        f"{epoch_s:.3g} s per epoch on {record.ranks} ranks in {record.path}, in proportion to ranks",
+        f"{duration_text(epoch_s)} per epoch on {record.ranks} ranks in {record.path}, in proportion to ranks",
     )
 
 

@@ -26,7 +26,7 @@ from typing import IO
 from suite import LAUNCH
 from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
-from suite.files import make_folder, print_line
+from suite.files import duration_text, make_folder, print_line
 from suite.launch.heartbeat import read_code
 from suite.launcher import without_launchers
 from suite.machine.probes.allowance import usable
@@ -189,7 +189,7 @@ def run_local(
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
-        code, message = 1, f"the ranks did not stop within {grace_s:g} s of the signal and were killed"
+        code, message = 1, f"the ranks did not stop within {duration_text(grace_s)} of the signal and were killed"
     elif message and (kept := read_code(told)) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:

@@ -93,7 +93,7 @@ def advice_line(advice: dict[str, Any]) -> str:
         basis = f"from {advice['interruptions']} seen, 90 % {duration_text(low)} to {duration_text(high)}"
     return (
         f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
-        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {advice['save_s']:.3g} s and a "
+        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {duration_text(advice['save_s'])} and a "
         "restart of "
-        f"{advice['restart_s']:.3g} s; then {advice['expected_ratio']:.1%} would count (modelled)"
+        f"{duration_text(advice['restart_s'])}; then {advice['expected_ratio']:.1%} would count (modelled)"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from suite.files import duration_text
 from suite.log.reader import Event
 from suite.log.values import finite, whole
 
@@ -99,7 +100,8 @@ def problem(event: Event) -> str | None:
     for entry in entries:
         used, most = sum(entry[name] for name in _TIMES), entry["cpus"] * seconds
         if used > 1.1 * most + 1.0:  # times come in ticks
-            return f"node {entry['node']}: {used:.6g} s of CPU time on {entry['cpus']} CPUs in {seconds:.6g} s"
+            took = f"{duration_text(used)} of CPU time on {entry['cpus']} CPUs in {duration_text(seconds)}"
+            return f"node {entry['node']}: {took}"
     return None
 
 

@@ -179,6 +179,14 @@ class RunFolder:
                     found.append(_trial_numbers(path)[0])
         return sorted(found)
 
+    def under_way_text(self) -> str | None:
+        """Which trials run now, in words. None if none does."""
+        trials = self.under_way()
+        if not trials:
+            return None
+        numbers, many = ", ".join(map(str, trials)), len(trials) > 1
+        return f"run{'s' * many} {numbers} of {self.root} {'are' if many else 'is'} under way"
+
     def power(self, log: Path) -> Path:
         """The power readings of a trial, by its log."""
         return self.root / "power" / log.stem

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.card import Target
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log.record import RunRecord, first_reaching
 from suite.statistics.intervals import log_interval
 
@@ -108,7 +108,7 @@ def failure(record: RunRecord, target: Target) -> str | None:
     if record.time_to_train_s is None:
         return "no run_stop"
     if record.time_to_train_s <= 0.0:
-        return f"ends {-record.time_to_train_s:.3f} s before it starts"
+        return f"ends {duration_text(-record.time_to_train_s)} before it starts"
     if record.status not in (None, "success"):
         return f"status is {brief(record.status)}"
     if first_reaching(record, target) is None:

@@ -79,6 +79,7 @@ def build_package(
     """
     check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
+    _check_ended(runs)
     _check_one_suite(runs)
     _check_kept_files(runs)
     submitter = submitter or _submitter_of(runs, system_submitter)
@@ -126,6 +127,13 @@ def build_package(
 def write_package_manifest(package: Path) -> None:
     """Write the manifest of all files of a package: the last file written, so a package that has one is complete."""
     write_whole(package / MANIFEST, render_package_manifest(package))
+
+
+def _check_ended(runs: Sequence[Run]) -> None:
+    """Raise InputError if a run goes on: its log would be that of a failed one."""
+    for run in runs:
+        if text := run.folder.under_way_text():
+            raise InputError(f"{text}: package it when it has ended (mlhpc status {run.folder.root} shows it)")
 
 
 def _check_failures(results: Sequence[Result], count_failed: bool) -> None:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from suite.files import duration_text
 from suite.statistics import Outcome, judge_interval, student_t
 from suite.statistics.intervals import LARGEST_LOG, mean_interval
 
@@ -113,7 +114,7 @@ def compare_times(
     least = resolution_s / min(*times_a, *times_b)
     if half < least:
         half = least
-        doubts.append(f"the times are known to {resolution_s:g} s")
+        doubts.append(f"the times are known to {duration_text(resolution_s)}")
     drift, moved = _find_drift(a, b)
     half += moved
     if moved > half / 20:  # less is not worth a word

@@ -32,7 +32,7 @@ import numpy as np
 
 from suite.config import Watching
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line
+from suite.files import duration_text, make_folder, print_line
 from suite.training.progress import Progress, marked_transport
 from suite.world import World, node_name, own_address
 
@@ -98,7 +98,7 @@ def explain_hang(states: Sequence[RankState], missing: Iterable[int], silence_s:
         parts.append(f"{len(rest)} of {len(states) + len(absent)} ranks wait in: {rest[0].label}")
     else:
         parts.append(f"all {len(states)} ranks are in: {rest[0].label}" if len(states) > 1 else rest[0].label)
-    return f"no progress for {min(state.silent_s for state in states):.0f} s: " + "; ".join(parts)
+    return f"no progress for {duration_text(min(state.silent_s for state in states))}: " + "; ".join(parts)
 
 
 def _ranks(names: Iterable[str]) -> str:
@@ -206,7 +206,7 @@ class Watchdog:
         """Let rank 0, which has the log, end the run, or end it here."""
         state = self._state()
         waits = f"rank {state.rank} on {state.node} waits for it in: {state.label}"
-        text = f"no progress for {state.silent_s:.0f} s: rank {self._next} has ended; {waits}"
+        text = f"no progress for {duration_text(state.silent_s)}: rank {self._next} has ended; {waits}"
         if 0 in (self._world.rank, self._next) or self._told == LEFT_TO_FIRST:
             self._finish(text, range(self._world.size))
         else:
@@ -318,7 +318,7 @@ class Watchdog:
             make_folder(self._stacks.parent)
             with self._stacks.open("a", encoding="utf-8") as file:
                 file.write(f"rank {self._world.rank} on {node_name()}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')}: ")
-                file.write(f"silent for {self._progress.silent_s:.0f} s in: {self._progress.label}\n")
+                file.write(f"silent for {duration_text(self._progress.silent_s)} in: {self._progress.label}\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
         except OSError as error:

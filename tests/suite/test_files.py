@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,8 @@ from suite import files
 from suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from suite.errors import InputError
 from suite.training.parallel.plan import ParallelPlan
+
+ROOT = Path(files.__file__).parents[1]
 
 
 @pytest.mark.parametrize("text", ["[" * 2**13, "- " * 2**12, "a: " + "[" * 2**13], ids=["lists", "dashes", "longer"])
@@ -123,3 +126,17 @@ def test_a_power_of_ten_is_a_number_and_in_quotes_a_text() -> None:
 )
 def test_a_duration_has_three_digits_in_the_unit_that_a_person_expects(seconds: float, text: str) -> None:
     assert files.duration_text(seconds) == text
+
+
+def test_no_text_renders_a_time_in_its_own_way() -> None:
+    """Seconds, minutes and hours are rendered by `duration_text` alone; tables of figures have their own units."""
+    own = re.compile(r"\{[^{}]+:[,.\d>]*[gf]?\} ?(?:s|min|h)\b(?!\))")
+    places = [path for room in ("suite", "analysis", "workloads") for path in (ROOT / room).rglob("*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in places
+        if "figures" not in path.parts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if own.search(line)
+    ]
+    assert found == [], "use suite.files.duration_text"

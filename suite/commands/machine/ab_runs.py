@@ -14,7 +14,7 @@ from suite.cli.options import JSON, Finite, Whole, format_option, output_option,
 from suite.config import default_data_root
 from suite.descriptor import descriptor
 from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress, printable, write_whole
+from suite.files import duration_text, print_line, print_progress, printable, write_whole
 
 if TYPE_CHECKING:
     from suite.performance.ab.runner import RunResult
@@ -122,7 +122,7 @@ def run(folder: Path) -> None:
 
 
 def _tell(done: RunResult) -> None:
-    result = f"{done.value:.4g} s" if done.finished else f"did not finish: {done.why}"
+    result = duration_text(done.value) if done.finished else f"did not finish: {done.why}"
     print_progress(f"block {done.turn.block}: {done.turn.entry}: {result}")
 
 

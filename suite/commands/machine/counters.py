@@ -10,7 +10,7 @@ import click
 
 from suite.cli.options import Whole, output_option
 from suite.descriptor import descriptor
-from suite.files import print_line
+from suite.files import duration_text, print_line
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
@@ -49,4 +49,4 @@ def counters(tool: str, file: Path, system: str, workload: str, size: str, steps
     }
     write(path, json.dumps(body, indent=1) + "\n")
     seconds, flops = sum(kernel.seconds for kernel in kernels), sum(kernel.flops for kernel in kernels)
-    print_line(f"{path}: {len(kernels)} kernels, {seconds:.4g} s, {flops:.4g} FLOPs in {steps} steps")
+    print_line(f"{path}: {len(kernels)} kernels, {duration_text(seconds)}, {flops:.4g} FLOPs in {steps} steps")

@@ -26,7 +26,7 @@ from suite import VERSION
 from suite.cli.options import JSON, format_option, ranks_option
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import byte_text, print_line
+from suite.files import byte_text, duration_text, print_line
 from suite.launch import mpi
 from suite.launch.local import mpiexec_command, trial_environment
 from suite.launcher import detect, explain, way_out
@@ -307,8 +307,8 @@ def judge_clock(skew: float | None, synchronised: bool | None, folder: Path) -> 
     if skew is None:
         difference = Check("clock", True, f"not compared: no file can be written in {folder}", "nodes")
     else:
-        found = f"a new file in {folder} is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this node's clock"
-        difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {SKEW_S:g} s")
+        found = f"a new file in {folder} is {duration_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's clock"
+        difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {duration_text(SKEW_S)}")
     state = {True: "synchronised", False: "not synchronised", None: "the kernel does not say"}[synchronised]
     return [difference, Check("time service", synchronised is not False, state, "nodes", fix, "synchronised")]
 

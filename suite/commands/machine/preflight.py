@@ -109,8 +109,8 @@ def node(
 def _explain_end(took: float, budget: int, where: str) -> str:
     """Say that the time limit ended the measurement, or that it ended before that, and at what."""
     if took >= budget - 0.5:  # the ranks are ended a moment before
-        return f"the time limit of {budget} s (--budget) ended it at {where}"
-    return f"ended after {took:.0f} s of {budget} s, at {where}"
+        return f"the time limit of {duration_text(budget)} (--budget) ended it at {where}"
+    return f"ended after {duration_text(took)} of {duration_text(budget)}, at {where}"
 
 
 def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tuple[int, str, float]:
@@ -152,7 +152,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
     begin, where = time.time(), "the connection of the nodes"
 
     def late() -> None:
-        print_line(f"mlhpc: links between nodes: ended after {budget} s, at {where}", error=True)
+        print_line(f"mlhpc: links between nodes: ended after {duration_text(budget)}, at {where}", error=True)
         os._exit(ExitCode.FAILED)
 
     def at(text: str) -> None:

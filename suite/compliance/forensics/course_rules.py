@@ -18,7 +18,7 @@ from suite.compliance.rules.base import (
     log_rule,
     steps_between_evals,
 )
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.timeline import Epoch
@@ -45,8 +45,8 @@ def stop_early(context: LogContext) -> Iterator[LogBreach]:
         return  # the run trains on while another process evaluates, and run_stop has the time of the right checkpoint
     latest = max(context.run.every(*_OF_THE_RUN), key=lambda event: event.time_ms, default=None)
     if stop is not None and latest is not None and latest.time_ms > stop.time_ms:
-        seconds = (latest.time_ms - stop.time_ms) / 1e3
-        yield stop.line, f"run_stop is {seconds:.3f} s earlier than {latest.key} before it (line {latest.line})"
+        early = duration_text((latest.time_ms - stop.time_ms) / 1e3)
+        yield stop.line, f"run_stop is {early} earlier than {latest.key} before it (line {latest.line})"
 
 
 @log_rule("before-run", "nothing is trained and nothing evaluated before run_start", f"{HPC} 5.1")
@@ -64,8 +64,8 @@ def before_run(context: LogContext) -> Iterator[LogBreach]:
         kind = event.key if event.key in _OF_THE_RUN else "step"  # the reader may drop all steps but the first
         if kind not in found:
             found.add(kind)
-            seconds = (start.time_ms - event.time_ms) / 1e3
-            yield event.line, f"{event.key} {f'is {seconds:.3f} s before' if early else 'stands before'} run_start"
+            where = f"is {duration_text((start.time_ms - event.time_ms) / 1e3)} before" if early else "stands before"
+            yield event.line, f"{event.key} {where} run_start"
 
 
 def _trains(event: Event) -> bool:
@@ -121,7 +121,7 @@ def epoch_time(context: LogContext) -> Iterator[LogBreach]:
     if short and longest > 1.0:
         length, epoch = short[0]
         what = f"{len(short)} of {len(seconds)} epochs, first {brief(epoch.number)}"
-        yield None, f"{what}: {length:.3f} s, where the longest takes {longest:.3f} s"
+        yield None, f"{what}: {duration_text(length)}, where the longest takes {duration_text(longest)}"
 
 
 @log_rule(

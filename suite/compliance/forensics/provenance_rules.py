@@ -17,7 +17,7 @@ from typing import Any
 from suite.compliance.kept_files import damaged_files
 from suite.compliance.result import Result, trained_samples
 from suite.compliance.rules.base import OURS, ResultBreach, name_of, result_rule
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log.provenance import find_kept_folder, problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
@@ -70,8 +70,8 @@ def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
             yield document.path, f"created = {brief(stated)}: expected a time such as 2026-11-20T14:00:00Z"
         # With several run folders nothing says which of them the earliest log is from.
         elif earliest is not None and len(result.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S:
-            early = (created - _start(earliest)) / 60.0
-            yield document.path, f"the run folder was made {early:.0f} min after {name_of(earliest)} began"
+            late = duration_text(created - _start(earliest))
+            yield document.path, f"the run folder was made {late} after {name_of(earliest)} began"
 
 
 @result_rule(

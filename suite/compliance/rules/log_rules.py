@@ -17,7 +17,7 @@ from suite.compliance.rules.base import (
     log_rule,
 )
 from suite.compliance.ruleset import same
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.record import first_reaching
@@ -182,7 +182,7 @@ def run_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = context.record.time_to_train_s
     stop = context.log.first(mllog.RUN_STOP)
     if seconds is not None and stop is not None and seconds <= 0.0:
-        yield stop.line, f"run_stop is {-seconds:.3f} s before run_start: the run has no time"
+        yield stop.line, f"run_stop is {duration_text(-seconds)} before run_start: the run has no time"
 
 
 @log_rule("clock-jump", "time stamps never jump back by more than a minute", OURS)
@@ -230,8 +230,9 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
     for key in (mllog.INIT_STOP, mllog.RUN_START):
         event = context.log.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
-            minutes = (event.time_ms - start.time_ms) / 60e3
-            yield event.line, f"{key} is {minutes:.1f} min after init_start; at most {limit:g} are allowed"
+            seconds = (event.time_ms - start.time_ms) / 1e3
+            over = duration_text(seconds - 60 * limit)
+            yield event.line, f"{key} is {duration_text(seconds)} after init_start, {over} more than allowed"
             return
         if key == context.ruleset.data.init_ends:
             return
@@ -245,7 +246,7 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
 def init_gap(context: LogContext) -> Iterator[LogBreach]:
     stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
     if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:  # a barrier takes less
-        yield start.line, f"run_start is {(start.time_ms - stop.time_ms) / 1e3:.3f} s after init_stop"
+        yield start.line, f"run_start is {duration_text((start.time_ms - stop.time_ms) / 1e3)} after init_stop"
 
 
 @log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
@@ -277,7 +278,7 @@ def interval_open(context: LogContext) -> Iterator[LogBreach]:
 def interval_negative(context: LogContext) -> Iterator[LogBreach]:
     for epoch in context.record.epochs:
         if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _evaluates_offline(context)):
-            yield None, f"epoch {epoch.number} ends {epoch.start_s - epoch.stop_s:.3f} s before it begins"
+            yield None, f"epoch {epoch.number} ends {duration_text(epoch.start_s - epoch.stop_s)} before it begins"
     intervals = (
         ("init", context.record.init_s),
         ("staging", _staging_s(context)),
@@ -286,7 +287,7 @@ def interval_negative(context: LogContext) -> Iterator[LogBreach]:
     for name, seconds in intervals:
         if seconds is not None and seconds < -_CLOCK_STEP_S:
             event = context.log.first(f"{name}_stop")
-            yield event.line if event else None, f"{name}_stop is {-seconds:.3f} s before {name}_start"
+            yield event.line if event else None, f"{name}_stop is {duration_text(-seconds)} before {name}_start"
 
 
 @log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
@@ -414,7 +415,7 @@ def _backwards(events: Iterable[Event]) -> Iterator[tuple[int, float, str]]:
     for event in events:
         if latest is not None and event.time_ms < latest.time_ms:
             seconds = (latest.time_ms - event.time_ms) / 1e3
-            yield event.line, seconds, f"{event.key} is {seconds:.3f} s earlier than {latest.key} before it"
+            yield event.line, seconds, f"{event.key} is {duration_text(seconds)} earlier than {latest.key} before it"
         else:
             latest = event
 

@@ -13,7 +13,7 @@ from typing import Any
 from suite.card import SizeCard
 from suite.compliance.rules.base import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
 from suite.compliance.ruleset import same
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log import mllog
 from suite.log.other_work import problem
 from suite.log.reader import Event
@@ -57,13 +57,18 @@ def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
             yield event.line, f"{key} = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
             return
         if abs(sum(parts) - step) > 0.01 * step + 1e-4:
-            yield event.line, f"{key}: the phases sum to {sum(parts):.6f} s, the step is {step:.6f} s"
+            yield event.line, f"{key}: the step takes {duration_text(step)}, its phases {_apart(sum(parts), step)}"
             return
         total += step
     training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _unfinished_s(context)
     # The log rounds both; phases of a rank are measured by another clock than time stamps.
     if training and total > 1.01 * training + 0.1:
-        yield None, f"{key} sum to {total:.3f} s, all epochs take {training:.3f} s"
+        yield None, f"all epochs take {duration_text(training)}, the sum of {key} is {_apart(total, training)}"
+
+
+def _apart(seconds: float, other: float) -> str:
+    """Render a time and its difference to another one, which three digits of both may hide."""
+    return f"{duration_text(seconds)}, {duration_text(abs(seconds - other))} {'more' if seconds > other else 'less'}"
 
 
 def _unfinished_s(context: LogContext) -> float:
@@ -86,7 +91,8 @@ def rank_stats(context: LogContext) -> Iterator[LogBreach]:
             problem = _distribution_problem(name, entry, ranks)
             # The steps of a rank cannot take longer than the training of their epoch.
             if problem is None and name == "step_s" and epoch and entry["max"] > 1.01 * epoch.train_s + 0.1:
-                problem = f"the steps of a rank take {entry['max']:.3f} s, training the epoch {epoch.train_s:.3f} s"
+                steps = _apart(entry["max"], epoch.train_s)
+                problem = f"training the epoch takes {duration_text(epoch.train_s)}, the steps of a rank {steps}"
             if problem is not None:
                 yield event.line, problem
                 return
@@ -129,7 +135,7 @@ def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
             parts = entry if isinstance(entry, dict) else {}
             joules, counters = finite(parts.get("joules")), finite(parts.get("counters"))
             if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
-                what = f"{name} = {brief(entry)} in {brief(seconds)} s"
+                what = f"{name} = {brief(entry)} in {duration_text(seconds) if seconds is not None else None}"
                 yield event.line, f"{what}: expected 0 to 100 kW for each counter"
                 return
 
@@ -288,7 +294,8 @@ def duration_agrees(context: LogContext) -> Iterator[LogBreach]:
         start, seconds = starts.get(epoch_num(event)), finite(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
         if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:
-            yield event.line, f"the evaluation took {seconds:.3f} s by its own clock, {apart:.3f} s by its time stamps"
+            own = _apart(seconds, apart)
+            yield event.line, f"the evaluation took {duration_text(apart)} by its time stamps, {own} by its own clock"
             return
 
 
@@ -356,7 +363,8 @@ def other_work(context: LogContext) -> Iterator[LogBreach]:
         if wrong is not None:
             yield event.line, f"other_work = {brief(event.value)}: {wrong}"
         elif seconds is not None and run_s is not None and abs(seconds - run_s) > 0.01 * run_s + 1.0:
-            yield event.line, f"other_work was counted for {seconds:.6g} s, the run took {run_s:.6g} s"
+            counted = _apart(seconds, run_s)
+            yield event.line, f"the run took {duration_text(run_s)}, other_work was counted for {counted}"
         elif found is not None:
             where = f"node {found.node}: " if (context.record.nodes or 1) > 1 else ""
             yield event.line, f"{where}{found.text} during the run"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from suite.compliance.result import Result
 from suite.compliance.rules.base import OURS, ResultBreach, result_rule
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log.energy.integrate import UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
 from suite.log.energy.score import GAP_S, offset_curve
@@ -127,8 +127,8 @@ def power_rate(result: Result) -> Iterator[ResultBreach]:
                 continue  # rule power-window
             rate, gap, count = line.rate_hz(low, high), line.largest_gap_s(low, high), len(line.times_s)
             if rate < _LEAST_HZ or gap > GAP_S:
-                found = f"{rate:.2f} readings a second, the largest gap is {gap:.1f} s"
-                yield log.path, f"{found}; expected 1 and {GAP_S:g} s"
+                found = f"{rate:.2f} readings a second, the largest gap is {duration_text(gap)}"
+                yield log.path, f"{found}; expected 1 and {duration_text(GAP_S)}"
             elif count < _FEWEST:
                 yield log.path, f"{count} readings; expected {_FEWEST}: measure longer on the same code path"
 
@@ -142,8 +142,8 @@ def power_window(result: Result) -> Iterator[ResultBreach]:
             line = offset_curve(log)
             late, early = line.times_s[0] - start, stop - line.end_s
             if late > GAP_S or early > GAP_S:
-                begin = f"readings begin {max(late, 0.0):.1f} s after run_start"
-                yield log.path, f"{begin} and end {max(early, 0.0):.1f} s before run_stop"
+                begin = f"readings begin {duration_text(max(late, 0.0))} after run_start"
+                yield log.path, f"{begin} and end {duration_text(max(early, 0.0))} before run_stop"
             yield from ((log.path, text) for text in _wrong_marks(log))
 
 
@@ -161,7 +161,7 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
     elif stop.time_ms < max(log.times_ms):
         after = (max(log.times_ms) - stop.time_ms) / 1e3
         same = " and has the time of the start" if start is not None and stop.time_ms == start.time_ms else ""
-        yield f"line {stop.line}: {STOP} is {after:.1f} s before the last reading{same}"
+        yield f"line {stop.line}: {STOP} is {duration_text(after)} before the last reading{same}"
     if start is not None and start.time_ms > min(log.times_ms):
         yield f"line {start.line}: {START} is after the first reading"
 
@@ -264,7 +264,7 @@ def power_clock(result: Result) -> Iterator[ResultBreach]:
             known = finite(bound)
             if finite(offset) is None or known is None or not 0.0 <= known <= _CLOCK_S:
                 text = f"clock_offset_s = {brief(offset)}, clock_bound_s = {brief(bound)}"
-                yield log.path, f"{text}: expected seconds, known to {_CLOCK_S:g} s"
+                yield log.path, f"{text}: expected seconds, known to {duration_text(_CLOCK_S)}"
 
 
 @result_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from suite.documents import Positive, YamlSource
 from suite.errors import InputError
-from suite.files import brief, read_bytes
+from suite.files import brief, duration_text, read_bytes
 from suite.log.energy.keys import ESTIMATE, READING, START, STOP
 
 _LARGEST_FILE = 256 * 2**20
@@ -220,4 +220,4 @@ def _iso(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
-        return f"{seconds:g} s"
+        return duration_text(seconds)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log.energy.integrate import UNSTATED_ACCURACY, Curve, curve, sampling_halfwidth_j
 from suite.log.energy.keys import SCOPES
 from suite.log.energy.power_log import PowerLog, read_power_log
@@ -180,7 +180,7 @@ def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
     between_j = math.fsum(joules for joules, _ in switches)
     uncovered = max(part.uncovered_s for part in parts)
     worst = max(parts, key=lambda part: part.uncovered_s)
-    reason = f"{worst.name} covers all but {uncovered:.1f} s of the run" if uncovered > GAP_S else None
+    reason = f"{worst.name} covers all but {duration_text(uncovered)} of the run" if uncovered > GAP_S else None
     idle = [part.idle_w for part in parts]
     return RunEnergy(
         record.path,
@@ -215,7 +215,7 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
     worth = joules / counted.seconds if counted.seconds > 0.0 else 0.0
     return RunEnergy(
         record.path,
-        f"the counters cover all but {uncovered:.1f} s of the run" if uncovered > GAP_S else None,
+        f"the counters cover all but {duration_text(uncovered)} of the run" if uncovered > GAP_S else None,
         joules=joules,
         nodes_j=joules,
         scope=scope,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.compliance.manifest import changed_files, read_package_manifest
-from suite.files import brief
+from suite.files import brief, duration_text
 from suite.log.provenance import problem_of_config
 from suite.log.results_tree import MANIFEST, list_files
 from suite.log.score import Throughput
@@ -127,5 +127,5 @@ def _found(original: Original) -> dict[str, Any]:
 def _score_text(original: Original) -> str:
     result = original.scored.score
     if isinstance(result, Throughput):
-        return f"{result.models_per_minute:.6g} models/min" if result.models_per_minute else str(result.reason)
-    return f"score {result.mean_s:.6g} s" if result.mean_s is not None else f"no score ({result.reason})"
+        return f"{result.models_per_minute:.3g} models/min" if result.models_per_minute else str(result.reason)
+    return f"score {duration_text(result.mean_s)}" if result.mean_s is not None else f"no score ({result.reason})"

@@ -17,7 +17,7 @@ from suite.compliance.manifest import digest
 from suite.data.lock import locked
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line
+from suite.files import duration_text, print_line
 from suite.launch.local import suite_command
 from suite.log import mllog
 from suite.log.reader import Log, read_events
@@ -76,7 +76,10 @@ def _value(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
         return math.inf, why
     limit_s, seconds = contest.settings.run_limit_s, record.time_to_train_s or 0.0
     if record.status != "success" or seconds > limit_s:
-        return math.inf, f"status is {record.status!r}, after {seconds:.6g} s of a budget of {limit_s:.6g} s"
+        return (
+            math.inf,
+            f"status is {record.status!r}, after {duration_text(seconds)} of a budget of {duration_text(limit_s)}",
+        )
     if contest.settings.objective == "time_to_train":
         return seconds, ""
     cpu_s = cpu_seconds(log)

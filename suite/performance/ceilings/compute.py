@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from suite.files import duration_text
 from suite.machine.choice.products import has_onednn, onednn_product
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
 from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
@@ -143,7 +144,9 @@ def _sample_orders(
             if product.library in left_out:
                 continue
             if expected > effort.slowest_s or not budget.allows(LEAST_CALLS * max(expected, effort.sample_s)):
-                over = f"takes {expected:.2g} s" if expected > effort.slowest_s else "does not fit into the time"
+                over = (
+                    f"takes {duration_text(expected)}" if expected > effort.slowest_s else "does not fit into the time"
+                )
                 left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
                 continue
             once = agree(world, [_warm(product, device)])[0]

@@ -57,7 +57,7 @@ def measure(
     for title, step in steps.items():
         since = budget.clock()
         part = budget.until(ENDS[title] * budget.length)
-        say(f"{title} ..." + (f" at most {part.length:.0f} s" if part.ends else ""))
+        say(f"{title} ..." + (f" at most {duration_text(part.length)}" if part.ends else ""))
         findings.add(step(part))
         say(f"{title}: {duration_text(budget.clock() - since)}")
     header = {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from suite.files import duration_text
 from suite.performance.ceilings.document import Findings, NotMeasured, Resource, Roof
 from suite.performance.ceilings.samples import Effort, Samples, agree, repeat
 from suite.performance.ceilings.time_limit import TimeLimit
@@ -44,7 +45,9 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Ti
             once = agree(world, [write_file(path, block, BLOCK)])[0]
             size = min(size, int(budget.left() / (PASSES * once)) * BLOCK)
             if size == 0:
-                return _none(f"{directory} takes {once:.2g} s to write {BLOCK >> 20} MiB: too slow for the time")
+                return _none(
+                    f"{directory} takes {duration_text(once)} to write {BLOCK >> 20} MiB: too slow for the time"
+                )
         if size < effort.storage_bytes:
             what = (
                 f"files of more than {size >> 20} MiB per rank: they do not fit into the time, the space or the memory"

@@ -66,7 +66,7 @@ def test_a_side_step_that_fails_is_named_and_the_rest_goes_on(
     assert done.exit_code == 1
     assert [words[0] for words in steps.ran] == ["data", "run", "package", "check", "score", "ceilings", "report"]
     (line,) = [line for line in done.output.splitlines() if line.startswith("  failed:")]
-    said = "stopped after 120 s" if (name, code) == ("ceilings", 124) else f"{name} went wrong"
+    said = "stopped after 2 min" if (name, code) == ("ceilings", 124) else f"{name} went wrong"
     assert line == f"  failed: `mlhpc {name}` ({name}): {said}"
     reasons = {step["title"]: step["reason"] for step in json.loads((steps.root / STEPS).read_text())["steps"]}
     assert [title for title, reason in reasons.items() if reason] == [name]

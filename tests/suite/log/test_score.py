@@ -107,7 +107,7 @@ def test_of_more_runs_the_median_window_counts() -> None:
     ("fields", "why"),
     [
         ({"run_stop_s": None, "time_to_train_s": None}, "no run_stop"),
-        ({"time_to_train_s": -1.0}, "ends 1.000 s before it starts"),
+        ({"time_to_train_s": -1.0}, "ends 1 s before it starts"),
         ({"status": "aborted"}, "status is 'aborted'"),
         ({"status": "Success"}, "status is 'Success'"),
         ({"resumed": True}, "resumed from a checkpoint, so not scored"),
