@@ -121,11 +121,13 @@ def convert(
 @click.option("--deep", is_flag=True, help="Read every byte and compare checksums, not only presence and sizes.")
 def verify(root: Path, deep: bool) -> None:
     """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
-    from suite.data.manifest import read_manifest
+    from suite.data.manifest import MANIFEST_NAME, read_manifest
     from suite.data.manifest import verify as find_problems
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
+    if not os.path.lexists(root / MANIFEST_NAME) and not any(root.glob("*/shard_*")):
+        raise InputError(f"{root}: no data set here (no {MANIFEST_NAME}, no shard)")
     begin = time.monotonic()
     try:
         manifest = read_manifest(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import click
 
 from suite.cli.options import Finite, card_option, output_option
 from suite.compliance.manifest import changed_files
+from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.launch.slurm import read_system
 from suite.log.energy.power_csv import read_power_columns, read_power_csv
+from suite.log.results_tree import MANIFEST
 from suite.machine.system import read_description
 from suite.package.build import Package, build_package
 from suite.package.redaction import KINDS
@@ -153,7 +156,10 @@ def _system_file(system: str) -> Path | None:
 
 
 def _verify(packages: tuple[Path, ...]) -> None:
-    """Print how each package differs from its manifest; exit code 1 if any does."""
+    """Print how each package differs from its manifest; exit code 1 if any does. InputError for what is no package."""
+    for folder in packages:
+        if not any(os.path.lexists(folder / name) for name in (MANIFEST, "results", "systems")):
+            raise InputError(f"{folder}: no package here (no {MANIFEST}, no results/)")
     count = 0
     for folder in packages:
         changes = [f"{path}: {message}" for _, path, message in changed_files(folder)]

@@ -116,6 +116,10 @@ def test_an_empty_folder_is_the_same_mistake_for_every_command(tmp_path: Path) -
         ("score", empty, "--format", "json"),
         ("compare", empty, empty),
         ("package", empty, "--system", "x"),
+        ("package", "--verify", empty),
+        ("data", "verify", empty),
+        ("data", "verify", empty, "--deep"),
+        ("data", "describe", empty),
         ("status", empty),
         ("history", "add", empty),
         ("history", "check", empty),
@@ -124,6 +128,25 @@ def test_an_empty_folder_is_the_same_mistake_for_every_command(tmp_path: Path) -
     ):
         assert mlhpc(*words).returncode == 2, words
     assert "nothing checked: 0 logs" in mlhpc("check", empty).stdout
+
+
+def test_a_package_or_data_set_without_its_manifest_is_at_fault_and_a_folder_of_other_things_is_a_mistake(
+    tmp_path: Path,
+) -> None:
+    package, data, other = tmp_path / "ACME", tmp_path / "data", tmp_path / "other"
+    for path in (package / "results" / "x", data / "train" / "shard_00000.h5", other / "notes" / "letter.txt"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    for words, code in (
+        (("package", "--verify", package), 1),
+        (("data", "verify", data), 1),
+        (("package", "--verify", other), 2),
+        (("package", "--verify", package, other), 2),
+        (("data", "verify", other), 2),
+        (("data", "verify", other / "notes" / "letter.txt"), 2),
+    ):
+        done = mlhpc(*words)
+        assert (done.returncode, (done.stdout + done.stderr).count("\n")) == (code, 1), words
 
 
 def test_a_place_that_cannot_be_written_is_the_same_mistake_for_every_command(tmp_path: Path) -> None:
