@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -207,18 +208,21 @@ def _show(rows: Sequence[TrialStatus], style: str = TEXT) -> None:
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
-    """List the run folders at the paths and up to two levels below. InputError for a path that has none."""
-    folders = []
+    """List the run folders at the paths and up to two levels below. InputError for a path that has none.
+
+    Each is listed once, whatever links lead to it.
+    """
+    folders: dict[str, RunFolder] = {}
     for path in paths:
-        below = sorted(
-            info.parent for info in [*path.glob("run.json"), *path.glob("*/run.json"), *path.glob("*/*/run.json")]
-        )
+        below = [info.parent for info in [*path.glob("run.json"), *path.glob("*/run.json"), *path.glob("*/*/run.json")]]
         if not path.exists():
             raise InputError(f"{path}: does not exist; expected a run folder, or a folder of run folders")
         if not below:
             raise InputError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
-        folders += [RunFolder(folder) for folder in below]
-    return folders
+        outermost = [folder for folder in below if set(below).isdisjoint(folder.parents)]  # a run holds no other run
+        for folder in sorted(outermost, key=lambda each: (os.path.realpath(each) != os.path.abspath(each), each)):  # noqa: PTH100
+            folders.setdefault(os.path.realpath(folder), RunFolder(folder))
+    return sorted(folders.values(), key=lambda folder: folder.root)
 
 
 def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:

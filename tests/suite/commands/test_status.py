@@ -340,6 +340,20 @@ def test_the_command_finds_runs_below_and_speaks_json(run: RunFolder) -> None:
     assert plain[0].split()[:3] == ["run", "trial", "state"]
 
 
+def test_links_show_no_run_twice(run: RunFolder) -> None:
+    """A link to the folder itself or to the one above; a run elsewhere that a link leads to is shown."""
+    top = run.root.parent
+    elsewhere = copy_of(run, "../elsewhere/x")
+    (run.root / "self").symlink_to(".")
+    (run.root / "up").symlink_to("..")
+    (run.root / "loop").symlink_to("loop")
+    (top / "a").symlink_to(run.root.name)
+    (top / "b").symlink_to(elsewhere.root)
+    for paths in ([top], [run.root], [top, run.root, top]):
+        roots = [folder.root for folder in status.find_runs(paths)]
+        assert roots == [top / "b", run.root][paths == [run.root] :], paths
+
+
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     done = command(tmp_path)
     assert (done.returncode, done.stderr) == (
@@ -351,7 +365,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
 def copy_of(run: RunFolder, name: str, **changes: Any) -> RunFolder:
     """A second run folder beside one, with another run.json."""
     folder = run.root.parent / name
-    folder.mkdir()
+    folder.mkdir(parents=True)
     info = json.loads(run.info_path.read_text()) | changes
     (folder / "run.json").write_text(json.dumps(info))
     return RunFolder(folder)
