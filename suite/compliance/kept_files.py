@@ -83,9 +83,10 @@ def _contradicted_files(
     folder: RunFolder, records: Sequence[RunRecord], redacted: Sequence[object]
 ) -> Iterator[tuple[Path, str]]:
     """Yield the files whose sha256 a log or run.json states and that have another one."""
-    logged = {record.data_manifest for record in records} - {None}
-    if len(logged) == 1 and folder.data_path.is_file() and folder.data_path.name not in redacted:
-        yield from _with_other_digest(folder.data_path, str(*logged), "the logs say")
+    for path in (folder.data_path, folder.sources_path, folder.environment_path):
+        logged = {_logged_digest(record, path) for record in records} - {None}
+        if len(logged) == 1 and path.is_file() and path.name not in redacted:
+            yield from _with_other_digest(path, str(*logged), "the logs say")
     try:
         git = folder.read_info().git
     except InputError:
@@ -93,6 +94,10 @@ def _contradicted_files(
     stated = None if git is None else git.diff_sha256
     if stated is not None and folder.changes_path.name not in redacted:
         yield from _with_other_digest(folder.changes_path, stated, "run.json says")
+
+
+def _logged_digest(record: RunRecord, path: Path) -> str | None:
+    return record.data_manifest if path.name == "data.json" else record.run_files.get(path.name)
 
 
 def _with_other_digest(path: Path, stated: str, who: str) -> Iterator[tuple[Path, str]]:

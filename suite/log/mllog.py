@@ -62,6 +62,7 @@ BENCHMARK_SIZE = "benchmark_size"  # the card's size; sizes are never ranked tog
 SUITE_VERSION = "suite_version"  # version of this suite
 RUN_CONFIG = "run_config"  # the whole resolved RunConfig as a mapping; of a person's own loop what was stated
 CONFIG_FILE = "config_file"  # name of the file of settings, in run folder and package; metadata: sha256
+RUN_FILES = "run_files"  # {name: sha256} of what the run folder says of code and environment; never of facts
 MEASURED_CHOICE = "measured_choice"  # {"name", "chosen"}: how to compute; metadata: source, seconds of each way, shape
 PARALLEL_PLAN = "parallel_plan"  # the plan by which ranks share samples, its mesh and checksum; only where there is one
 RUN_MODE = "run_mode"  # value "strong" or "weak"; metadata: trial, launcher

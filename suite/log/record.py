@@ -119,6 +119,7 @@ class RunRecord:
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
     config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
+    run_files: Mapping[str, str] = field(default_factory=dict)  # sha256 of other files of the run folder, by name
     other_work: OtherWork | None = None
     parts: Parts | None = None
     counted: CountedEnergy | None = None
@@ -203,6 +204,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         data_manifest=_text(first(mllog.DATA_MANIFEST)),
         config=_mapping(first(mllog.RUN_CONFIG)),
         config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
+        run_files=_read_run_files(run.first(mllog.RUN_FILES)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
         parts=parts,
         counted=_counted(run),
@@ -219,6 +221,11 @@ def read_config_file(event: Event | None) -> tuple[str, str] | None:
     sha256 = event.metadata.get("sha256")
     sound = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and len(set(sha256)) > 1
     return (event.value, str(sha256)) if sound else None
+
+
+def _read_run_files(event: Event | None) -> dict[str, str]:
+    value = event.value if event is not None and isinstance(event.value, dict) else {}
+    return {name: text for name, text in value.items() if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)}
 
 
 def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:

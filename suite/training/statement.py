@@ -88,7 +88,7 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
         log.event(mllog.PREFLIGHT, judged[0], metadata=judged[1])
     simulated = is_simulated(machine_root(os.environ))
     about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
-    log_config_file(log, plan.folder)
+    log_run_files(log, plan.folder)
     log.event(mllog.RUN_CONFIG, said.config, metadata=about)
     log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
     for key, value in said.hyperparameters.items():
@@ -100,11 +100,19 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
     log.event(mllog.BASELINE, said.baselines, metadata={"attainable": said.attainable} if said.attainable else None)
 
 
-def log_config_file(log: EventLog, folder: RunFolder) -> None:
-    """Write which file of settings the run was made with, and its checksum; nothing where it cannot be read."""
-    with suppress(OSError):
-        content = read_bytes(folder.config_path, limits().json)
-        log.event(mllog.CONFIG_FILE, folder.config_path.name, metadata={"sha256": hashlib.sha256(content).hexdigest()})
+def log_run_files(log: EventLog, folder: RunFolder) -> None:
+    """Write the checksums of the files that say what the run was made with; of one that cannot be read nothing.
+
+    Facts of nodes are not among them: each trial writes them anew.
+    """
+    found = {}
+    for path in (folder.config_path, folder.sources_path, folder.environment_path):
+        with suppress(OSError):
+            found[path.name] = hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
+    config = found.pop(folder.config_path.name, None)
+    if config is not None:
+        log.event(mllog.CONFIG_FILE, folder.config_path.name, metadata={"sha256": config})
+    log.event(mllog.RUN_FILES, found)
 
 
 def keep_data_manifest(folder: RunFolder, text: str, world: World) -> None:

@@ -82,8 +82,10 @@ def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
 def provenance_valid(result: Result) -> Iterator[ResultBreach]:
     found = result.provenance
     reported = {document.path for document in (*found.infos, *found.facts.values()) if document.problem}
-    for folder in _kept_folders(result):
-        for path, problem in damaged_files(folder, result.runs):
+    folders = _kept_folders(result)
+    for folder in folders:
+        runs = [run for run in result.runs if run.path is not None and find_kept_folder(folders, run.path.name) == folder]
+        for path, problem in damaged_files(folder, runs):
             if path not in reported:  # by rule provenance-missing
                 yield path, problem
 

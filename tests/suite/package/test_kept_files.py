@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -157,6 +158,32 @@ def test_the_manifest_of_the_data_is_that_of_the_logs(tmp_path: Path, seed: int,
     half(run / "data.json")
     with pytest.raises(InputError, match=r"data\.json: expected JSON"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+
+
+@pytest.mark.parametrize("name", ["environment.json", "sources.json"])
+def test_a_file_that_became_another_valid_one_after_the_run_is_found(run: Path, tmp_path: Path, name: str) -> None:
+    """Its logs state its sha256."""
+    stated = {each: hashlib.sha256((run / each).read_bytes()).hexdigest() for each in ("environment.json", "sources.json")}
+    for path in sorted(run.glob("result_*.txt")):
+        lines = path.read_text().splitlines(keepends=True)
+        place = next(number for number, line in enumerate(lines) if '"run_config"' in line)
+        event = json.loads(lines[place].removeprefix(":::MLLOG "))
+        event |= {"key": "run_files", "value": stated}
+        path.write_text("".join([*lines[:place], f":::MLLOG {json.dumps(event)}\n", *lines[place:]]))
+    package = package_of(run, tmp_path / "whole")
+    assert check([package]).compliant
+    content = json.loads((run / name).read_text())
+    for kept in (run, beside(package)):  # another value, or only other white space: it is not the file of the run
+        (kept / name).write_text(json.dumps(content, indent=7))
+    forge(package, lambda kept: None)
+    for place in (run, package):
+        [found] = [each for each in check([place]).findings if each.rule == "provenance-valid"]
+        assert (Path(found.file).name, found.severity) == (name, "error")
+        assert "the logs say" in found.message
+    with pytest.raises(InputError, match=rf"{name}: its sha256 is .*, the logs say"):
+        build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    (run / name).unlink()  # what is moved away is a note
+    build_package([run], system="bed", out=tmp_path / "out" / "ACME")
 
 
 def test_what_is_redacted_has_another_sha256_and_is_valid(run: Path, tmp_path: Path) -> None:
