@@ -35,15 +35,18 @@ def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
     With ``loaded`` False only those count that the error names or passed through: it may have another cause than those that
     are merely loaded.
     """
-    found = _concerned(error) | (find_shadowed() if loaded else {})
-    if not found:
+    places = name_shadowed(error, loaded=loaded)
+    if not places:
         return ""
-    places = ", ".join(f"{name} is loaded from {file}" for name, file in list(found.items())[:3])
     text = " ".join(str(error).split())[:300]
-    return (
-        f"{places}, which PYTHONPATH puts before this Python's own: {type(error).__name__}: {text}; "
-        "expected no such folder in PYTHONPATH: env -u PYTHONPATH mlhpc …"
-    )
+    return f"{places}: {type(error).__name__}: {text}; expected no such folder in PYTHONPATH: env -u PYTHONPATH mlhpc …"
+
+
+def name_shadowed(error: BaseException, *, loaded: bool = False) -> str:
+    """The modules of `explain_shadowed` with their files; "" if there are none."""
+    found = _concerned(error) | (find_shadowed() if loaded else {})
+    places = ", ".join(f"{name} is loaded from {file}" for name, file in list(found.items())[:3])
+    return places and f"{places}, which PYTHONPATH puts before this Python's own"
 
 
 def where_from(file: str) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -443,10 +443,26 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
         "aborted": "red",
         "unreadable": "red",
     }
+    console = Console()
     head, *lines = table(rows)
-    screen = Table(*(name.strip() for name in head), box=None, header_style="bold")
+    apart = len("  ".join(head)) + 2 > console.width  # then a sentence would stand in a column of a few characters
+    shown = len(head) - apart
+    screen = Table(*(name.strip() for name in head[:shown]), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):
-        cells = [Text(printable(text.strip())) for text in line]  # never markup: a name may hold "[/]"
+        cells = [Text(printable(text.strip())) for text in line[:shown]]  # never markup: a name may hold "[/]"
         cells[2].stylize(colors.get(row.state, "yellow"))
         screen.add_row(*cells)
-    Console().print(screen)
+    console.print(screen)
+    for line in _notes(rows) if apart else ():
+        print_line(printable(line))
+
+
+def _notes(rows: Sequence[TrialStatus]) -> Iterator[str]:
+    """The notes as lines; trials of a run that have the same one stand together."""
+    trials: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.note:
+            trials.setdefault((row.run, row.note), []).extend([] if row.trial is None else [str(row.trial)])
+    for (run, note), numbers in trials.items():
+        where = f" {'trial' if len(numbers) == 1 else 'trials'} {', '.join(numbers)}" if numbers else ""
+        yield f"{run}{where}: {note}"

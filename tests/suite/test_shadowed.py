@@ -89,7 +89,17 @@ def test_doctor_imports_what_it_reports_and_says_from_where(tmp_path: Path, monk
     assert "OSError: libhdf5.so: no such file" in checks["h5py"].found
     assert checks["numpy"].ok
     assert "PYTHONPATH" in checks["torch"].fix
+    assert "PYTHONPATH" in checks["h5py"].fix
     assert where_from(str(tmp_path / "torch.py")) == f" from {tmp_path}/torch.py"
+
+
+def test_doctor_names_what_hides_a_module_that_a_package_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("x = 1\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    checks = {check.name: check for check in doctor.python_checks()}
+    assert f"numpy is loaded from {tmp_path}/numpy.py, which PYTHONPATH puts before" in checks["h5py"].found
+    assert checks["h5py"].fix == "env -u PYTHONPATH mlhpc …"
+    assert checks["google-crc32c"].ok
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,17 @@ PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
 # A module that a PYTHONPATH puts first has another file than the package whose metadata are found
 IMPORT_PROGRAM = """
 import importlib, importlib.util, sys
+from suite.shadowed import name_shadowed
 for package in sys.argv[1:]:
-    name, file, problem = package.replace("-", "_"), "", ""
+    name, file, hidden, problem = package.replace("-", "_"), "", "", ""
     try:
         spec = importlib.util.find_spec(name)
         file = str(spec.origin or next(iter(spec.submodule_search_locations))) if spec else ""
         importlib.import_module(name)
     except Exception as error:
+        hidden = name_shadowed(error)
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    print("IMPORT", package, file, problem, sep="\\t", flush=True)
+    print("IMPORT", package, file, hidden, problem, sep="\\t", flush=True)
 """
 
 
@@ -162,9 +164,11 @@ def python_checks() -> list[Check]:
         except PackageNotFoundError:
             checks.append(Check(name, False, "not installed", purpose, install, "installed"))
             continue
-        file, problem = imported.get(name, ("", "its import ended the process"))
+        file, hidden, problem = imported.get(name, ("", "", "its import ended the process"))
         elsewhere = where_from(file) if file else ""
-        fix = "env -u PYTHONPATH mlhpc …" if elsewhere and "PYTHONPATH" in os.environ else install
+        fix = "env -u PYTHONPATH mlhpc …" if hidden or (elsewhere and "PYTHONPATH" in os.environ) else install
+        if hidden:
+            problem = f"{hidden}: {problem}"
         if not problem and not Path(file).is_relative_to(str(installed.locate_file(""))):
             problem = f"hides the package that is installed in {installed.locate_file('')}"
         shown = f"{installed.version}{elsewhere}" + (f": {problem}" if problem else "")
@@ -172,11 +176,14 @@ def python_checks() -> list[Check]:
     return checks
 
 
-def _import_packages() -> dict[str, tuple[str, str]]:
-    """Import every package in another process, as a run would; return the file and the problem of each by its name."""
+def _import_packages() -> dict[str, tuple[str, str, str]]:
+    """Import every package in another process, as a run would.
+
+    Return by its name the file of each, what a PYTHONPATH hides of what it needs, and the problem.
+    """
     answer = _run([sys.executable, "-P", "-c", IMPORT_PROGRAM, *(name for name, _, _ in PACKAGES)])
     rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
-    return {name: (file, problem) for _, name, file, problem in rows}
+    return {name: (file, hidden, problem) for _, name, file, hidden, problem in rows}
 
 
 def launch_checks(environ: Mapping[str, str]) -> list[Check]:

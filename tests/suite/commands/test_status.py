@@ -318,6 +318,20 @@ def test_the_table_is_aligned() -> None:
     ]
 
 
+@pytest.mark.parametrize(("columns", "below"), [(80, True), (200, False)])
+def test_notes_stand_below_a_table_that_a_terminal_cannot_hold(
+    columns: int, below: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    note = "other work took 94 % of the CPUs (1.9 of 2)"
+    finished = [TrialStatus("runs/a", trial, "finished", 7, 0.93, 0.9, note=note) for trial in (0, 2)]
+    status._print_table([*finished, TrialStatus("runs/a", 1, "queued"), TrialStatus("b", None, "unreadable", note="x")])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert (lines[-2:] == [f"runs/a trials 0, 2: {note}", "b: x"]) == below
+    assert len(lines) == (7 if below else 5)
+    assert ("note" in lines[0]) != below
+
+
 def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "suite", "status", *arguments],
