@@ -49,7 +49,8 @@ def environment(python: str, versions: str, folder: Path) -> Path:
     uv = [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", str(inside), "--only-binary", ":all:"]
     subprocess.run([*uv, "--resolution", resolution, *requirements()], check=True)
     copy = folder / "source"  # an editable install would leave its metadata in the checkout
-    names = ("suite", "workloads", "analysis", "submissions", "mlhpc.py", "pyproject.toml", "README.md", "LICENSE")
+    folders, modules = ("suite", "workloads", "analysis", "submissions"), ("mlhpc.py", "mlhpc_start.py")
+    names = (*folders, *modules, "pyproject.toml", "README.md", "LICENSE")
     copy.mkdir()
     for name in names:
         source = ROOT / name

@@ -24,7 +24,7 @@ def main() -> None:
 
 def _refused(line: str) -> int:
     """Print the line by what the interpreter itself has: any module of ours may need the one that is hidden."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write("".join(each if each.isprintable() else "?" for each in line) + "\n")
     return 2
 
 

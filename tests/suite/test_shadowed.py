@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from suite import VERSION
 from suite.commands.machine import doctor
 from suite.errors import InputError
 from suite.shadowed import where_from
 from suite.world import resolve
 
+ROOT = Path(__file__).resolve().parents[2]
 MOE = ["moe", "--tokens", "8", "--width", "8", "--hidden", "8", "--experts", "2", "--repeats", "1"]
 
 
@@ -54,6 +56,25 @@ def test_a_hidden_folder_of_workloads_is_named(content: str, tmp_path: Path) -> 
     done = suite("run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert f"workloads is loaded from {tmp_path}/workloads.py, which PYTHONPATH puts before" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n", "def\n", None])
+def test_another_package_of_our_name_is_named_by_the_program(content: str | None, tmp_path: Path) -> None:
+    (tmp_path / "suite").mkdir()
+    if content is not None:
+        (tmp_path / "suite" / "__init__.py").write_text(content)
+    program = [sys.executable, "-P", str(ROOT / "mlhpc_start.py"), "workload", "list"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(program, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"mlhpc: suite is loaded from {tmp_path}/suite" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_program_is_the_command_line(tmp_path: Path) -> None:
+    program = [sys.executable, "-P", str(ROOT / "mlhpc_start.py"), "--version"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"mlhpc, version {VERSION}\n", "")
 
 
 def test_a_module_that_is_merely_loaded_is_not_blamed_for_a_plug_in(tmp_path: Path) -> None:
