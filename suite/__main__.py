@@ -3,6 +3,8 @@
 import _signal  # the part of signal that is built in: PYTHONPATH cannot hide it
 import sys
 
+USAGE = 2  # of suite.exit_codes, which needs enum: PYTHONPATH may hide that too
+
 
 def main() -> None:
     """Run the command line. Signals are handled before anything else is imported."""
@@ -25,7 +27,7 @@ def main() -> None:
 def _refused(line: str) -> int:
     """Print the line by what the interpreter itself has: any module of ours may need the one that is hidden."""
     sys.stderr.write("".join(each if each.isprintable() else "?" for each in line) + "\n")
-    return 2
+    return USAGE
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,14 @@ def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]
         if environ.get(LAUNCH) == token and (not ranks_only or "PMI_RANK" in environ):
             found.append(process)
     return found
+
+
+def runs_here(variables: Mapping[str, str]) -> bool:
+    """True if a living process that this one can see has all these environment variables."""
+    import psutil
+
+    environs = (process.info["environ"] or {} for process in psutil.process_iter(["environ"]))
+    return any(variables.items() <= environ.items() for environ in environs)
 
 
 def signal_marked(token: str, number: int) -> bool:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError
-from suite.files import duration_text, one_line
+from suite.files import duration_text, one_line, print_line
 from suite.launcher import Launch, detect, explain, forget_left_over, way_out
 from suite.messages import decode, encode
 from suite.node_list import first_node
 from suite.pmi_relay import long_values
+from suite.processes import runs_here
 from suite.stopping import at_once
 from suite.transport import Alone, MpiTransport, TorchTransport, Transport
 
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 
 # Of a collective. Another rank may still be in a staging or an evaluation, which must be shorter.
 TIMEOUT = timedelta(minutes=30)
-LISTEN_S = 300.0  # how long the first rank may take to listen: a cold file system, torch not imported yet
-
+# How long the first rank may take to listen: a cold file system, torch not imported yet. LISTEN sets another limit
+LISTEN_S, LISTEN = 300.0, "MLHPC_LISTEN_S"
+LOOK_S, TELL_S = 2.0, 10.0  # between two looks whether it lives; after which a line says what is waited for
 
 MASTER = "MLHPC_MASTER_ADDR"  # set by a person where a name does not resolve
 INTERFACE = "MLHPC_INTERFACE"  # the same, by the name of an interface
@@ -261,7 +263,9 @@ def _rendezvous(launch: Launch) -> None:
             f"(`mlhpc doctor` shows both); {way_out()}"
         )
     if launch.rank:
-        try_connection(address, port, here=node_name(), there=first, listen_s=LISTEN_S)
+        limit_s = listen_limit(env)
+        wait = while_refused(launch, f"{first} at {address} port {port}", limit_s, env)
+        try_connection(address, port, here=node_name(), there=first, listen_s=limit_s, on_refusal=wait)
     if not one_node:
         use_interface_towards(address)
     _init(torch.cuda.is_available(), (address, port), launch.rank, launch.size)
@@ -435,7 +439,57 @@ def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def try_connection(address: str, port: int, *, here: str, there: str, listen_s: float = 0.0) -> None:
+def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
+    """How long the first rank may take to listen, in seconds."""
+    given = environ.get(LISTEN, "")
+    if not given:
+        return LISTEN_S
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", given):
+        raise InputError(f"{LISTEN}={given[:60]}: expected seconds, such as {LISTEN_S:.0f}")
+    return float(given)
+
+
+def while_refused(
+    launch: Launch, place: str, limit_s: float, environ: Mapping[str, str] = os.environ
+) -> Callable[[float], None]:
+    """What another rank does while the first refuses: look whether that lives, and say once what is waited for.
+
+    The function is called with the seconds so far. ConnectionError if the first rank ran on this machine and has ended:
+    nobody else will listen. One on another machine may be slow or gone, which only its launcher knows.
+    """
+    of_launch = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    rank_name = "RANK" if launch.launcher == "torchrun" else "SLURM_PROCID"
+    first = {name: environ[name] for name in of_launch if name in environ} | {rank_name: "0"}
+    seen, told, next_s = False, False, 0.0
+
+    def wait(waited_s: float) -> None:
+        nonlocal seen, told, next_s
+        if waited_s >= next_s:
+            next_s = waited_s + LOOK_S
+            lives = runs_here(first)
+            if seen and not lives:
+                raise ConnectionError(f"the first rank has ended before it listened ({place}): its own message says why")
+            seen = lives
+        if launch.rank == 1 and waited_s >= TELL_S and not told:
+            told = True
+            print_line(
+                f"mlhpc: waiting for the first rank to listen: {place} refuses; at most {duration_text(limit_s)} "
+                f"({LISTEN} sets another limit)",
+                error=True,
+            )
+
+    return wait
+
+
+def try_connection(
+    address: str,
+    port: int,
+    *,
+    here: str,
+    there: str,
+    listen_s: float = 0.0,
+    on_refusal: Callable[[float], None] = lambda waited_s: None,
+) -> None:
     """Connect once and close. ConnectionError names both ends; a refused connection is tried for ``listen_s``."""
     begun = time.monotonic()
     while True:
@@ -443,12 +497,16 @@ def try_connection(address: str, port: int, *, here: str, there: str, listen_s: 
             connection = socket.create_connection((address, port), timeout=REACH_S)
         except OSError as error:
             waited = time.monotonic() - begun
-            if waited > (listen_s if isinstance(error, ConnectionRefusedError) else min(REACH_S, listen_s)):
+            refused = isinstance(error, ConnectionRefusedError)
+            if waited <= listen_s and refused:
+                on_refusal(waited)
+            elif waited > min(REACH_S, listen_s):
                 place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+                longer = f"; {LISTEN} sets another limit than {duration_text(listen_s)}" if refused and listen_s else ""
                 raise ConnectionError(
                     f"{here} cannot reach {there} at {place} "
-                    f"({error.strerror or error}, tried for {duration_text(waited)}): "
-                    f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them"
+                    f"({error.strerror or error}, tried for {duration_text(round(waited))}): "
+                    f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them{longer}"
                 ) from None
             time.sleep(0.2)
         else:

@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from suite import VERSION
+from suite.__main__ import USAGE
 from suite.commands.machine import doctor
 from suite.errors import InputError
+from suite.exit_codes import ExitCode
 from suite.shadowed import where_from
 from suite.world import resolve
 
@@ -159,3 +161,7 @@ def test_names_resolve_to_either_kind_of_address() -> None:
     for name in ("a b", "x" * 300, "..", "ü" * 70):
         with pytest.raises(InputError, match="does not resolve"):
             resolve(name)
+
+
+def test_the_exit_code_without_the_enumeration_is_that_of_usage() -> None:
+    assert ExitCode.USAGE == USAGE

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from suite.errors import InputError
+from suite.launcher import Launch
 from suite.messages import decode, encode
 from suite.transport import MpiTransport
-from suite.world import own_address, port_of_step, refuse_loopback, try_connection
+from suite.world import listen_limit, own_address, port_of_step, refuse_loopback, try_connection, while_refused
 from tests.fixtures.hosts import host_environment, write_hosts
 
 
@@ -206,6 +208,53 @@ def test_a_connection_that_fails_names_both_ends(monkeypatch: pytest.MonkeyPatch
         ConnectionError, match=f"b cannot reach a at 127.0.0.1:{port} .Connection refused, tried for 0 s"
     ):
         try_connection("127.0.0.1", port, here="b", there="a")
+
+
+def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_path: Path) -> None:
+    """On this machine it is seen to live, and then not to. One that was never seen may be in another container."""
+    step = {"SLURM_JOB_ID": f"test-{os.getpid()}", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    launch = Launch("slurm", 1, 2)
+    never = while_refused(launch, "a at 127.0.0.1 port 1", 300.0, step)
+    for waited_s in (0.0, 50.0, 200.0):
+        never(waited_s)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    first = subprocess.Popen(["sleep", "600"], env=os.environ | step | {"SLURM_PROCID": "0"})
+    try:
+        wait = while_refused(launch, f"a at 127.0.0.1 port {port}", 300.0, step)
+
+        def killed_meanwhile(waited_s: float) -> None:
+            wait(waited_s)
+            first.kill()
+            first.wait()
+
+        with pytest.raises(ConnectionError, match=f"first rank has ended before it listened .a at 127.0.0.1 port {port}."):
+            try_connection("127.0.0.1", port, here="b", there="a", listen_s=300.0, on_refusal=killed_meanwhile)
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_first_rank_that_is_slow_is_waited_for_and_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (1, 2):
+        wait = while_refused(Launch("slurm", rank, 4), "a at 10.0.0.1 port 7", 300.0, {"SLURM_JOB_ID": "none of these"})
+        for waited_s in (0.0, 9.0, 11.0, 100.0, 290.0):
+            wait(waited_s)
+    assert capsys.readouterr().err == (
+        "mlhpc: waiting for the first rank to listen: a at 10.0.0.1 port 7 refuses; at most 5 min "
+        "(MLHPC_LISTEN_S sets another limit)\n"
+    )
+
+
+def test_the_limit_for_the_first_rank_is_a_setting() -> None:
+    assert (listen_limit({}), listen_limit({"MLHPC_LISTEN_S": "900"})) == (300.0, 900.0)
+    for given in ("nan", "-1", "inf", "1e9", "five", " 3"):
+        with pytest.raises(InputError, match="MLHPC_LISTEN_S=.*: expected seconds, such as 300"):
+            listen_limit({"MLHPC_LISTEN_S": given})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionError, match=r"Connection refused.*MLHPC_LISTEN_S sets another limit than 0.5 s"):
+        try_connection("127.0.0.1", port, here="b", there="a", listen_s=0.5)
 
 
 def test_two_hosts_meet_by_the_schedulers_names(two_hosts: tuple[list[str], list[str]]) -> None:
