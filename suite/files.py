@@ -164,6 +164,21 @@ def make_folder(path: Path) -> None:
         _make_one(place)
 
 
+@contextmanager
+def scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new folder in ``beside`` for its owner alone, and remove it at the end.
+
+    Python's own tempfile takes the word of mkdir: where that always finds the folder there, it tries 10,000 names.
+    """
+    folder = beside / f"{prefix}{os.urandom(8).hex()}"
+    make_folder(folder)
+    try:
+        folder.chmod(0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _make_one(place: Path) -> None:
     try:
         place.mkdir()

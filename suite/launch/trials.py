@@ -18,6 +18,7 @@ from suite.log.resume import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
 
 STOPPED_EARLY = "was stopped before it began"
+ENDING_S = 10.0  # so long a killed rank may take to end
 
 
 def run_trials(
@@ -122,17 +123,27 @@ def _refuse_running(folder: RunFolder, trial: int) -> None:
 def _keep_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], None]) -> None:
     """Write a trial's exit code. A full disk costs the file, not the series.
 
-    Our ranks have ended: if somebody has the trial, they were refused, and the exit code is not the trial's.
+    If somebody has the trial, our ranks were refused, and the exit code is not the trial's. A rank that was killed takes a
+    moment to end, on a busy machine seconds.
     """
     path = folder.exit_code(trial)
-    try:
-        refuse_held(folder.lock(trial), f"trial {trial}")
-    except LockedError:
-        return
+    deadline = time.monotonic() + (0.0 if code == ExitCode.USAGE else ENDING_S)
+    while _is_held(folder, trial):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
     try:
         write_whole(path, f"{code}\n")
     except OSError as error:
         say(f"{path}: exit code {code} cannot be kept: {error.strerror}")
+
+
+def _is_held(folder: RunFolder, trial: int) -> bool:
+    try:
+        refuse_held(folder.lock(trial), f"trial {trial}")
+    except LockedError:
+        return True
+    return False
 
 
 def _result(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:

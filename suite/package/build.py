@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from suite.compliance.manifest import changed_files, render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
 from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
 from suite.errors import InputError
-from suite.files import errors_name, make_folder, write_whole
+from suite.files import errors_name, make_folder, scratch_folder, write_whole
 from suite.log.energy.power_csv import MeterReadings
 from suite.log.provenance import problem_of_config
 from suite.log.record import RunRecord
@@ -101,11 +100,7 @@ def build_package(
     beside = Path(os.path.realpath(package)).parent  # a package may be a link to another disk
     make_folder(beside)
     # The temporary folder is on the file system of the package, so that files can be renamed into it.
-    with (
-        tempfile.TemporaryDirectory(prefix=f".{submitter}-", dir=beside) as scratch,
-        errors_name(package, Path(scratch)),
-    ):
-        staged = Path(scratch)
+    with scratch_folder(beside, f".{submitter}-") as staged, errors_name(package, staged):
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)

@@ -54,8 +54,9 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
         "from suite.data.lock import locked_together; from suite.world import World\n"
         "with locked_together(disk / 'data' / 'lock', 'it', World.create()): pass",
         "from suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
+        "with scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
     ],
-    ids=["power", "staging", "run", "lock", "package"],
+    ids=["power", "staging", "run", "lock", "package", "scratch"],
 )
 def test_parts_of_a_run_start_where_stat_is_late(library: Path, tmp_path: Path, program: str) -> None:
     python(HEAD + program, shared_disk(library, tmp_path, stale=1), tmp_path)

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
 from suite.errors import InputError
-from suite.files import make_folder
+from suite.files import make_folder, scratch_folder
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
 from workloads.moe_lm.text import Package, Split, check_package, corpus, is_corpus, read_text
@@ -121,11 +120,11 @@ def fetch(destination: Path, *, source: str | None = None, progress: Progress | 
 
 def _download(package: Package, destination: Path) -> None:
     """Let pip download one package. InputError with pip's reason."""
-    with tempfile.TemporaryDirectory(dir=destination) as folder:
-        requirements = Path(folder) / "requirements.txt"
+    with scratch_folder(destination, "pip-") as folder:
+        requirements = folder / "requirements.txt"
         requirements.write_text(f"{package.project}=={package.version} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", folder]
+        command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", str(folder)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("ERROR: ")
@@ -136,7 +135,7 @@ def _download(package: Package, destination: Path) -> None:
                 "the same command goes on from here, or bring the files of "
                 "corpus.yaml from PyPI and give --from FOLDER"
             )
-        check_package(Path(folder), package).rename(destination / package.file)
+        check_package(folder, package).rename(destination / package.file)
 
 
 def training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:

@@ -152,6 +152,17 @@ def test_an_exit_code_of_ranks_that_were_refused_is_not_the_trials(
         assert codes(ranks.folder) == ["-", "-", "-"]
 
 
+def test_a_rank_that_takes_a_moment_to_end_does_not_cost_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed rank gives its memory back after the launcher was told of its end."""
+    ranks = Ranks(RunFolder(tmp_path), (1, MISSED), (0, FINISHED), (0, FINISHED))
+    ending = ["held", "held"]
+    monkeypatch.setattr(trials, "_is_held", lambda folder, trial: bool(ending and ending.pop()))
+    assert run(monkeypatch, ranks) == 1
+    assert codes(ranks.folder) == ["1", "0", "0"]
+
+
 def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that never began starts afresh with the seed that it would have had."""
     seeds = []
