@@ -15,6 +15,7 @@ from msgspec import structs
 from suite.compliance import ruleset as rulesets
 from suite.compliance.check import Verdict, check
 from suite.log.reader import read_events
+from tests.fixtures.warm import warm_python
 
 TOY = Path(__file__).resolve().parents[1] / "training"
 RUNS = 5
@@ -54,9 +55,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     program = (
         f"import sys, pathlib; sys.path.insert(0, {str(TOY)!r}); import toy; toy.generate(pathlib.Path({str(data)!r}))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([*warm_python(), "-c", program], check=True, timeout=120)
     done = subprocess.run(
-        [sys.executable, str(TOY / "toy.py"), str(data), *words[1:]],
+        [*warm_python(), str(TOY / "toy.py"), str(data), *words[1:]],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

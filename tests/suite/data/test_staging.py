@@ -22,6 +22,7 @@ from suite.data.shards import shard_path, write_shard
 from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.warm import warm_python
 
 WORKER = Path(__file__).with_name("staging_worker.py")
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -51,7 +52,7 @@ def copy(source: Path, tmp_path: Path) -> Path:
 
 def run(nodes: str, source: Path, directory: Path, fault: str = "", *, code: int = 0) -> list[dict[str, Any]]:
     """What every rank saw; the ranks of one node are those with one name."""
-    return start([MPIEXEC, "-n", str(len(nodes.split(","))), sys.executable], nodes, source, directory, fault, code)
+    return start([MPIEXEC, "-n", str(len(nodes.split(","))), *warm_python()], nodes, source, directory, fault, code)
 
 
 def start(

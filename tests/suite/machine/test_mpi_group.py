@@ -14,13 +14,14 @@ from suite.launch.local import mpiexec_command
 from suite.machine.choice.collectives import GLOO, MPI, _decide
 from suite.machine.choice.mpi_group import mpi_world
 from suite.world import World
+from tests.fixtures.warm import warm_python
 
 WORKER = Path(__file__).parent / "mpi_group_worker.py"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_collective_gives_what_gloos_gives(tmp_path: Path, ranks: int) -> None:
-    command = [*mpiexec_command(ranks), sys.executable, str(WORKER), str(tmp_path)]
+    command = [*mpiexec_command(ranks), *warm_python(), str(WORKER), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     checked = [int((tmp_path / f"rank{rank}").read_text()) for rank in range(ranks)]

@@ -39,6 +39,7 @@ from suite.performance.ceilings.sizes import (
 )
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
+from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine
 
 KIB, MIB = 1024, 1024 * 1024
@@ -368,7 +369,7 @@ def resources(document: dict[str, Any]) -> set[str]:
 def test_two_ranks_measure_every_resource(tmp_path: Path) -> None:
     """With small sizes: this shows that the steps fit together, not how fast the machine is."""
     path = tmp_path / "ceilings.json"
-    worker = [sys.executable, str(Path(__file__).with_name("ceilings_worker.py")), "--directory", str(tmp_path)]
+    worker = [*warm_python(), str(Path(__file__).with_name("ceilings_worker.py")), "--directory", str(tmp_path)]
     command = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *worker, "-o", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

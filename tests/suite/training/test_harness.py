@@ -19,16 +19,17 @@ from suite.log.checkpoint_index import read_index
 from suite.log.other_work import problem
 from suite.log.reader import Log, read_events
 from suite.training.timing import PHASES
+from tests.fixtures.warm import warm_python
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def command(data: Path, *trials: Sequence[str], ranks: int = 1) -> list[str]:
+def command(data: Path, *trials: Sequence[str], ranks: int = 1, python: Sequence[str] = ()) -> list[str]:
     """The command of a process per rank that runs these trials one after another (toy.py)."""
     words = [word for trial in trials for word in ("--", *trial)][1:]
-    worker = [sys.executable, str(HERE / "toy.py"), str(data), *words]
+    worker = [*(python or warm_python()), str(HERE / "toy.py"), str(data), *words]
     return ([str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []) + worker
 
 
@@ -44,7 +45,7 @@ def completed(
     )
 
 
-# Trials that differ in options only share one start of a process per rank (each start imports torch: 3 s of CPU time).
+# Trials that differ in options only share one start of a process per rank.
 SHORT = ("window_steps=1", "max_epochs=2")
 ENDLESS = ("max_epochs=100000", "hyperparameters.base_learning_rate=1e-9")
 SHARDED = ("submission.division=open", "hyperparameters.sharded=true")
@@ -279,10 +280,12 @@ def test_staging_before_the_run_is_outside_it_and_is_reused(one: dict[str, Log])
     assert [values(log, "staging_stats")[0]["reused"] for log in (first, again)] == [False, True]
 
 
-def start_endless(data: Path, folder: Path, ranks: int, *rest: str) -> subprocess.Popen[str]:
+def start_endless(
+    data: Path, folder: Path, ranks: int, *rest: str, python: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """A run that cannot end by itself, and is well into training."""
     process = subprocess.Popen(
-        command(data, trial(folder, *ENDLESS, *rest), ranks=ranks),
+        command(data, trial(folder, *ENDLESS, *rest), ranks=ranks, python=python),
         env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -500,7 +503,7 @@ def test_a_full_disk_under_the_checkpoints_is_a_warning_and_the_run_goes_on(data
 
 def test_a_second_job_in_a_trial_ends_with_one_line_and_the_first_goes_on(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start_endless(data, folder, 1)
+    process = start_endless(data, folder, 1, python=[sys.executable])  # the number of this process is in the line
     second = completed(data, trial(folder, *ENDLESS), trial(folder, *ENDLESS, "resume"), ranks=2)
     assert second.returncode == 2
     (line,) = {line.partition(" [rank")[0] for line in second.stderr.splitlines() if line.startswith("mlhpc: ")}

@@ -27,6 +27,7 @@ from suite.log.record import summarise
 from suite.log.run_folder import RunFolder
 from suite.training.startup import InterruptedTrialError
 from tests.fixtures.cli import mlhpc as command
+from tests.fixtures.warm import warm_python
 
 SIZE = {
     **{"description": "tests", "metric": "eval_accuracy", "metric_name": "accuracy", "threshold": 0.9, "direction": "max"},
@@ -501,7 +502,7 @@ for case in cases:
 
 
 def on_two_ranks(card: Path, *cases: str) -> subprocess.CompletedProcess[str]:
-    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable, "-c", RANKS]
+    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *warm_python(), "-c", RANKS]
     folder = str(card.parent / "runs")
     return subprocess.run([*words, str(card), folder, *cases], capture_output=True, text=True, timeout=120)
 

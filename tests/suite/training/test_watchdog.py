@@ -30,18 +30,21 @@ from suite.transport import Alone
 from suite.world import World
 from tests.fixtures.hosts import host_environment, write_hosts
 from tests.fixtures.thread_ranks import Meeting
+from tests.fixtures.warm import warm_python
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
-def toy(data: Path, folder: Path, *options: str) -> list[str]:
-    return [sys.executable, str(HERE / "toy.py"), str(data), str(folder), "0", "11", "window_steps=4", *options]
+def toy(data: Path, folder: Path, *options: str, python: Sequence[str] = ()) -> list[str]:
+    return [*(python or warm_python()), str(HERE / "toy.py"), str(data), str(folder), "0", "11", "window_steps=4", *options]
 
 
-def run(data: Path, folder: Path, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    data: Path, folder: Path, ranks: int, *options: str, python: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     words = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
-    words += toy(data, folder, *options)
+    words += toy(data, folder, *options, python=python)
     return subprocess.run(
         words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150, check=False
     )
@@ -140,7 +143,7 @@ def test_ranks_that_are_not_connected_with_each_other_end_with_their_stacks(
     data: Path, tmp_path: Path, action: str, code: int
 ) -> None:
     settings = ("watchdog.silence_s=3", f"watchdog.action={action}", "TOY_SLEEP_S=9", "TOY_FAULT=sleep:connect:1")
-    done = run(data, tmp_path / "run", 2, *settings)
+    done = run(data, tmp_path / "run", 2, *settings, python=[sys.executable])
     assert done.returncode == code, done.stdout + done.stderr
     assert "Timeout (0:00:03)!" in done.stderr.splitlines()
     assert "in _connect" in done.stderr  # the rank that waits in MPI's start, which holds Python's lock

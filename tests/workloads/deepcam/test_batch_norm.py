@@ -13,6 +13,7 @@ from torch import nn
 from suite.errors import InputError
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.world import World
+from tests.fixtures.warm import warm_python
 from workloads.deepcam.batch_norm import join_groups, rank_groups
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -31,7 +32,7 @@ world.init_torch(torch.device("cpu"))
 
 def on_ranks(ranks: int, program: str) -> None:
     """Run a program on several ranks; every rank ends without an error."""
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-c", START + program]
+    command = [MPIEXEC, "-n", str(ranks), *warm_python(), "-c", START + program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("fine") == ranks, done.stdout + done.stderr

@@ -19,6 +19,7 @@ from suite.data.shards import ShardReader, shard_path, write_shard
 from suite.documents import plain
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.warm import warm_python
 from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.baselines import baselines
@@ -262,7 +263,8 @@ if world.is_first:
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
 def test_two_ranks_train_as_one_balanced_or_not(tiny_data: Path, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-c", TWO_RANKS, tiny_data, path], check=True, timeout=120)
+    words = [MPIEXEC, "-n", "2", *warm_python(), "-c", TWO_RANKS, tiny_data, path]
+    subprocess.run(words, check=True, timeout=120)
     one, two = json.loads(path.read_text())
     assert one["True"]["losses"] == one["False"]["losses"]
     assert one["True"]["imbalance"] is None
