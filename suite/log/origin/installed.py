@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from suite.documents import plain
+from suite.plugins import name_and_version
 
 ENVIRONMENT_VERSION: Final = 1
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
@@ -74,14 +75,8 @@ def read_environment(found: Iterable[Distribution] | None = None) -> Environment
     """
     items: dict[str, Installed] = {}
     for each in distributions() if found is None else found:
-        stated = each.metadata  # parsed at each look
-        name, version = stated["Name"], stated["Version"]
-        if (
-            name
-            and re.fullmatch(NAME, name)
-            and re.fullmatch(VERSION_TEXT, version or "")
-            and normal(name) not in items
-        ):
+        name, version = name_and_version(each)
+        if re.fullmatch(NAME, name) and re.fullmatch(VERSION_TEXT, version) and normal(name) not in items:
             items[normal(name)] = _describe(each, name, version)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return Environment(

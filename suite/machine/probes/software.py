@@ -12,6 +12,7 @@ from pathlib import Path
 from suite.machine.facts import UNKNOWN, Limits, Software
 from suite.machine.probes.allowance import read_allowance
 from suite.machine.probes.sysfs import read_text, to_gib
+from suite.plugins import name_and_version
 
 # Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
 CONTAINERS: tuple[tuple[str, str, str], ...] = (
@@ -27,8 +28,7 @@ CONTAINERS: tuple[tuple[str, str, str], ...] = (
 def read_software(root: Path, environ: Mapping[str, str]) -> Software:
     """Names and versions; of environment modules those that are loaded."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.M))
-    stated = [found.metadata for found in distributions()]  # each is parsed when it is asked for: once
-    installed = {metadata["Name"]: metadata["Version"] for metadata in stated if metadata["Name"]}
+    installed = {name: version for name, version in map(name_and_version, distributions()) if name}
     return Software(
         operating_system=release.get("PRETTY_NAME") or UNKNOWN,
         kernel=read_text(root / "proc/sys/kernel/osrelease") or platform.release() or UNKNOWN,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from importlib.metadata import Distribution, PathDistribution
+from importlib.metadata import Distribution, PathDistribution, distributions
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from suite.log.origin import sources
 from suite.log.origin.installed import digest_record, read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
+from suite.plugins import name_and_version
 
 
 def git(folder: Path, *words: str) -> None:
@@ -106,6 +107,18 @@ def installed(root: Path, name: str, version: str, **files: str) -> Distribution
     for file, text in files.items():
         (folder / file.replace("_json", ".json")).write_text(text)
     return PathDistribution(folder)
+
+
+def test_names_and_versions_are_those_that_importlib_reads(tmp_path: Path) -> None:
+    told = tmp_path / "told-1.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: told\nVersion:  1.0\n\nName: a description\n")
+    (tmp_path / "old-2.egg-info").write_text("Name: old\nVersion: 2\n")
+    (tmp_path / "empty-3.dist-info").mkdir()
+    found = [PathDistribution(path) for path in (told, tmp_path / "old-2.egg-info", tmp_path / "empty-3.dist-info")]
+    assert [name_and_version(each) for each in found] == [("told", "1.0"), ("old", "2"), ("", "")]
+    for each in (*found[:2], *distributions()):
+        assert name_and_version(each) == (each.metadata["Name"], each.metadata["Version"])
 
 
 def test_an_environment_is_read_whatever_its_notes_say(tmp_path: Path) -> None:
