@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -22,13 +23,20 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/slurm/",
     "tests/test_readme.py",
     "tests/test_run.py",
+    "tests/suite/training/test_watchdog.py",
     "tests/suite/training/test_harness.py",
     "tests/workloads/moe/",
     "tests/suite/data/test_staging.py",
     "tests/analysis/page/test_report.py",
+    "tests/suite/cli/test_streams.py",
+    "tests/suite/machine/test_precision.py",
+    "tests/analysis/figures/test_boxes.py",
     "tests/workloads/deepcam/",
     "tests/workloads/open_catalyst/",
     "tests/suite/performance/test_profiling.py",
+    "tests/suite/performance/plans/test_measured.py",
+    "tests/suite/performance/preflight/",
+    "tests/test_docs.py",
     "tests/test_own_loop.py",
     "tests/suite/commands/test_workload.py",
     "tests/suite/training/test_own_run.py",
@@ -91,6 +99,20 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return made_once(tmp_path_factory, "smoke", generate) / "data"
+
+
+@pytest.fixture(scope="session")
+def drawn_gallery(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """The gallery's page and its pictures by name, drawn once."""
+    from docs.pages import gallery
+
+    def draw(folder: Path) -> None:
+        example = gallery.example(folder)
+        found = (gallery.page(example), gallery.pictures(example))
+        (folder / "gallery.json").write_text(json.dumps(found), encoding="utf-8")
+
+    page, pictures = json.loads((made_once(tmp_path_factory, "gallery", draw) / "gallery.json").read_text("utf-8"))
+    return page, pictures
 
 
 @pytest.fixture

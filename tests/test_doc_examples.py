@@ -15,6 +15,7 @@ import pytest
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.runs import run_folder
+from tests.fixtures.warm import warm_python
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -38,7 +39,7 @@ def spirals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "spirals.yaml").write_text(card)
         (folder / "train.py").write_text(program)
         done = subprocess.run(
-            [sys.executable, "train.py"],
+            [*warm_python(), "train.py"],
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,

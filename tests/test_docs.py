@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.pages import events
+from docs.pages import events, gallery
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -22,11 +22,20 @@ def test_every_page_is_in_the_site() -> None:
     assert named - GENERATED == {path.name for path in DOCS.glob("*.md")}
 
 
-def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_site_builds_and_every_link_leads_somewhere(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    drawn_gallery: tuple[str, dict[str, str]],
+) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (mlhpc[docs])")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
+    page, pictures = drawn_gallery
+    monkeypatch.setattr(gallery, "example", lambda folder: None)
+    monkeypatch.setattr(gallery, "page", lambda example: page)
+    monkeypatch.setattr(gallery, "pictures", lambda example: pictures)
     with caplog.at_level(logging.WARNING, "mkdocs"):
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
     assert [record.message for record in caplog.records] == []

@@ -14,6 +14,7 @@ import pytest
 from suite.log.reader import read_events
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
+from tests.fixtures.warm import warm_python
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_loop"
 CARD = ("--card", EXAMPLE / "card.yaml")
@@ -43,7 +44,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*warm_python(), *map(str, words)],
         cwd=folder,
         env=ENV,
         capture_output=True,

@@ -15,15 +15,13 @@ def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     assert sorted(FIGURES) == sorted(modules)
 
 
-def test_the_gallery_has_every_figure_with_a_picture(tmp_path: Path) -> None:
-    example = gallery.example(tmp_path)
-    page = gallery.page(example)
+def test_the_gallery_has_every_figure_with_a_picture(drawn_gallery: tuple[str, dict[str, str]]) -> None:
+    page, pictures = drawn_gallery
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert titles == [module.TITLE for module in figures().values()]
     for name, module in figures().items():
         assert f"![{module.TITLE}](gallery/{name}.svg)" in page
         assert module.CAPTION in page
-    pictures = gallery.pictures(example)
     assert set(pictures) == set(figures())
     for name, picture in pictures.items():
         root = ElementTree.fromstring(picture)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.disk import fill
 from tests.fixtures.runs import run_folder
 from tests.fixtures.shared_disk import shared_disk
@@ -204,8 +205,8 @@ def test_standard_output_given_to_o_is_written_in_its_place(place: Path, tmp_pat
     ],
 )
 def test_a_device_in_the_place_of_a_folder_is_refused_in_one_line(place: Path, command: str) -> None:
-    code, errors = run(command.format("/dev/null"), place, subprocess.DEVNULL)
-    assert code in (1, 2)
-    assert "/dev/null" in errors
-    assert len(errors.splitlines()) == 1
+    done = mlhpc(*command.format("/dev/null").split(), cwd=place)
+    assert done.returncode in (1, 2)
+    assert "/dev/null" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert Path("/dev/null").is_char_device()

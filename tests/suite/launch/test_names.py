@@ -23,7 +23,7 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 
 CONFIG = load_config(descriptor("cosmoflow"), "smoke", ())
-NAMES = 500
+NAMES = (150, 500)  # every part at both ends first, then what chance makes of them
 PYTHON = "/opt/my $python/it's/bin/python"
 PARTS = [
     *"$`\"'{}()[]<>|&;#!~*?^=,:@+%- .",
@@ -72,8 +72,9 @@ def expanded(pattern: str) -> str:
     return re.sub(r"%([%j])", lambda match: {"%": "%", "j": "17"}[match[1]], pattern)
 
 
-def test_bash_and_slurm_get_every_name_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Job scripts of 500 names are run by bash, with an srun that keeps its words."""
+@pytest.mark.parametrize("count", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.long)])
+def test_bash_and_slurm_get_every_name_as_it_is(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Job scripts of many names are run by bash, with an srun that keeps its words."""
     monkeypatch.setattr("sys.executable", PYTHON)
     (tools := tmp_path / "tools").mkdir()
     (tools / "srun").write_text(SRUN)
@@ -83,7 +84,7 @@ def test_bash_and_slurm_get_every_name_as_it_is(tmp_path: Path, monkeypatch: pyt
     slurm = {"JOB_ID": "17", "JOB_NODELIST": "n1", "JOB_NUM_NODES": "1", "NTASKS_PER_NODE": "1", "CPUS_PER_TASK": "1"}
     environment = {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(calls), "HOME": "/h", "LC_ALL": "C.UTF-8"}
     environment |= {f"SLURM_{name}": value for name, value in slurm.items()}
-    for name in names(NAMES):
+    for name in names(count):
         folder = work / name
         script = sbatch_script(plan(template(overrides=(f"a.b={name.replace(' ', '_')}",)), CONFIG, 1, folder))
         assert expanded(output_of(script)) == f"{folder}/output/job_17.log"
