@@ -43,8 +43,9 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 
 def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable] if words[0] == "-m" else warm_python()  # torchrun is started as a person does
     done = subprocess.run(
-        [*warm_python(), *map(str, words)],
+        [*start, *map(str, words)],
         cwd=folder,
         env=ENV,
         capture_output=True,
