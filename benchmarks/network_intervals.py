@@ -5,7 +5,8 @@
 A law is LogGP with an eager limit, a fat tree with taper, a dragonfly or nodes that share a port, drawn from a seed
 (tests/fixtures/hidden_networks.py), measured with noise to 64 or 128 ranks. Judged are all numbers on the largest grid (1x)
 and on all ranks that the data are said to carry: seconds of both all-to-alls and their ratio at 17 sizes, the layer, the
-crossover. The constants of analysis/network were chosen on seeds 1000 to 1159. Prints tables.
+crossover. Beyond 2x only lower ends of times are stated, and judged. `extrapolation_rates.py` judges single kinds of
+networks at the sizes that are printed. The constants of analysis/network were chosen on seeds 1000 to 1159.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> None:
     ]
     print(f"{chosen.laws} laws from seed {chosen.first_seed}, {time.process_time() - began:.1f} s of CPU")
     print(
-        "held: share of 90 % intervals that hold the truth; width: median of high over low; error: predicted against true"
+        "held: share of 90 % intervals that hold the truth, beyond 2x of lower ends; width: median of high over low, beyond "
+        "2x of the prediction over the lower end; error: predicted against true"
     )
     numbers = [outcome for outcome in found if outcome.quantity != "crossover"]
     growths = sorted({outcome.growth for outcome in found})

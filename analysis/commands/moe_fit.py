@@ -14,11 +14,16 @@ import numpy as np
 
 from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
 from analysis.network.held_out import CONFIDENCE, predicted_layer_s
-from analysis.network.intervals import all_to_all_band, carried_ranks, crossover, layer_interval
+from analysis.network.intervals import BOUNDED_GROWTH, all_to_all_band, carried_ranks, crossover, layer_interval
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from suite.cli.options import JSON
 from suite.files import print_line, print_progress
 from suite.performance.cost_model import ALGORITHMS
+
+CONDITION = (
+    "if a switch level begins beyond the measured ranks, times are longer: lower ends of times still hold; "
+    "upper ends, ratios and crossovers do not"
+)
 
 
 def print_fits(sweeps: Sequence[Path], style: str) -> None:
@@ -48,12 +53,13 @@ def fit_data(fit: Fit) -> dict[str, Any]:
             for title, algorithm, median, largest, n in _errors(fit)
         ],
         "confidence": CONFIDENCE,
+        "condition": CONDITION,
         "extrapolated": [_extrapolated_data(fit, ranks) for ranks in carried_ranks(fit)],
     }
 
 
 def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
-    """Render the best choice on ``ranks`` ranks, each number with its interval."""
+    """Render the best choice on ``ranks`` ranks, each number with its interval. An end that is not known is null."""
     # JSON has no infinity and no NaN: a bound that is not known is null
     best, limit = best_choice(fit, fit.layer_shape(ranks), ranks), asdict(crossover(fit, ranks))
     limit |= {key: None for key in ("value", "low", "high") if not math.isfinite(limit[key])}
@@ -62,8 +68,8 @@ def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
     return {
         "ranks": ranks,
         "crossover_bytes": limit,
-        "all_to_all": {"bytes": size} | {name: asdict(interval) for name, interval in bands.items()},
-        "best": asdict(best) | {"seconds": asdict(layer_interval(fit, ranks, best.seconds))},
+        "all_to_all": {"bytes": size} | {name: interval.data() for name, interval in bands.items()},
+        "best": asdict(best) | {"seconds": layer_interval(fit, ranks, best.seconds).data()},
     }
 
 
@@ -157,7 +163,9 @@ def _extrapolation_lines(fit: Fit) -> list[str]:
             f"smaller one, so how the error grows is not known; sweep more nodes"
         ]
     return [
-        f"  extrapolated from {measured:,} ranks, not measured, with {100 * CONFIDENCE:.0f} % intervals:",
+        f"  extrapolated from {measured:,} ranks, not measured, with {100 * CONFIDENCE:.0f} % intervals; "
+        f"beyond {BOUNDED_GROWTH * measured:,} ranks times have lower ends only",
+        f"  {CONDITION}",
         *(line for ranks in carried for line in _ranks_lines(fit, ranks)),
         f"    more than {carried[-1]:,} ranks: inconclusive: "
         f"the data carry {carried[-1] // measured} times the measured ranks",
@@ -169,10 +177,11 @@ def _ranks_lines(fit: Fit, ranks: int) -> list[str]:
     best, size = best_choice(fit, shape, ranks), np.array([shape.dispatch_bytes])
     linear, two_level = (all_to_all_band(fit, ranks, size, name).at(0) for name in ALGORITHMS)
     ratio = all_to_all_band(fit, ranks, size, "ratio").at(0)
+    compared = f", linear / 2DH {ratio.words()}" if ratio.low else ""
     return [
         f"    {ranks:,} ranks: {crossover(fit, ranks).words()}",
         f"      all-to-all of {size[0] / MIB:.3g} MiB per rank: linear {linear.words(' ms', 1e3)}, "
-        f"2DH {two_level.words(' ms', 1e3)}, linear / 2DH {ratio.words()}",
+        f"2DH {two_level.words(' ms', 1e3)}{compared}",
         f"      layer, fastest by the model with r {best.r}, degree {best.degree}, {best.algorithm}: "
         f"{layer_interval(fit, ranks, best.seconds).words(' ms', 1e3)}",
     ]

@@ -69,7 +69,8 @@ def sentence(case: Case) -> str:
     roof = at_roof(NAMES[bounds.nearest.resource], 1 / bounds.distance, "modelled" if case.modelled else "known")
     text = f"{result}, step of {si(bounds.step_s)}s: {roof}; {bounds.verdict}"
     if case.scale is not None:
-        text += f"; the network's roof is reached at {_two_digits(case.scale[0])} to {_two_digits(case.scale[1])} ranks"
+        few, many = map(_two_digits, case.scale)
+        text += f"; with links as fast as measured, the network's roof is reached at {few} to {many} ranks"
     for refusal in bounds.refused:
         text += f"; refused: {refusal.reason}"
     return text

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from analysis.drawing.axes import BLUE, GREEN, GREY, INK, ORANGE, clip, panels
 from analysis.network.fit import Fit, best_choice
-from analysis.network.intervals import Interval, carried_ranks, gain_interval, layer_interval
+from analysis.network.intervals import Interval, bounded_ranks, gain_interval, layer_interval
 from analysis.study import Study
 from suite.performance.cost_model import layer_s
 
@@ -25,7 +25,8 @@ CAPTION = (
     "(green) "
     "moves each row once, r > 1 (orange) moves copies instead of weights; d is the overlap degree; below, the gain "
     "over r = 1, "
-    "d = 1, linear. Rows marked * are extrapolated as far as the data carry, their gains with 90 % intervals."
+    "d = 1, linear. Rows marked * are extrapolated to twice the measured ranks; their gains have 90 % intervals, which "
+    "hold if no switch level begins there."
 )
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -88,7 +89,7 @@ def _gain(row: Mapping[Hashable, Any]) -> str:
 
 def _rows(fit: Fit) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(carried_ranks(fit))):
+    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(bounded_ranks(fit))):
         base = fit.layer_shape(ranks)
         for load in LOADS:
             shape = replace(base, capacity_factor=load / base.top_k)

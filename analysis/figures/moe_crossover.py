@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.axes import CYCLE, INK, MARKERS, clip, loglog, panels
 from analysis.network.fit import Fit
-from analysis.network.intervals import all_to_all_band, carried_ranks, crossover
+from analysis.network.intervals import all_to_all_band, bounded_ranks, crossover
 from analysis.network.sweep import KIB
 from analysis.study import Study
 
@@ -16,8 +16,8 @@ TITLE = "2DH against the linear all-to-all"
 CAPTION = (
     "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the sweep, solid "
     "lines the "
-    "fitted model on the measured ranks, dashed lines the model on more ranks than were measured, "
-    "as far as the data carry; bands are 90 % intervals."
+    "fitted model on the measured ranks, dashed lines the model on twice as many; bands are 90 % intervals. Those of the "
+    "dashed lines hold if no switch level begins beyond the measured ranks."
 )
 POINTS = 60
 
@@ -33,9 +33,9 @@ def answer(study: Study) -> str:
         f"{clip(fit.sweep.name)}: "
         + ", ".join(
             f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {crossover(fit, ranks).words()}"
-            for ranks in (fit.sweep.ranks, *carried_ranks(fit)[-1:])
+            for ranks in (fit.sweep.ranks, *bounded_ranks(fit))
         )
-        + f"; on more than {(fit.sweep.ranks, *carried_ranks(fit))[-1]:,} ranks: inconclusive"
+        + f"; on more than {(fit.sweep.ranks, *bounded_ranks(fit))[-1]:,} ranks: inconclusive"
         for fit in study.fitted_networks()
     )
 
@@ -80,7 +80,7 @@ def _rows(fit: Fit) -> list[dict[str, object]]:
     across = {m.ranks for m in fit.sweep.measurements if m.ranks > m.ranks_per_node}
     rows: list[dict[str, object]] = []
     bytes_measured = sorted({m.size_bytes for m in fit.sweep.measurements})
-    for ranks in sorted(across | set(carried_ranks(fit))):
+    for ranks in sorted(across | set(bounded_ranks(fit))):
         measured = {size: seconds for (n, size, name), seconds in medians.items() if n == ranks and name == "linear"}
         largest = bytes_measured[-1] * max(1.0, ranks / fit.sweep.ranks)
         sizes = np.array(sorted({*np.geomspace(bytes_measured[0], largest, POINTS).tolist(), *measured}))

@@ -40,7 +40,8 @@ CAPTION = (
     "solid to "
     "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, "
     "each band "
-    "widened by the error on sizes left out."
+    "widened by the error on sizes left out. Its upper end holds if no limit begins beyond the largest size, such as a "
+    "full switch or a largest batch: no model knows one."
 )
 MOST_TICKS = 5
 SCALING = "weak-scaling efficiency"
@@ -68,6 +69,7 @@ def table(study: Study) -> pd.DataFrame:
     lines = []
     for series in _series(study):
         models, why = _models(study, series)
+        predicted = _predicted(study, series, models)
         batches = series.rows["global_batch_size"].tolist()
         records = series.rows.to_dict("records")
         for row, size, factors_to in zip(records, series.sizes, _factors(series), strict=True):
@@ -85,7 +87,7 @@ def table(study: Study) -> pd.DataFrame:
                     "staging": factors_to.staging,
                     "other": factors_to.other,
                     SCALING: factors_to.system if fixed else None,
-                    **_predicted(models, max(series.sizes)),
+                    **predicted,
                     "models": why
                     or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models),
                 }
@@ -109,19 +111,24 @@ def answer(study: Study) -> str:
     )
 
 
-def _predicted(models: list[Model], largest: float) -> dict[str, float]:
+def _predicted(study: Study, series: Series, models: list[Model]) -> dict[str, float]:
     """Seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
     if not models:
         return {}
-    value, low, high = extrapolate(models, SOLID_REACH * largest)
-    return {"further size": SOLID_REACH * largest, "s/epoch there": value, "there from": low, "there to": high}
+    further = SOLID_REACH * max(series.sizes)
+    value, low, high = extrapolate(_times(study, series), models, further)
+    return {"further size": further, "s/epoch there": value, "there from": low, "there to": high}
 
 
 def _further(row: Mapping[Hashable, Any]) -> str:
     if pd.isna(row.get("further size", None)):
         return ""
     time = seconds_with_interval(row["s/epoch there"], row["there from"], row["there to"])
-    return f"; by the models {time} per epoch at {row['further size']:g}"
+    largest = row["further size"] / SOLID_REACH
+    return (
+        f"; by the models {time} per epoch at {row['further size']:g} "
+        f"(the upper end holds if no limit begins beyond {largest:g})"
+    )
 
 
 def draw(study: Study) -> Figure:

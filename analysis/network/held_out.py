@@ -63,13 +63,27 @@ class Errors:
         Student's.
         """
         tests = self.tests
-        # The cap of the exponent keeps a weight above zero, so that the mean exists where no message is similar
-        distance = np.log2(message[:, None] / self.message[None, :]) / NEAR
-        near = np.exp(-np.minimum(distance**2 / 2, 50.0))
-        growth = np.maximum(near @ ((self.error**2 - self.noise) / self.doublings) / near.sum(1), 0.0)
+        growth = np.maximum(self._near_mean((self.error**2 - self.noise) / self.doublings, message), 0.0)
         spread = (PRIOR_TESTS * PRIOR_ERROR[quantity] ** 2 + tests * growth) / (PRIOR_TESTS + tests)
         student = student_t.quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
         return np.asarray(student * np.sqrt(variance + doublings * spread))
+
+    def trend(self, message: Floats) -> Floats:
+        """Compute the signed error of the newest back test: of the largest grid, predicted from all smaller ones.
+
+        Where times grow faster than the law, the next doubling errs at least as much as this one.
+        """
+        largest = self.ranks == self.ranks.max()
+        newest = largest & (self.fitted_to == self.fitted_to[largest].max())
+        return self._near_mean(self.error, message, newest)
+
+    def _near_mean(self, values: Floats, message: Floats, among: NDArray[np.bool_] | None = None) -> Floats:
+        """Average values over entries, weighted by the similarity of their messages to each of ``message``."""
+        chosen = np.ones(len(values), bool) if among is None else among
+        # The cap of the exponent keeps a weight above zero, so that the mean exists where no message is similar
+        distance = np.log2(message[:, None] / self.message[None, chosen]) / NEAR
+        near = np.exp(-np.minimum(distance**2 / 2, 50.0))
+        return np.asarray(near @ values[chosen] / near.sum(1))
 
 
 def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity, Errors], Law | None]:

@@ -1,4 +1,9 @@
-"""Predicts beyond the measured ranks: each number with its interval, or the verdict that the data are inconclusive."""
+"""Predicts beyond the measured ranks: each number with its interval, or the verdict that the data are inconclusive.
+
+No sweep shows a switch level that begins beyond its largest grid, and networks do not get faster with size. So a lower
+end of a time holds wherever it is stated. An upper end is stated up to twice the measured ranks, for networks without
+a new level there; beyond, a time is "not less than" its lower end, and a ratio of two times is inconclusive.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,8 @@ from suite.statistics import student_t
 CARRIED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
 ALLOWED_ERROR = 0.2  # to go beyond, nine in ten predictions over as many doublings err by at most this
 WIDEST = 4.0  # an interval whose ends differ by more than this factor is inconclusive
-SHARP = 1.4  # a crossover is stated if its ends are within this factor of it ...
-TOLD_GROWTH = 2  # ... and up to this many times the measured ranks: beyond, too many were wrong (docs/moe.md)
+SHARP = 1.4  # a crossover is stated if its ends are within this factor of it
+BOUNDED_GROWTH = 2  # upper ends are stated up to this many times the measured ranks
 CROSSOVER_SIZES = 200
 WITHIN_DOUBLINGS = 0.5  # on measured ranks the error of the fit is that of half a doubling
 
@@ -29,7 +34,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted value and the ends of its interval (`held_out.CONFIDENCE`)."""
+    """A predicted value and the ends of its interval (`held_out.CONFIDENCE`).
+
+    ``high`` is infinite if only the lower end is known, ``low`` is 0 if neither is.
+    """
 
     value: float
     low: float
@@ -40,11 +48,25 @@ class Interval:
         """True if the interval is narrow enough for the value to mean something."""
         return self.high <= WIDEST * self.low
 
+    def data(self) -> dict[str, float | None]:
+        """Render the value and its ends for JSON, which has no infinity: an unknown end is None."""
+        return {
+            "value": self.value,
+            "low": self.low or None,
+            "high": self.high if math.isfinite(self.high) else None,
+        }
+
     def words(self, unit: str = "", scale: float = 1.0) -> str:
         """Render the value with the digits that the interval allows, and the interval: "1.3 ms (1.1 to 1.5)"."""
+        if not self.low:
+            return "inconclusive"
         # Two digits for an interval of 10 % or wider, one more for each factor of ten that it is narrower
-        digits = max(2, 1 - math.floor(math.log10(max(self.high / self.low - 1, 1e-4))))
+        is_bounded = math.isfinite(self.high)
+        width = self.high / self.low if is_bounded else self.value / self.low
+        digits = max(2, 1 - math.floor(math.log10(max(width - 1, 1e-4))))
         places = digits - 1 - math.floor(math.log10(scale * self.value))
+        if not is_bounded:
+            return f"not less than {_round_down(scale * self.low, places)}{unit}"
         value, low, high = (
             f"{round(scale * number, places):,.{max(0, places)}f}" for number in (self.value, self.low, self.high)
         )
@@ -53,7 +75,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Band:
-    """Intervals of one quantity over message sizes: seconds, or linear over 2DH."""
+    """Intervals of one quantity over message sizes: seconds, or linear over 2DH. Ends as those of `Interval`."""
 
     value: Floats
     low: Floats
@@ -80,6 +102,8 @@ class Crossover:
 
     def words(self) -> str:
         """Render the verdict and its bounds."""
+        if self.verdict == "inconclusive" and not self.low and self.high >= self.sizes[1]:
+            return "inconclusive up to which size 2DH wins"
         smallest, largest = (f"{size / MIB:.3g} MiB" for size in self.sizes)
         if self.verdict == "never":
             return f"2DH never wins ({smallest} to {largest} per rank)"
@@ -115,6 +139,11 @@ def carried_ranks(fit: Fit) -> tuple[int, ...]:
     return tuple(fit.sweep.ranks * 2**i for i in range(1, carried_doublings(fit) + 1))
 
 
+def bounded_ranks(fit: Fit) -> tuple[int, ...]:
+    """List those of `carried_ranks` on which upper ends and ratios are stated."""
+    return tuple(ranks for ranks in carried_ranks(fit) if ranks <= BOUNDED_GROWTH * fit.sweep.ranks)
+
+
 def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
     """Predict seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each of ``sizes`` bytes per rank.
 
@@ -126,8 +155,8 @@ def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | L
     logs = [np.log(fit.law.seconds(at)) for at in columns]
     slopes = [fit.law.slopes(at) for at in columns]
     log, slope = (logs[0] - logs[1], slopes[0] - slopes[1]) if quantity == "ratio" else (logs[0], slopes[0])
-    half = _half_width(fit, quantity, ranks, sizes / ranks, fit.law.variance(slope))
-    return Band(np.exp(log), np.exp(log - half), np.exp(log + half))
+    down, up = _distances(fit, quantity, ranks, sizes / ranks, fit.law.variance(slope))
+    return Band(np.exp(log), np.exp(log - down), np.exp(log + up))
 
 
 def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
@@ -138,8 +167,8 @@ def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
     """
     size = np.array([fit.layer_shape(ranks).dispatch_bytes])
     variance = fit.law.variance(fit.law.slopes(_points(fit, ranks, size, "linear")))
-    half = float(_half_width(fit, "layer", ranks, size / ranks, variance)[0])
-    return Interval(seconds, seconds * math.exp(-half), seconds * math.exp(half))
+    down, up = (float(each[0]) for each in _distances(fit, "layer", ranks, size / ranks, variance))
+    return Interval(seconds, seconds * math.exp(-down), seconds * math.exp(up))
 
 
 def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
@@ -147,7 +176,9 @@ def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
 
     The errors of the two are taken as independent. Both are of one law on the same ranks, so this is an upper bound.
     """
-    halves = [math.log(own.high / own.value) for own in (layer_interval(fit, ranks, each) for each in (slow, fast))]
+    if ranks > BOUNDED_GROWTH * fit.sweep.ranks:
+        return Interval(slow / fast, 0.0, math.inf)
+    halves = [math.log(own.high / own.low) / 2 for own in (layer_interval(fit, ranks, each) for each in (slow, fast))]
     factor = math.exp(math.hypot(*halves)) if slow != fast else 1.0
     return Interval(slow / fast, slow / fast / factor, slow / fast * factor)
 
@@ -163,14 +194,13 @@ def crossover(fit: Fit, ranks: int) -> Crossover:
     band = all_to_all_band(fit, ranks, sizes, "ratio")
     ends = (float(sizes[0]), float(sizes[-1]))
     nan = float("nan")
-    carried = ranks <= TOLD_GROWTH * fit.sweep.ranks
-    if carried and (band.high < 1).all():
+    if (band.high < 1).all():
         return Crossover("never", ends, nan, nan, nan)
-    if carried and band.low[-1] > 1:
+    if band.low[-1] > 1:
         return Crossover("always", ends, nan, nan, nan)
     surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
     low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
-    told = carried and band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
+    told = band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
     return Crossover("at" if told else "inconclusive", ends, value, low, high)
 
 
@@ -179,10 +209,26 @@ def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points
     return Points.of([(ranks, per_node, float(size), algorithm) for size in sizes])
 
 
-def _half_width(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> Floats:
-    doublings = max(math.log2(ranks / fit.sweep.ranks), WITHIN_DOUBLINGS)
-    if quantity in fit.errors:
-        return fit.errors[quantity].half_width(quantity, doublings, message, variance)
-    free = max(1, fit.law.count - len(fit.law.values_P))
-    residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
-    return np.asarray(student_t.quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
+def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Compute the distances of the lower and the upper end from the prediction, in log seconds.
+
+    Where the newest back test erred in one direction, the end on that side is farther away by this error for each
+    doubling. Beyond `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
+    """
+    if quantity not in fit.errors:
+        free = max(1, fit.law.count - len(fit.law.values_P))
+        residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
+        half = np.asarray(student_t.quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
+        return half, half
+    errors, beyond = fit.errors[quantity], math.log2(ranks / fit.sweep.ranks)
+    half = errors.half_width(quantity, max(beyond, WITHIN_DOUBLINGS), message, variance)
+    trend = max(beyond, 0.0) * errors.trend(message)
+    down, up = half + np.maximum(-trend, 0.0), half + np.maximum(trend, 0.0)
+    if ranks <= BOUNDED_GROWTH * fit.sweep.ranks:
+        return down, up
+    unknown = np.full_like(half, np.inf)
+    return (unknown if quantity == "ratio" else down), unknown
+
+
+def _round_down(number: float, places: int) -> str:
+    return f"{math.floor(number * 10.0**places) / 10.0**places:,.{max(0, places)}f}"

@@ -37,6 +37,10 @@ def contest_section(ranking: Ranking) -> Section:
     return Section(
         title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
         verdict=ranking.verdict,
-        remarks=(counted, *([ranking.by_score] if ranking.by_score else []), *(str(each)[:LONGEST] for each in ranking.findings)),
+        remarks=(
+            counted,
+            *([ranking.by_score] if ranking.by_score else []),
+            *(str(each)[:LONGEST] for each in ranking.findings),
+        ),
         table=html_table(columns, f"Entries of {ranking.name}"),
     )

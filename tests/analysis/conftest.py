@@ -178,7 +178,11 @@ def write_package(
     """
     package = root / submitter
     for trial in range(runs):
-        given = {"train_s": 10.0 + trial, "seed": trial, "start_s": 1000.0 * (7 * trial % 10 + trial // 10 * 10)} | options
+        given = {
+            "train_s": 10.0 + trial,
+            "seed": trial,
+            "start_s": 1000.0 * (7 * trial % 10 + trial // 10 * 10),
+        } | options
         if step_s != 1.0:
             given["train_s"] += step_s * trial
         text = log_text(benchmark=benchmark, **given)

@@ -46,7 +46,7 @@ class Machine:
 
     ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times
     on the network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None: within
-    the same), on up to ``carried_ranks`` ranks.
+    the same), on up to ``measured_ranks`` ranks: a switch level that begins beyond makes times longer.
     """
 
     flops: Span
@@ -56,7 +56,7 @@ class Machine:
     is_reached: bool = True
     network_factor: float = 1.0
     ring_factor: float | None = None
-    carried_ranks: int | None = None
+    measured_ranks: int | None = None
     sources: tuple[str, ...] = ()
 
 
@@ -123,16 +123,11 @@ class _Errors(_Lenient, frozen=True, kw_only=True):
     largest: NotNegative
 
 
-class _Carried(_Lenient, frozen=True, kw_only=True):
-    ranks: Annotated[int, Meta(ge=1)]
-
-
 class _Fit(_Lenient, frozen=True, kw_only=True):
     sweep: str
     ranks: Annotated[int, Meta(ge=1)]
     network: dict[str, Any]
     errors: Annotated[tuple[_Errors, ...], Meta(min_length=1)]
-    extrapolated: tuple[_Carried, ...]
 
 
 class _Fits(_Lenient, frozen=True, kw_only=True):
@@ -163,7 +158,7 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
         is_reached=reached is not None,
         network_factor=1 + max(errors.largest for errors in fit.errors),
         ring_factor=rings,
-        carried_ranks=max([fit.ranks, *(each.ranks for each in fit.extrapolated)]),
+        measured_ranks=fit.ranks,
         sources=(f"ceilings of {file.system}, {file.date} ({compared})", f"network of {fit.sweep}"),
     )
 

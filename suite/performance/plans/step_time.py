@@ -57,12 +57,9 @@ class StepTime:
         parts = [("computing", self.compute_s), ("memory", self.memory_s), ("exchange", self.exchange_s)]
         parts += [("gradients", self.gradients_s), ("reading", self.reading_s)]
         said = ", ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in parts if seconds is not None)
-        high = "not known" if self.high_s is None else f"{self.high_s * 1e3:.4g}"
-        why = f" ({self.why})" if self.why else ""
-        return (
-            f"{self.total_s * 1e3:.4g} ms, from {self.low_s * 1e3:.4g} to {high}{why}: {said}; "
-            f"bound by {self.bound} (modelled)"
-        )
+        low = f"{self.low_s * 1e3:.4g}"
+        ends = f"not less than {low} ({self.why})" if self.high_s is None else f"from {low} to {self.high_s * 1e3:.4g}"
+        return f"{self.total_s * 1e3:.4g} ms, {ends}: {said}; bound by {self.bound} (modelled)"
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
@@ -106,8 +103,8 @@ def _seconds(amount: float | None, rate: Span | None) -> Span | None:
 
 def _why_unbounded(machine: Machine, cost: Cost, *, sends: bool) -> str:
     """Say why there is no upper bound of the time; empty if there is one."""
-    if machine.carried_ranks is not None and sends and cost.ranks > machine.carried_ranks:
-        return f"the network was fitted for at most {machine.carried_ranks} ranks"
+    if machine.measured_ranks is not None and sends and cost.ranks > machine.measured_ranks:
+        return f"the network was measured on at most {machine.measured_ranks} ranks"
     return "" if machine.is_reached else "what part of the compute roof a step reaches is not stated"
 
 

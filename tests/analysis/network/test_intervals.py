@@ -16,6 +16,7 @@ from analysis.network.intervals import (
     Crossover,
     Interval,
     all_to_all_band,
+    bounded_ranks,
     carried_doublings,
     carried_ranks,
     crossover,
@@ -23,8 +24,16 @@ from analysis.network.intervals import (
     layer_interval,
 )
 from analysis.network.sweep import MIB, Measurement, Sweep
-from tests.fixtures.hidden_networks import FAMILIES, SIZES, HiddenNetwork, hidden_network
-from tests.fixtures.network_outcomes import Outcome, outcomes
+from tests.fixtures.hidden_networks import (
+    FAMILIES,
+    SIZES,
+    TRUTHS,
+    UNSEEN,
+    HiddenNetwork,
+    hidden_network,
+    truth_network,
+)
+from tests.fixtures.network_outcomes import Outcome, outcomes, printed
 
 LAWS = 40
 QUANTITIES = ("linear", "2dh", "ratio", "layer")
@@ -56,14 +65,52 @@ def test_the_laws_are_of_all_families_and_not_of_the_models(judged: list[Outcome
 
 
 def test_nine_in_ten_intervals_hold_the_truth(judged: list[Outcome]) -> None:
-    numbers = [outcome for outcome in judged if outcome.quantity in QUANTITIES and outcome.growth > 1]
+    numbers = [outcome for outcome in judged if outcome.quantity in QUANTITIES and outcome.growth == 2]
     assert 0.80 <= share(numbers) <= 0.97
     for quantity in QUANTITIES:
         assert share([outcome for outcome in numbers if outcome.quantity == quantity]) >= 0.80, quantity
-    for growth, widest in ((1, 1.2), (2, 1.3), (4, 1.45)):
+    for growth, widest in ((1, 1.2), (2, 1.35)):
         own = [outcome for outcome in judged if outcome.quantity in QUANTITIES and outcome.growth == growth]
         assert 0.80 <= share(own) <= 0.97, growth
         assert np.median([outcome.width for outcome in own]) < widest, "an interval that holds everything says nothing"
+
+
+def test_beyond_twice_the_ranks_a_time_has_a_lower_end_only(judged: list[Outcome], fit: Fit) -> None:
+    far = [outcome for outcome in judged if outcome.quantity in QUANTITIES and outcome.growth > 2]
+    assert {outcome.quantity for outcome in far} == {"linear", "2dh", "layer"}
+    assert share(far) >= 0.95
+    assert np.median([outcome.width for outcome in far]) < 1.3, "a bound far below the time says nothing"
+    linear, ratio = (all_to_all_band(fit, 256, np.array([MIB]), name).at(0) for name in ("linear", "ratio"))
+    gain = gain_interval(fit, 256, 2e-3, 1e-3)
+    assert (linear.high, ratio.low, ratio.high, gain.low, gain.high) == (math.inf, 0, math.inf, 0, math.inf)
+    assert linear.data()["high"] is None
+    assert 0 < linear.low < linear.value
+    assert carried_ranks(fit) == (128, 256)
+    assert bounded_ranks(fit) == (128,)
+
+
+@pytest.mark.parametrize("draws", [5, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("truth", TRUTHS)
+def test_the_times_that_are_printed_hold_on_unfriendly_networks(truth: str, draws: int) -> None:
+    """At two sizes that users read, not averaged over all. `benchmarks/extrapolation_rates.py` has the rates."""
+    said = [one for seed in range(draws) for one in printed(truth_network(truth, seed))]
+    assert np.mean([one.true >= one.found.low for one in said]) >= 0.93
+    near = [one for one in said if one.growth == 2]
+    assert np.median([one.found.high / one.found.low for one in near]) < 2.5
+    if truth not in UNSEEN:
+        assert np.mean([one.found.low <= one.true <= one.found.high for one in near]) >= 0.8
+
+
+def test_an_error_that_grows_in_one_direction_moves_the_end_on_its_side(fit: Fit) -> None:
+    columns = ([8.0, 8.0, 16.0], [16.0, 64.0, 64.0], [1e3, 1e3, 1e3], [0.0, 0.5, 0.3], [0.0, 0.0, 0.0])
+    errors = Errors(*(np.array(column) for column in columns))
+    assert errors.trend(np.array([1e3])) == pytest.approx([0.3])  # the largest grid, from all smaller ones
+    slower, faster = (
+        replace(fit, errors={**fit.errors, "linear": replace(errors, error=sign * errors.error)}) for sign in (1, -1)
+    )
+    high, low = (all_to_all_band(own, 128, np.array([MIB]), "linear").at(0) for own in (slower, faster))
+    assert math.log(high.high / high.value) == pytest.approx(math.log(high.value / high.low) + 0.3)
+    assert math.log(low.value / low.low) == pytest.approx(math.log(low.high / low.value) + 0.3)
 
 
 def test_a_crossover_that_is_told_is_right(judged: list[Outcome]) -> None:
@@ -133,9 +180,9 @@ def test_the_data_carry_four_times_unless_back_tests_went_farther(fit: Fit) -> N
 
 
 def test_the_layer_and_the_ratio_have_intervals(fit: Fit) -> None:
-    layer = layer_interval(fit, 256, 0.01)
+    layer = layer_interval(fit, 128, 0.01)
     assert layer.low < 0.01 < layer.high < 0.02
-    ratio, linear, two = (all_to_all_band(fit, 256, np.array(SIZES), name) for name in ("ratio", "linear", "2dh"))
+    ratio, linear, two = (all_to_all_band(fit, 128, np.array(SIZES), name) for name in ("ratio", "linear", "2dh"))
     assert ratio.value == pytest.approx(linear.value / two.value)
     # errors that both algorithms share cancel in the ratio
     assert np.median(ratio.high / ratio.low) < np.median(linear.high / linear.low * two.high / two.low)
@@ -150,6 +197,10 @@ def test_the_layer_and_the_ratio_have_intervals(fit: Fit) -> None:
         (Interval(0.001, 0.0005, 0.0019), "1.0 ms (0.5 to 1.9)"),
         (Interval(0.001, 0.0004, 0.0024), "inconclusive (0.4 to 2.4 ms)"),
         (Interval(1.5, 1.2, 1.9), "1,500 ms (1,200 to 1,900)"),
+        (Interval(0.00123456, 0.00108, math.inf), "not less than 1.0 ms"),  # never rounded up
+        (Interval(0.00123456, 0.001189, math.inf), "not less than 1.18 ms"),
+        (Interval(1.5, 1.29, math.inf), "not less than 1,200 ms"),
+        (Interval(1.5, 0.0, math.inf), "inconclusive"),
     ],
 )
 def test_digits_are_those_that_the_interval_allows(interval: Interval, words: str) -> None:
@@ -208,8 +259,12 @@ def test_a_crossover_says_what_it_does_not_know() -> None:
 def test_the_command_prints_an_interval_with_every_number_beyond_the_measured_ranks(fit: Fit) -> None:
     lines = fit_lines(fit)
     start = next(i for i, line in enumerate(lines) if "extrapolated from 64 ranks" in line)
-    assert "90 % intervals" in lines[start]
-    assert len(lines[start + 1 :]) == 7  # two numbers of ranks in three lines each, and the limit
-    for line in lines[start + 1 : -1]:
+    assert "90 % intervals; beyond 128 ranks times have lower ends only" in lines[start]
+    assert "if a switch level begins beyond the measured ranks, times are longer" in lines[start + 1]
+    assert len(lines[start + 2 :]) == 7  # two numbers of ranks in three lines each, and the limit
+    for line in lines[start + 2 : start + 5]:
         assert " to " in line
+    assert lines[start + 5].endswith("256 ranks: inconclusive up to which size 2DH wins")
+    assert lines[start + 6].count("not less than") == 2
+    assert "not less than" in lines[start + 7]
     assert lines[-1].strip() == "more than 256 ranks: inconclusive: the data carry 4 times the measured ranks"

@@ -97,12 +97,13 @@ def test_what_takes_longest_bounds_the_step(change: dict[str, Any], bound: str) 
 def test_an_upper_end_that_is_not_known_is_told_with_the_reason() -> None:
     exchange = with_exchange("all_reduce", 64, 1, 10**6)
     roof = predict_time(replace(MACHINE, is_reached=False), exchange)
-    far = predict_time(replace(MACHINE, carried_ranks=3), exchange)
-    near = predict_time(replace(MACHINE, carried_ranks=4), exchange)
-    alone = predict_time(replace(MACHINE, carried_ranks=3), COST)
+    far = predict_time(replace(MACHINE, measured_ranks=3), exchange)
+    near = predict_time(replace(MACHINE, measured_ranks=4), exchange)
+    alone = predict_time(replace(MACHINE, measured_ranks=3), COST)
     assert roof.high_s is far.high_s is None
     assert "what part of the compute roof" in roof.text()
-    assert "fitted for at most 3 ranks" in far.text()
+    assert "not less than" in far.text()
+    assert "the network was measured on at most 3 ranks" in far.text()
     assert near.high_s is not None
     assert alone.high_s is not None  # nothing is sent
 
@@ -144,7 +145,7 @@ def test_a_machine_is_read_from_its_ceilings_and_the_fit_of_its_network(fitted: 
     assert (machine.memory.value, machine.storage.value) == (1e11, 1e9)  # the last level; from the device
     links = fitted["fits"][0]["network"]
     assert machine.network == Network(**{name: value for name, value in links.items() if value is not None})
-    assert machine.carried_ranks == 64  # four times the measured 16
+    assert machine.measured_ranks == 16  # no upper end beyond: a switch level may begin there
     assert 1 < machine.network_factor < 1.2
     assert not machine.is_reached
     half = read_machine(*paths, "float32", Span.of(0.25, 0.5))
