@@ -95,7 +95,7 @@ def test_the_interval_of_an_extrapolation_holds_the_truth(laws: int) -> None:
             widths[reach].append((high if reach == 2.0 else value) / low)
     for reach in held:
         assert np.mean(held[reach]) >= 0.8
-        assert np.median(widths[reach]) < 3  # an interval that holds everything would say nothing
+        assert np.median(widths[reach]) < 4  # an interval that holds everything would say nothing
 
 
 @pytest.mark.parametrize("draws", [6, pytest.param(60, marks=pytest.mark.long)])
