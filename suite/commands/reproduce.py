@@ -189,7 +189,7 @@ def _move_killed_aside(root: Path) -> None:
         number = 1 + len(list(folder.glob("killed_*")))
         for path in sorted(folder.iterdir()):
             if path.name != "data" and not path.name.startswith("killed_"):
-                (folder / f"killed_{number}").mkdir(exist_ok=True)
+                make_folder(folder / f"killed_{number}")
                 path.rename(folder / f"killed_{number}" / path.name)
 
 

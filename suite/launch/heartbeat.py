@@ -13,7 +13,7 @@ from pathlib import Path
 
 from suite.data.lock import locked
 from suite.exit_codes import WORKER_CODES
-from suite.files import read_bytes, read_json
+from suite.files import make_folder, read_bytes, read_json
 from suite.log.limits import EXIT_CODE_BYTES, limits
 from suite.log.run_folder import RunFolder
 from suite.processes import start_of
@@ -41,7 +41,7 @@ def heartbeat(path: Path, what: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             stack.enter_context(locked(path, what))
         yield
 

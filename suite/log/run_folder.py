@@ -165,7 +165,7 @@ class RunFolder:
         place = self.checkpoint(trial).parent
         last = max((_trial_numbers(path)[-1] for path in place.glob(f"failed_{trial}_*")), default=0)
         aside = place / f"failed_{trial}_{last + 1}"
-        aside.mkdir()
+        make_folder(aside)
         for path in sorted(place.glob(f"trial_{trial}.*"), reverse=True):  # the index, trial_<i>.pt, first
             path.rename(aside / path.name)
         return aside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,12 +55,23 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
         "from suite.data.lock import locked_together; from suite.world import World\n"
         "with locked_together(disk / 'data' / 'lock', 'it', World.create()): pass",
         "from suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
+        "from suite.launch.heartbeat import heartbeat\n"
+        "with heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
+        "from suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",
         "with scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
     ],
-    ids=["power", "staging", "run", "lock", "package", "scratch"],
+    ids=["power", "staging", "run", "lock", "package", "heartbeat", "checkpoint", "scratch"],
 )
 def test_parts_of_a_run_start_where_stat_is_late(library: Path, tmp_path: Path, program: str) -> None:
     python(HEAD + program, shared_disk(library, tmp_path, stale=1), tmp_path)
+
+
+def test_every_folder_is_made_by_the_maker_of_folders() -> None:
+    """Others take the word of mkdir: the owner's folder in /tmp, and the one whose rights are checked on the way."""
+    root = Path(__file__).resolve().parents[2]
+    paths = [path for name in ("suite", "analysis", "workloads") for path in (root / name).rglob("*.py")]
+    found = {str(path.relative_to(root)) for path in paths if re.search(r"\.mkdir\(|makedirs\(", path.read_text())}
+    assert found == {"suite/files.py", "suite/machine/choice/store.py", "suite/data/node_folder.py"}
 
 
 @pytest.mark.parametrize("what", ["file", "link to nothing", "below a file", "without right"])
@@ -92,6 +104,7 @@ path = disk / "train" / "shard_00000.h5"
 write_shard(path, {"x": np.ones((2, 3), np.float32)})
 print(stored_bytes(path))
 import os
+import re
 os.close(create_part(disk / "train" / "a.1.part", 4096))
 remove_abandoned(disk)
 """
