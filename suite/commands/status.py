@@ -453,8 +453,8 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
         cells[2].stylize(colors.get(row.state, "yellow"))
         screen.add_row(*cells)
     console.print(screen)
-    for line in _notes(rows) if apart else ():
-        print_line(printable(line))
+    for note in _notes(rows) if apart else ():
+        print_line(printable(note))
 
 
 def _notes(rows: Sequence[TrialStatus]) -> Iterator[str]:
