@@ -1,93 +1,202 @@
-"""How often `mlhpc history check` alarms on an unchanged machine, and how soon and where it finds a change.
+"""How often `mlhpc history check` alarms on an unchanged machine, and what it finds, on unfriendly truths.
 
-    python benchmarks/history_rates.py [--series 1000] [--rate 0.01]
+    python benchmarks/history_rates.py [--series 200] [--rate 0.05] [--truths "Student t3"]
 
-Series are log-normal; a change is a step in units of the standard deviation of a result. One check has two quantities, each
-with half of the rate.
+A row is a truth and a number of results. "alarms" is the share of unchanged machines that are called faster or slower;
+"inconclusive" the share of those. "found in 80 %" is how much slower the second half must be to be called slower in four
+of five histories. "place" and "size" are the shares of the finds at that effect for which the 95 % set of places and the
+95 % interval of the size hold the truth. `tests/suite/statistics/test_changes.py` has the fast form.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import platform
-import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from suite.statistics.changes import find_changes
+from analysis.history.judge import SeriesVerdict, judge_all
+from analysis.history.record import Record, Series
+from benchmarks.verdict_rates import Noise, rounded, steady, student, tailed, wilson
+from suite.statistics import Outcome
 
-SIGMA = 0.05
-
-
-def series(
-    generator: random.Random, count: int, *, step: float = 0.0, place: int = 0, memory: float = 0.0
-) -> list[float]:
-    """Results of a machine; ``memory``: the correlation of a result with the one before it."""
-    values, rest = [], generator.gauss(0.0, 1.0)
-    for index in range(count):
-        rest = memory * rest + math.sqrt(1.0 - memory**2) * generator.gauss(0.0, 1.0)
-        values.append(math.exp(SIGMA * (rest + step * (index >= place))))
-    return values
+COUNTS = (8, 20, 60)
+EFFECTS = (1.01, 1.015, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
+SERIES = Series(
+    benchmark="b", size="s", scenario="strong", division="closed", rules="v3.0", system="m", nodes=1, ranks=1
+)
 
 
-def alarm(quantities: list[list[float]], rate: float) -> list[int]:
-    return [change.place for each in quantities for change in find_changes(each, rate / len(quantities))]
+def correlated(chance: np.random.Generator, n: int, correlation: float) -> np.ndarray:
+    """Draw results of 1 % of which each correlates with the one before it."""
+    rest = chance.normal(0.0, 1.0, n)
+    for index in range(1, n):
+        rest[index] = correlation * rest[index - 1] + np.sqrt(1.0 - correlation**2) * rest[index]
+    return np.exp(0.01 * rest)
 
 
-def rows(count_of_series: int, rate: float) -> Iterator[str]:
-    generator = random.Random(20260901)
+def growing(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of which the deviation grows from 1 to 3 %."""
+    return np.exp(np.linspace(0.01, 0.03, n) * chance.normal(0.0, 1.0, n))
 
-    def two(count: int, **options: float) -> list[list[float]]:
-        return [series(generator, count, **options) for _ in range(2)]  # type: ignore[arg-type]
 
-    yield "| an unchanged machine | results | alarms of one check |"
-    yield "| --- | --- | --- |"
-    for memory in (0.0, 0.3):
-        for count in (15, 30, 60):
-            alarms = sum(bool(alarm(two(count, memory=memory), rate)) for _ in range(count_of_series))
-            what = f"correlation {memory:g} with the result before" if memory else "independent results"
-            yield f"| {what} | {count} | {100 * alarms / count_of_series:.1f} % |"
-    yield ""
-    nightly = max(count_of_series // 10, 20)
-    ever = 0
-    for _ in range(nightly):
-        values = two(60)
-        ever += any(alarm([each[:count] for each in values], rate) for count in range(12, 61))
-    share = f"{100 * ever / nightly:.0f} % of {nightly}"
-    yield f"Checked after each of 60 results of an unchanged machine, some check alarms in {share} histories."
-    yield ""
-    yield "| a step of | results before | after | found | at most one result off, of those found |"
-    yield "| --- | --- | --- | --- | --- |"
-    few = max(count_of_series // 5, 20)
-    for step in (2.0, 3.0, 5.0):
-        for before, after in ((20, 2), (20, 3), (20, 5), (20, 10)):
-            found = near = 0
-            for _ in range(few):
-                quantities = [
-                    series(generator, before + after, step=step, place=before),
-                    series(generator, before + after),
-                ]
-                places = alarm(quantities, rate)
-                found += bool(places)
-                near += any(abs(place - before) <= 1 for place in places)
-            share = f"{100 * near / found:.0f} %" if found else "-"
-            yield f"| {step:g} standard deviations | {before} | {after} | {100 * found / few:.0f} % | {share} |"
+def in_sessions(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of 1 % in sessions of five, of which the levels have a deviation of 2 %."""
+    return steady(chance, n) * np.repeat(np.exp(chance.normal(0.0, 0.02, n // 5 + 1)), 5)[:n]
+
+
+def with_outlier(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of which one takes three times as long."""
+    return steady(chance, n) * np.where(np.arange(n) == chance.integers(n), 3.0, 1.0)
+
+
+UNCHANGED: dict[str, Noise] = {
+    "log-normal, 1 %": steady,
+    "Student t3": student,
+    "exponential tail": tailed,
+    "rounded to 1 %": rounded,
+    "correlation 0.3": lambda chance, n: correlated(chance, n, 0.3),
+    "correlation 0.6": lambda chance, n: correlated(chance, n, 0.6),
+    "spread grows from 1 to 3 %": growing,
+    "one outlier": with_outlier,
+    "sessions of 5 differ by 2 %": in_sessions,
+}
+# Levels of three thirds of a series, or the drift of all of it
+CHANGED: dict[str, tuple[float, float, float] | float] = {
+    "22 % up, then 4 % down": (1.0, 1.22, 1.17),
+    "10 % up and back": (1.0, 1.1, 1.0),
+    "5 % up twice": (1.0, 1.05, 1.1),
+    "10 % down": (1.0, 1.0, 0.9),
+    "drift of 0.2 % a result": 0.002,
+}
+
+
+def judge(values: Iterable[float], rate: float) -> SeriesVerdict:
+    """Judge a history of results that take so long, one a day."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    records = [
+        Record(
+            date=(begin + timedelta(days=day)).isoformat(),
+            added=begin.isoformat(),
+            source="",
+            series=SERIES,
+            score=None,
+            compliant=True,
+            time_s=(),
+            epoch_s=(60.0 * float(value),),
+            logs={},
+            facts={},
+            facts_sha256="",
+            suite_version=None,
+        )
+        for day, value in enumerate(values)
+    ]
+    (verdict,) = judge_all(records, rate)
+    return verdict
+
+
+def stepped(truth: str, chance: np.random.Generator, count: int, effect: float) -> np.ndarray:
+    """Draw a series of which the second half takes ``effect`` times as long."""
+    return UNCHANGED[truth](chance, count) * np.where(np.arange(count) < count // 2, 1.0, effect)
+
+
+def words(truth: str, count: int, series: int, rate: float) -> list[Outcome]:
+    """Judge so many unchanged machines."""
+    chance = np.random.default_rng([20261127, count])
+    return [judge(UNCHANGED[truth](chance, count), rate).word for _ in range(series)]
+
+
+def found(truth: str, count: int, effect: float, series: int, rate: float) -> list[SeriesVerdict]:
+    """Judge so many machines that became slower, and return the verdicts that say so."""
+    chance = np.random.default_rng([20261128, count])
+    verdicts = [judge(stepped(truth, chance, count, effect), rate) for _ in range(series)]
+    return [verdict for verdict in verdicts if verdict.word == Outcome.SLOWER]
+
+
+def smallest_found(truth: str, count: int, series: int, rate: float) -> tuple[float, list[SeriesVerdict]] | None:
+    """Find the smallest effect that is found in 80 %, and the verdicts that found it."""
+    low, high = -1, len(EFFECTS)
+    best = None
+    while high - low > 1:
+        middle = (low + high) // 2
+        verdicts = found(truth, count, EFFECTS[middle], series, rate)
+        if len(verdicts) >= 0.8 * series:
+            high, best = middle, (EFFECTS[middle], verdicts)
+        else:
+            low = middle
+    return best
+
+
+def coverage(effect: float, verdicts: Sequence[SeriesVerdict]) -> str:
+    """Render the shares of finds for which the places and the interval of the size hold the truth."""
+    places = sizes = 0
+    for verdict in verdicts:
+        true = len(verdict.values) // 2
+        places += any(each.places[0] <= true <= each.places[1] for each in verdict.found)
+        assert verdict.standing is not None
+        low, high = verdict.standing.size.interval or (0.0, 0.0)
+        sizes += low <= effect <= high
+    return f"{100 * places / len(verdicts):.0f} % | {100 * sizes / len(verdicts):.0f} %"
+
+
+def changed(truth: str, count: int, chance: np.random.Generator) -> np.ndarray:
+    """Draw a series of 1 % of a machine that changes."""
+    levels = CHANGED[truth]
+    if isinstance(levels, float):
+        return steady(chance, count) * np.exp(levels * np.arange(count))
+    return steady(chance, count) * np.array(levels)[np.arange(count) * 3 // count]
+
+
+def print_unchanged(truths: Sequence[str], series: int, rate: float) -> None:
+    """Print the table of unchanged machines."""
+    print("| truth | results | alarms | Wilson | inconclusive | found in 80 % | place | size |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for truth in truths:
+        for count in COUNTS:
+            said = words(truth, count, series, rate)
+            alarms = sum(word in (Outcome.FASTER, Outcome.SLOWER) for word in said)
+            low, high = wilson(alarms, series)
+            unsure = said.count(Outcome.INCONCLUSIVE)
+            best = smallest_found(truth, count, max(series // 5, 20), rate)
+            effect = "more than 3 times | - | -" if best is None else f"× {best[0]:g} | {coverage(*best)}"
+            print(
+                f"| {truth} | {count} | {100 * alarms / series:.1f} % | {100 * low:.1f} to {100 * high:.1f} % | "
+                f"{100 * unsure / series:.1f} % | {effect} |",
+                flush=True,
+            )
+
+
+def print_changed(series: int, rate: float) -> None:
+    """Print the table of machines that changed."""
+    print("\n| a machine that changes | results | slower | faster | equivalent | inconclusive |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    order = (Outcome.SLOWER, Outcome.FASTER, Outcome.EQUIVALENT, Outcome.INCONCLUSIVE)
+    for truth in CHANGED:
+        for count in COUNTS[1:]:
+            chance = np.random.default_rng([20261129, count])
+            said = [judge(changed(truth, count, chance), rate).word for _ in range(series)]
+            shares = " | ".join(f"{100 * said.count(word) / series:.0f} %" for word in order)
+            print(f"| {truth} | {count} | {shares} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=0.01)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--series", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=0.05)
+    parser.add_argument("--truths", nargs="*", choices=list(UNCHANGED), default=list(UNCHANGED))
+    parser.add_argument("--changed-only", action="store_true")
     given = parser.parse_args()
-    print(
-        f"mlhpc history check --false-alarms {given.rate:g}; {given.series} series, Python {platform.python_version()}\n"
-    )
-    for row in rows(given.series, given.rate):
-        print(row, flush=True)
+    few = max(given.series // 5, 20)
+    print(f"{given.series} series each ({few} for effects and changes), {100 * given.rate:g} % stated")
+    if not given.changed_only:
+        print_unchanged(given.truths, given.series, given.rate)
+    if given.changed_only or len(given.truths) == len(UNCHANGED):
+        print_changed(few, given.rate)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `mlhpc history`: keeps results over time, shows them, and checks whether the machine changed."""
+"""The command `mlhpc history`: keeps results over time, shows them, and checks whether the machine is slower."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ _OUTPUT = output_option("The folder of the history, as for `history add`.", str(
 _SINCE = click.option(
     "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
 )
+_TOLERANCE = click.option(
+    "--tolerance",
+    type=Finite(0.0),
+    default=0.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="slower: the whole interval of the newest level is above this margin; equivalent: it ends below.",
+)
 
 _RATE = click.option(
     "--false-alarms",
@@ -47,7 +55,7 @@ Examples:
 """,
 )
 def history() -> None:
-    """Follow a machine over time: add results to a folder, show them, check whether it changed.
+    """Follow a machine over time: add results to a folder, show them, check whether it is slower.
 
     A history is a folder with one JSON file for each result. Files are only ever added.
     """
@@ -85,13 +93,16 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 @_FOLDER
 @_OUTPUT
 @_SINCE
+@_TOLERANCE
 @_RATE
 @format_option()
-def show(folder: Path | None, output: Path | None, since: str | None, rate: float, style: str) -> None:
-    """Show each series of FOLDER: its results, trend and changes, and which facts differ where it changed."""
-    verdicts = judge.judge_all(_read(_chosen(folder, output), since), rate)
+def show(
+    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
+) -> None:
+    """Show each series of FOLDER: its results, trend and changes, and which facts changed where it changed."""
+    verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
+        print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
         return
     for number, verdict in enumerate(verdicts):
         print_line("\n" * (number > 0) + "\n".join(map(printable, judge.table(verdict, rate))))
@@ -101,26 +112,38 @@ def show(folder: Path | None, output: Path | None, since: str | None, rate: floa
 @_FOLDER
 @_OUTPUT
 @_SINCE
+@_TOLERANCE
 @_RATE
 @format_option()
-def check(folder: Path | None, output: Path | None, since: str | None, rate: float, style: str) -> None:
-    """Say whether the machine has changed, a line for each series and quantity.
+def check(
+    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
+) -> None:
+    """Say whether the machine is slower than it was at its best, for each series and quantity.
 
-    A change is one of the level of time to train or of the training time of an epoch, found by a rank test over all
-    places; the newest change counts. --false-alarms holds for the whole check, all series and both quantities together,
-    as long as a result does not depend on the one before it.
+    All changes of the time to train and of the training time of an epoch are printed, with the facts that changed
+    where each change may be. The newest level is compared with the best earlier one. --false-alarms holds for the whole
+    check, all series and both quantities together. It holds for correlated results too, where the results themselves
+    show how much they correlate. It does not hold if levels differ from session to session.
 
-    Exit code 0: equivalent (no change), or the newest change is faster; 1: the newest change of a series is slower;
-    2: usage; 4: inconclusive, results are too few.
+    Exit code 0: no change, or the newest level is faster or equivalent; 1: the newest level of a series is surely
+    slower than the best one, by more than --tolerance; 2: usage; 4: inconclusive, the text says why.
     """
-    verdicts = judge.judge_all(_read(_chosen(folder, output), since), rate)
+    verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.as_data(verdicts, rate), indent=1))
+        print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
     else:
         print_line("\n".join(printable(line) for verdict in verdicts for line in judge.lines(verdict, rate)))
     code = _code(verdicts)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _judge(records: Sequence[record.Record], rate: float, tolerance: float) -> list[SeriesVerdict]:
+    """Judge every series. InputError without numpy, which the base installation does not have."""
+    try:
+        return judge.judge_all(records, rate, tolerance / 100.0)
+    except ImportError:
+        raise InputError("a history is judged with numpy: pip install 'mlhpc[analysis]'") from None
 
 
 def _code(verdicts: Sequence[SeriesVerdict]) -> int:

@@ -1,1 +1,1 @@
-"""The history of a machine: results over time in a folder, and where they changed. Needs no numpy."""
+"""The history of a machine: results over time in a folder, and where they changed."""

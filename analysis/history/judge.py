@@ -1,7 +1,8 @@
-"""Judges a history: for each series and quantity whether it changed, where, by how much, and its trend."""
+"""Judges a history: for each series and quantity whether the newest level is slower than the best one, and its trend."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,8 +14,21 @@ from msgspec import structs
 
 from analysis.history.record import Record, Series, by_series, changed_facts
 from suite.files import duration_text
-from suite.statistics import Outcome
-from suite.statistics.changes import Change, Size, Trend, fewest, find_changes, find_trend, follow_each_other, size_of
+from suite.statistics import Outcome, judge_interval
+from suite.statistics.changes import (
+    CONFIDENCE,
+    LEAST_OF_LEVEL,
+    Change,
+    Changes,
+    Size,
+    Trend,
+    compare_levels,
+    fewest,
+    find_places,
+    find_trend,
+    judge_changes,
+    size_of,
+)
 
 QUANTITIES = ("time to train", "training time of an epoch")
 DAY_S = 86400.0
@@ -24,19 +38,34 @@ MONTH = 30.0  # days, the unit of a trend
 
 @dataclass(frozen=True)
 class Found:
-    """A change, its size (level after over level before), the first result after it and the facts that differ there."""
+    """A change, its size (level after over level before), the first result after it and the facts that changed there.
+
+    ``places`` are the first and the last of those where the change may be (95 %). ``facts`` are of all of them.
+    """
 
     change: Change
+    places: tuple[int, int]
     size: Size
     record: Record
     facts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
+class Standing:
+    """The newest level over the best earlier one. Each is (begin, end), indices of its results."""
+
+    newest: tuple[int, int]
+    best: tuple[int, int]
+    size: Size
+
+
+@dataclass(frozen=True)
 class SeriesVerdict:
     """One quantity of one series. ``values`` are in seconds, one for each of ``records``: geometric means over runs.
 
-    ``rate`` is the share of the false-alarm rate that this verdict may use. ``follows``: see `follow_each_other`.
+    ``rate`` is the share of the false-alarm rate that this verdict may use, ``tolerance`` a share of the time.
+    ``doubtful`` are the changes that there would be if results were independent. ``correlation`` is the largest one of
+    neighbours that the series allows. ``standing`` is None without a change.
     """
 
     series: Series
@@ -44,19 +73,34 @@ class SeriesVerdict:
     records: tuple[Record, ...]
     values: tuple[float, ...]
     rate: float
+    tolerance: float
     found: tuple[Found, ...]
+    doubtful: tuple[Found, ...]
+    correlation: float
+    standing: Standing | None
     trend: Trend | None
-    follows: float | None
 
     @property
     def word(self) -> Outcome:
-        """What the newest change is. Equivalent: the results are enough to find a change, and there is none."""
-        if self.found:
-            return Outcome.SLOWER if self.found[-1].size.ratio > 1.0 else Outcome.FASTER
-        return Outcome.EQUIVALENT if len(self.values) >= fewest(self.rate) else Outcome.INCONCLUSIVE
+        """How the newest level stands to the best earlier one.
+
+        Equivalent: within the tolerance; without one, no change was found, or the newest one led back to the best level.
+        """
+        if len(self.values) < fewest(self.rate):
+            return Outcome.INCONCLUSIVE
+        if self.standing is None:
+            return Outcome.INCONCLUSIVE if self.doubtful else Outcome.EQUIVALENT
+        if self.standing.size.interval is None:
+            return Outcome.INCONCLUSIVE
+        low, high = self.standing.size.interval
+        word = judge_interval(low, high, self.tolerance)
+        if word != Outcome.SLOWER and self.doubtful:
+            return Outcome.INCONCLUSIVE
+        back = not self.tolerance and word == Outcome.INCONCLUSIVE and self.found[-1].size.ratio < 1.0
+        return Outcome.EQUIVALENT if back else word
 
 
-def judge_all(records: Sequence[Record], rate: float) -> list[SeriesVerdict]:
+def judge_all(records: Sequence[Record], rate: float, tolerance: float = 0.0) -> list[SeriesVerdict]:
     """Judge every series and quantity. ``rate`` is the false-alarm rate of all verdicts together.
 
     The series that have enough results to show a change share the rate. The choice depends on their numbers of results
@@ -76,35 +120,57 @@ def judge_all(records: Sequence[Record], rate: float) -> list[SeriesVerdict]:
     for (series, quantity, timed), count in zip(chosen, counts, strict=True):
         # A series with too few results is inconclusive. Its rate says how many results it would need
         share = rate / sharers[enough if enough is not None and count >= enough else count]
-        verdicts.append(_judge(series, quantity, timed, share))
+        verdicts.append(_judge(series, quantity, timed, share, tolerance))
     return verdicts
 
 
-def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float) -> SeriesVerdict:
+def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float, tolerance: float) -> SeriesVerdict:
     # One value a result: runs of one result are no independent looks at the machine
     values = [math.exp(statistics.fmean(map(math.log, _times(record, quantity)))) for record in records]
-    changes = find_changes(values, rate)
-    found = tuple(
-        Found(
-            change,
-            size_of(values, change),
-            records[change.place],
-            tuple(changed_facts(records[change.place - 1], records[change.place])),
-        )
-        for change in changes
-    )
-    begin = changes[-1].place if changes else 0  # the trend is of the results since the newest change
+    changes = judge_changes(values, rate)
+    begin = changes.sure[-1].place if changes.sure else 0  # the trend is of the results since the newest change
     days = [datetime.fromisoformat(record.date).timestamp() / DAY_S for record in records]
     return SeriesVerdict(
-        series,
-        quantity,
-        tuple(records),
-        tuple(values),
-        rate,
-        found,
-        find_trend(days[begin:], values[begin:]),
-        follow_each_other(values, changes),
+        series=series,
+        quantity=quantity,
+        records=tuple(records),
+        values=tuple(values),
+        rate=rate,
+        tolerance=tolerance,
+        found=tuple(_describe(values, records, change, changes.correlation) for change in changes.sure),
+        doubtful=tuple(_describe(values, records, change, changes.correlation) for change in changes.doubtful),
+        correlation=changes.correlation,
+        standing=_compare_newest(values, changes),
+        trend=find_trend(days[begin:], values[begin:]),
     )
+
+
+def _describe(values: Sequence[float], records: Sequence[Record], change: Change, correlation: float) -> Found:
+    """Find the size of a change, and the facts that changed at any place where it may be, the likeliest place first."""
+    places = find_places(values, change, correlation)
+    inside = sorted(range(places[0], places[-1] + 1), key=lambda place: abs(place - change.place))
+    facts = [fact for place in inside for fact in changed_facts(records[place - 1], records[place])]
+    return Found(
+        change,
+        (places[0], places[-1]),
+        size_of(values, change, correlation),
+        records[change.place],
+        tuple(dict.fromkeys(facts)),  # each once, in order
+    )
+
+
+def _compare_newest(values: Sequence[float], changes: Changes) -> Standing | None:
+    """Compare the newest level with the best earlier one that has enough results for an interval, if any has."""
+    levels = list(itertools.pairwise([0, *(change.place for change in changes.sure), len(values)]))
+    *earlier, newest = levels
+    if not earlier:
+        return None
+    long = [level for level in earlier if level[1] - level[0] >= LEAST_OF_LEVEL]
+    best = min(long or earlier, key=lambda level: statistics.fmean(map(math.log, values[slice(*level)])))
+    # The best of several levels is lower by chance as well: the interval holds for each of them at once
+    confidence = 1.0 - (1.0 - CONFIDENCE) / len(earlier)
+    size = compare_levels(values[slice(*best)], values[slice(*newest)], changes.correlation, confidence)
+    return Standing(newest, best, size)
 
 
 def _times(record: Record, quantity: str) -> tuple[float, ...]:
@@ -112,43 +178,76 @@ def _times(record: Record, quantity: str) -> tuple[float, ...]:
 
 
 def lines(verdict: SeriesVerdict, rate: float) -> list[str]:
-    """Render a verdict as a line, and a note if its false-alarm rate is doubtful."""
+    """Render a verdict: a line, then a line for each change and for what was assumed."""
     count = len(verdict.values)
-    head = f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"
-    if verdict.found:
-        newest = verdict.found[-1]
-        text = f"{head}: {_change_text(newest, count)}"
-    elif verdict.word == Outcome.INCONCLUSIVE:
-        text = f"{head}: {count} of at least {fewest(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
+    if count < fewest(verdict.rate):
+        text = f"{count} of at least {fewest(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
+    elif verdict.standing is not None:
+        text = _standing_text(verdict.standing, verdict.tolerance)
+    elif verdict.doubtful:
+        text = f"no change is sure in {count} results"
     else:
-        text = f"{head}: no change in {count} results"
-    return [text, *_doubts(verdict)]
+        text = f"no change in {count} results"
+    return [f"{verdict.series.title}: {verdict.quantity}: {verdict.word}: {text}", *_details(verdict)]
 
 
-def _doubts(verdict: SeriesVerdict) -> list[str]:
-    if verdict.follows is None or verdict.word == Outcome.INCONCLUSIVE:
-        return []
-    return [
-        f"  note: a result is like the one before it (correlation {verdict.follows:.2f}): "
-        "there are more false alarms than stated"
-    ]
+def _details(verdict: SeriesVerdict) -> list[str]:
+    """Render the changes of a verdict, and what it assumes."""
+    count = len(verdict.values)
+    text = [f"  change: {_change_text(found, count)}" for found in verdict.found]
+    text += [f"  not sure: {_change_text(found, count)}" for found in verdict.doubtful]
+    if verdict.doubtful:
+        text.append(f"  {_reason(verdict)}")
+    if verdict.found:
+        text.append(
+            f"  assumed: neighbouring results correlate by at most {verdict.correlation:.1f}, as these allow; "
+            "sessions do not differ"
+        )
+    return text
+
+
+def _reason(verdict: SeriesVerdict) -> str:
+    """Say why a change is not sure."""
+    if verdict.correlation > 0.0:
+        return (
+            f"reason: neighbouring results may correlate by {verdict.correlation:.1f}; such results look like this "
+            "without a change. More results will tell"
+        )
+    return "reason: too few results lie on one level. More results will tell"
+
+
+def _standing_text(standing: Standing, tolerance: float) -> str:
+    begin, end = standing.best
+    within = f", tolerance {100 * tolerance:g} %" if tolerance else ""
+    return (
+        f"{_size_text(standing.size)} against the best level (results {begin + 1} to {end}); "
+        f"the newest level has {standing.newest[1] - standing.newest[0]} results{within}"
+    )
+
+
+def _size_text(size: Size) -> str:
+    if size.interval is None:
+        return f"{100 * (size.ratio - 1):+.1f} % of the time, no interval of fewer than {LEAST_OF_LEVEL} results"
+    low, high = (100 * (bound - 1) for bound in size.interval)
+    return f"{100 * (size.ratio - 1):+.1f} % of the time, interval [{low:+.1f}, {high:+.1f}]"
 
 
 def _change_text(found: Found, count: int) -> str:
-    size, change = found.size, found.change
-    low, high = (100 * (bound - 1) for bound in size.interval or (1.0, 1.0))
-    interval = f"95 % [{low:+.1f}, {high:+.1f}]" if size.interval else "no interval of so few results"
+    change = found.change
+    first, last = found.places[0] + 1, found.places[1] + 1
+    where = f", 95 %: {first} to {last}" if first < last else ""
     more = f"; {len(found.facts) - NAMED} more" if len(found.facts) > NAMED else ""
-    facts = f"; changed there: {'; '.join(found.facts[:NAMED])}{more}" if found.facts else "; no fact changed there"
+    facts = f"changed there: {'; '.join(found.facts[:NAMED])}{more}" if found.facts else "no fact changed there"
     return (
-        f"{100 * (size.ratio - 1):+.1f} % of the time, {interval}, since {found.record.date} "
-        f"(result {change.place + 1} of {count}, p = {change.p:.2g}){facts}"
+        f"{_size_text(found.size)}, since {found.record.date} "
+        f"(result {change.place + 1} of {count}{where}; p = {change.p:.2g}); {facts}"
     )
 
 
 def table(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict with all of its results, newest last. ``|`` marks the first result after a change."""
-    text = [f"{verdict.series.title}: {verdict.quantity}: {verdict.word}"]
+    head, *details = lines(verdict, rate)
+    text = [head]
     places = {found.change.place for found in verdict.found}
     top = max(verdict.values)
     for index, (record, value) in enumerate(zip(verdict.records, verdict.values, strict=True)):
@@ -158,16 +257,12 @@ def table(verdict: SeriesVerdict, rate: float) -> list[str]:
         text.append(
             f"  {mark} {record.date[:16]}  {duration_text(value):>10}  n={runs:<3} {bar:30}  {record.score or 'no score'}"
         )
-    text += [f"  change: {_change_text(found, len(verdict.values))}" for found in verdict.found]
-    if verdict.word == Outcome.INCONCLUSIVE:
-        text.append(
-            f"  changes: inconclusive: a false-alarm rate of {rate:g} needs at least {fewest(verdict.rate)} results"
-        )
+    text += details
     if verdict.trend is not None:
         since = " since the newest change" if verdict.found else ""
         slope, low, high = (_percent(each) for each in (verdict.trend.slope, verdict.trend.low, verdict.trend.high))
         text.append(f"  trend{since}: {slope:+.2g} % in 30 days, 95 % [{low:+.2g}, {high:+.2g}]")
-    return text + _doubts(verdict)
+    return text
 
 
 def _percent(slope: float) -> float:
@@ -175,37 +270,41 @@ def _percent(slope: float) -> float:
     return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))  # exp of more is no float
 
 
-def as_data(verdicts: Sequence[SeriesVerdict], rate: float) -> dict[str, Any]:
+def as_data(verdicts: Sequence[SeriesVerdict], rate: float, tolerance: float) -> dict[str, Any]:
     """Render the verdicts as data, version 1. A bound that does not exist is null."""
-    return {"version": 1, "false_alarms": rate, "series": [_verdict_data(verdict) for verdict in verdicts]}
+    return {
+        "version": 1,
+        "false_alarms": rate,
+        "tolerance_percent": tolerance,
+        "series": [_verdict_data(verdict) for verdict in verdicts],
+    }
 
 
 def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
-    trend = verdict.trend
+    trend, standing = verdict.trend, verdict.standing
     return {
         **structs.asdict(verdict.series),
         "quantity": verdict.quantity,
         "verdict": verdict.word,
         "rate": verdict.rate,
         "results_needed": fewest(verdict.rate),
-        "follows_the_one_before": verdict.follows,
+        "largest_correlation": verdict.correlation,
+        "newest_to_best": None
+        if standing is None
+        else {
+            "ratio": standing.size.ratio,
+            "interval": standing.size.interval,
+            "newest": [standing.newest[0] + 1, standing.newest[1]],
+            "best": [standing.best[0] + 1, standing.best[1]],
+        },
         "trend_percent_in_30_days": None
         if trend is None
         else {
             "slope": _percent(trend.slope),
             "interval": [_percent(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
         },
-        "changes": [
-            {
-                "date": found.record.date,
-                "result": found.change.place + 1,
-                "p": found.change.p,
-                "ratio": found.size.ratio,
-                "interval": found.size.interval,
-                "facts": list(found.facts),
-            }
-            for found in verdict.found
-        ],
+        "changes": [_change_data(found) for found in verdict.found],
+        "not_sure": [_change_data(found) for found in verdict.doubtful],
         "results": [
             {
                 "date": record.date,
@@ -216,4 +315,16 @@ def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
             }
             for record, value in zip(verdict.records, verdict.values, strict=True)
         ],
+    }
+
+
+def _change_data(found: Found) -> dict[str, Any]:
+    return {
+        "date": found.record.date,
+        "result": found.change.place + 1,
+        "results": [place + 1 for place in found.places],
+        "p": found.change.p,
+        "ratio": found.size.ratio,
+        "interval": found.size.interval,
+        "facts": list(found.facts),
     }

@@ -1,29 +1,52 @@
-"""Finds change points of a series of results: a permutation test at a given false-alarm rate.
+"""Finds changes of level in a series of results, at a given false-alarm rate.
 
-Logs of values are centred at their median, divided by their median deviation and clipped, so that no outlier weighs
-more than `CLIP` ordinary deviations. For each place the sum of these scores before it is compared with its mean and
-spread over all orders. The largest value of all places is the statistic. Its distribution without a change is that over
-random orders of the series, so the rate holds for every distribution of times as long as results are independent. A
-second test, with `THERE_AND_BACK` of the rate, looks for a part in the middle that differs from both ends.
+A change must pass two tests. The first is a permutation test. Logs of values are centred at their median, divided by
+their median deviation and clipped, so that no outlier weighs more than `CLIP` ordinary deviations. The statistic is the
+largest sum of these scores before a place, over its deviation. Its distribution without a change is that over random
+orders of the series, so the rate holds for every distribution of independent results. The second test asks whether
+results that depend on each other, as much as the series allows, look like this without a change
+(`suite.statistics.dependence`). A second statistic, with `THERE_AND_BACK` of the rate, looks for a part in the middle
+that differs from both ends.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-SHORTEST = 2  # fewest results on each side of a change: a single one may be an outlier
+from suite.statistics import student_t
+from suite.statistics.dependence import (
+    ROUNDING,
+    SEED,
+    SHORTEST,
+    Statistic,
+    chance_without_change,
+    contrast,
+    draw_noise,
+    largest_correlation,
+    noise_scores,
+    variance_factor,
+)
+from suite.statistics.intervals import LARGEST_LOG
+
+if TYPE_CHECKING:
+    from suite.statistics.dependence import Rows
+
 CLIP = 3.0  # ordinary deviations that one result weighs at most
 DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
-ROUNDING = 1e-11  # a spread of logs below this is that of equal numbers
 ENOUGH = 30  # orders at least as extreme after which a p value needs no more of them (Besag and Clifford, 1991)
+BATCH = 500  # orders that are drawn at once
+PLACE_DRAWS = 200  # series for each place that is tried as the place of a change
+GAP = 3  # places in a row
 THERE_AND_BACK = 0.1  # share of the rate: a single change is the usual case
+CONFIDENCE = 0.95
+RESOLUTION_S = 0.001  # of the times in a log
+LEAST_OF_LEVEL = 3  # results of a level whose size has an interval
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
-SEED = 20260901  # the same series always gets the same answer
 
 
 @dataclass(frozen=True)
@@ -40,8 +63,20 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """The changes of a series. Those in ``sure`` are found although neighbours may correlate by ``correlation``.
+
+    Those in ``doubtful`` would be changes if the results were independent, or if their noise were known to be normal.
+    """
+
+    sure: tuple[Change, ...]
+    doubtful: tuple[Change, ...]
+    correlation: float
+
+
+@dataclass(frozen=True)
 class Size:
-    """A ratio of levels and its 95 % interval; None if there are too few results for one."""
+    """A ratio of levels and its confidence interval; None if there are too few results for one."""
 
     ratio: float
     interval: tuple[float, float] | None
@@ -65,24 +100,50 @@ def fewest(rate: float) -> int:
     return count
 
 
-def find_changes(values: Sequence[float], rate: float) -> list[Change]:
-    """Find changes by place. A series without any gets one with a probability of at most ``rate``."""
+def judge_changes(values: Sequence[float], rate: float) -> Changes:
+    """Find changes, and which of them hold if results depend on each other as much as the series allows."""
+    candidates = find_changes(values, rate) or _suspect(_logs(values), rate)
+    if not candidates:
+        return Changes((), (), 0.0)
+    correlation = largest_correlation(_logs(values), len(candidates))
+    sure = find_changes(values, rate, correlation)
+    known = {change.place for change in sure}
+    if any(change.place not in known for change in candidates):
+        known = {place for change in sure for place in find_places(values, change, correlation)}
+    doubtful = [change for change in candidates if change.place not in known]
+    return Changes(tuple(sure), tuple(doubtful), correlation)
+
+
+def _suspect(logs: Rows, rate: float) -> list[Change]:
+    """Find a change that too few orders can show, such as two in twelve results, but that normal noise rarely makes."""
+    if len(logs) < fewest(rate):
+        return []
+    p = chance_without_change(one_change, logs, 0.0, math.ceil(ENOUGH / rate))
+    return [Change(0, place_of(noise_scores(logs[None])[0]), len(logs), p)] if p <= rate else []
+
+
+def find_changes(values: Sequence[float], rate: float, correlation: float | None = None) -> list[Change]:
+    """Find changes by place. A series without any gets one with a probability of at most ``rate``.
+
+    ``correlation`` is that of each result with the one before it, at most. None: results are independent.
+    """
     found: list[Change] = []
+    logs = _logs(values)
     parts = [(0, len(values))]
     while parts:
         begin, end = parts.pop()
         if end - begin < fewest(rate):
             continue
-        scored = scores(values[begin:end])
-        for places, p in (
-            compute_p(one_change, scored, (1.0 - THERE_AND_BACK) * rate),
-            compute_p(there_and_back, scored, THERE_AND_BACK * rate),
-        ):
-            if places:
-                found += [Change(begin, begin + place, end, p) for place in places]
-                parts += itertools.pairwise([begin, *(begin + place for place in places), end])
+        for statistic, share in ((one_change, 1.0 - THERE_AND_BACK), (there_and_back, THERE_AND_BACK)):
+            p = compute_p(statistic, logs[begin:end], share * rate, correlation)
+            if p <= share * rate:
+                scored = scores(logs[begin:end])
+                inside = [place_of(scored)] if statistic is one_change else ends_of(scored)
+                places = [begin + place for place in inside]
+                found += [Change(begin, place, end, p) for place in places]
+                parts += itertools.pairwise([begin, *places, end])
                 break
-    return _prune(values, bounded(sorted(found, key=lambda change: change.place), len(values)), rate)
+    return _prune(logs, bounded(sorted(found, key=lambda change: change.place), len(values)), rate, correlation)
 
 
 def bounded(changes: Sequence[Change], count: int) -> list[Change]:
@@ -91,135 +152,186 @@ def bounded(changes: Sequence[Change], count: int) -> list[Change]:
     return [Change(places[index], change.place, places[index + 2], change.p) for index, change in enumerate(changes)]
 
 
-def _prune(values: Sequence[float], changes: list[Change], rate: float) -> list[Change]:
+def _prune(logs: Rows, changes: list[Change], rate: float, correlation: float | None) -> list[Change]:
     """Remove, one by one, changes that are not significant given their neighbours.
 
     The first place found in a series of two changes may lie between them, on one level.
     """
-    while changes:
-        chances = [_chance_at(values, change, rate) for change in changes]
+    while len(changes) > 1:
+        chances = [_chance_of(logs, change, rate, correlation) for change in changes]
         worst = max(range(len(changes)), key=chances.__getitem__)
         if chances[worst] <= rate:
             break
-        changes = bounded([*changes[:worst], *changes[worst + 1 :]], len(values))
+        changes = bounded([*changes[:worst], *changes[worst + 1 :]], len(logs))
     return changes
 
 
-def _chance_at(values: Sequence[float], change: Change, rate: float) -> float:
-    """Estimate how often an order of the results around a change divides them as much; 0 if there are too few."""
-    size, before = change.end - change.begin, change.place - change.begin
-    if 2 / math.comb(size, before) > rate:
+def _chance_of(logs: Rows, change: Change, rate: float, correlation: float | None) -> float:
+    """Compute the p value of the part that a change divides; 0 if the part has too few results for one."""
+    if 2 / math.comb(change.end - change.begin, change.place - change.begin) > rate:
         return 0.0
-    scored = scores(values[change.begin : change.end])
-    seen = abs(math.fsum(scored[:before]))
-    generator, most, extreme = random.Random(SEED), math.ceil(ENOUGH / rate), 0  # noqa: S311  no secret
-    for drawn in range(1, most + 1):
-        # The tolerance counts orders of the same results, whose sums differ by rounding
-        extreme += abs(math.fsum(generator.sample(scored, before))) >= seen - 1e-9
-        if extreme == ENOUGH:
-            return extreme / drawn
-    return (extreme + 1) / (most + 1)
+    return compute_p(one_change, logs[change.begin : change.end], rate, correlation)
 
 
-Statistic = Callable[[Sequence[float]], tuple[float, tuple[int, ...]]]
+def compute_p(statistic: Statistic, logs: Rows, rate: float, correlation: float | None = None) -> float:
+    """Compute how often a series without a change has a statistic as large: the larger p value of both tests.
 
-
-def compute_p(statistic: Statistic, scored: Sequence[float], rate: float) -> tuple[tuple[int, ...], float]:
-    """Compute a statistic's places, and its p value: how often an order of the scores has a value as large.
-
-    There are no places if p is above ``rate``. Drawing stops early once p is known to be large.
+    Orders are drawn until p is known to be above ``rate``, or known well enough.
     """
-    seen, places = statistic(scored)
+    import numpy as np
+
+    most = math.ceil(ENOUGH / rate)
+    correlated = 0.0
+    if correlation is not None:
+        correlated = chance_without_change(statistic, logs, correlation, most)
+        if correlated > rate:
+            return correlated
+    scored = scores(logs)
+    seen = float(statistic(scored[None])[0])
     if seen <= 0.0:
-        return (), 1.0
-    drawn_scores = list(scored)
-    generator, most, extreme = random.Random(SEED), math.ceil(ENOUGH / rate), 0  # noqa: S311  no secret
-    for drawn in range(1, most + 1):
-        generator.shuffle(drawn_scores)
-        extreme += statistic(drawn_scores)[0] >= seen * (1.0 - 1e-12)
-        if extreme == ENOUGH:
-            p = extreme / drawn
-            return (places if p <= rate else ()), p
-    return places, (extreme + 1) / (most + 1)
+        return 1.0
+    chance, extreme, drawn = np.random.default_rng(SEED), 0, 0
+    while drawn < most and extreme < ENOUGH:
+        orders = chance.permuted(np.repeat(scored[None], min(BATCH, most - drawn), axis=0), axis=1)
+        # The tolerance counts orders of the same results, whose sums differ by rounding
+        extreme += int((statistic(orders) >= seen * (1.0 - 1e-9)).sum())
+        drawn += len(orders)
+    return max(correlated, (extreme + 1) / (drawn + 1))
 
 
-def one_change(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-    """Find the place at which the sum of the scores before it, squared and over its variance, is largest."""
-    count = len(scored)
-    total, best, place = 0.0, -1.0, SHORTEST
-    for index in range(1, count - SHORTEST + 1):
-        total += scored[index - 1]
-        if index >= SHORTEST:
-            size = total * total / (index * (count - index))
-            if size > best:
-                best, place = size, index
-    return best, (place,)
+def one_change(rows: Rows) -> Rows:
+    """Compute the contrast of the place where it is largest."""
+    largest: Rows = contrast(rows).max(axis=1)
+    return largest
 
 
-def there_and_back(scored: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-    """Find the part between the least and the greatest cumulative sum, and its squared sum over its variance.
+def place_of(scored: Rows) -> int:
+    """Find the place where the contrast is largest."""
+    return int(contrast(scored[None])[0].argmax()) + SHORTEST
 
-    The value is 0 if that part is at an end of the series.
+
+def there_and_back(rows: Rows) -> Rows:
+    """Compute the contrast of the part between the least and the greatest cumulative sum with the rest.
+
+    It is 0 if that part is at an end of the series.
     """
-    sums = list(itertools.accumulate(scored, initial=0.0))[:-1]
-    first, last = sorted((sums.index(min(sums)), sums.index(max(sums))))
+    import numpy as np
+
+    count, every = rows.shape[1], np.arange(len(rows))
+    sums = np.cumsum(rows, axis=1) - rows  # of the scores before each place
+    least, most = sums.argmin(axis=1), sums.argmax(axis=1)
+    first, last = np.minimum(least, most), np.maximum(least, most)
     inside = last - first
-    if first < SHORTEST or len(scored) - last < SHORTEST or inside < SHORTEST:
-        return 0.0, ()
-    return (sums[last] - sums[first]) ** 2 / (inside * (len(scored) - inside)), (first, last)
+    whole = (first >= SHORTEST) & (count - last >= SHORTEST) & (inside >= SHORTEST)
+    gap = sums[every, last] - sums[every, first]
+    found: Rows = np.where(whole, gap**2 / np.maximum(inside * (count - inside), 1), 0.0)
+    return found
 
 
-def scores(values: Sequence[float]) -> list[float]:
+def ends_of(scored: Rows) -> list[int]:
+    """Find the two places of `there_and_back`."""
+    sums = scored.cumsum() - scored
+    return sorted((int(sums.argmin()), int(sums.argmax())))
+
+
+def scores(logs: Rows) -> Rows:
     """Compute clipped distances of log values from their median, in units of the median deviation, with mean zero."""
-    logs = [math.log(value) for value in values]
+    import numpy as np
+
+    distances = np.abs(logs - np.median(logs))
+    units = (DEVIATION * float(np.median(distances)), float(distances.mean()))  # most values may be equal
+    unit = next((each for each in units if each > ROUNDING), math.inf)
+    found: Rows = np.clip((logs - np.median(logs)) / unit, -CLIP, CLIP)
+    found -= found.mean()
+    return found
+
+
+def find_places(values: Sequence[float], change: Change, correlation: float) -> list[int]:
+    """Find the places where a change may be: a set that holds the true one with 95 %.
+
+    A place is left out if the results before it, and those after it, rarely show so much larger a contrast elsewhere
+    in an order drawn at random. Neighbours in such orders correlate by ``correlation``.
+    """
+    import numpy as np
+
+    scored = scores(_logs(values)[change.begin : change.end])
+    noise = draw_noise(PLACE_DRAWS, len(scored), correlation)
+    seen = contrast(scored[None])[0]
+    likeliest = int(seen.argmax())
+    found = {change.place}
+    # The set has no large gaps: away from the likeliest place the search ends after `GAP` places that are left out
+    for ways in (range(likeliest, len(seen)), range(likeliest - 1, -1, -1)):
+        left_out = 0
+        for column in ways:
+            place = column + SHORTEST
+            before, after = scored[:place], scored[place:]
+            drawn = contrast(np.hstack([_in_order_of(noise[:, :place], before), _in_order_of(noise[:, place:], after)]))
+            lacks = drawn.max(axis=1) - drawn[:, column]
+            if (lacks >= seen.max() - seen[column] - 1e-9).mean() > 1.0 - CONFIDENCE:
+                found.add(change.begin + place)
+                left_out = 0
+            elif (left_out := left_out + 1) == GAP:
+                break
+    return sorted(found)
+
+
+def _in_order_of(noise: Rows, values: Rows) -> Rows:
+    """Return rows of the values, the smallest where the noise of the row is smallest, and so on."""
+    import numpy as np
+
+    found: Rows = np.sort(values)[noise.argsort(axis=1).argsort(axis=1)]
+    return found
+
+
+def size_of(values: Sequence[float], change: Change, correlation: float = 0.0) -> Size:
+    """Compute the level after a change over that before it, with its 95 % interval, the place taken as known."""
+    return compare_levels(values[change.begin : change.place], values[change.place : change.end], correlation)
+
+
+def compare_levels(
+    before: Sequence[float], after: Sequence[float], correlation: float, confidence: float = CONFIDENCE
+) -> Size:
+    """Compute the ratio of two levels: geometric means without outliers, and Student's t interval on log values.
+
+    Correlated results count as fewer independent ones. A spread below the resolution is the resolution, which is the
+    smallest difference of two values of a level. There is no interval of fewer than three results.
+    """
+    levels = [_clip_outliers([math.log(value) for value in side]) for side in (before, after)]
+    middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])
+    ratio = math.exp(max(-LARGEST_LOG, min(middle, LARGEST_LOG)))
+    if min(len(before), len(after)) < LEAST_OF_LEVEL:
+        return Size(ratio, None)
+    factors = [variance_factor(len(level), correlation) for level in levels]
+    independent = [len(level) / factor for level, factor in zip(levels, factors, strict=True)]
+    squares = sum(statistics.variance(level) * (len(level) - 1) for level in levels)
+    # The mean of correlated results follows them, so their squares around it are smaller than those of the noise
+    spread = squares / sum(len(level) - factor for level, factor in zip(levels, factors, strict=True))
+    spread = max(spread, max(_resolution(side) for side in (before, after)) ** 2 / 12)  # of rounding to a grid
+    freedom = max(sum(independent) - 2.0, 1.0)
+    half = student_t.quantile(0.5 + confidence / 2, freedom) * math.sqrt(spread * sum(1 / n for n in independent))
+    low, high = (math.exp(max(-LARGEST_LOG, min(middle + sign * half, LARGEST_LOG))) for sign in (-1, 1))
+    return Size(ratio, (low, high))
+
+
+def _clip_outliers(logs: Sequence[float]) -> list[float]:
+    """Move values that lie further from the median than `CLIP` ordinary deviations to that distance."""
     middle = statistics.median(logs)
-    distances = [abs(each - middle) for each in logs]
-    units = (DEVIATION * statistics.median(distances), statistics.fmean(distances))  # most values may be equal
-    unit = next((each for each in units if each > ROUNDING), None)
-    if unit is None:
-        return [0.0] * len(values)
-    clipped = [max(-CLIP, min((each - middle) / unit, CLIP)) for each in logs]
-    mean = math.fsum(clipped) / len(clipped)
-    return [each - mean for each in clipped]
+    far = CLIP * DEVIATION * statistics.median(abs(each - middle) for each in logs)
+    return [max(middle - far, min(each, middle + far)) for each in logs] if far > ROUNDING else list(logs)
 
 
-def size_of(values: Sequence[float], change: Change) -> Size:
-    """Compute the level after a change over that before it (Hodges and Lehmann): the median ratio of all pairs.
-
-    The interval of 95 % is Wilcoxon's, by its normal approximation. It takes the place of the change as known.
-    """
-    before, after = values[change.begin : change.place], values[change.place : change.end]
-    ratios = sorted(b / a for a in before for b in after)
-    pairs = len(ratios)
-    half = NORMAL * math.sqrt(pairs * (len(before) + len(after) + 1) / 12)
-    low, high = math.floor(pairs / 2 - half), math.ceil(pairs / 2 + half) - 1
-    whole = low >= 0 and high < pairs
-    return Size(statistics.median(ratios), (ratios[low], ratios[high]) if whole else None)
+def _resolution(values: Sequence[float]) -> float:
+    """Compute the smallest difference between two unequal values, as one of logs, or that of the times in a log."""
+    logs = sorted(math.log(value) for value in values)
+    known = RESOLUTION_S / min(values)
+    return max(known, min((b - a for a, b in itertools.pairwise(logs) if b - a > ROUNDING), default=0.0))
 
 
-def follow_each_other(values: Sequence[float], changes: Sequence[Change], rate: float = 0.05) -> float | None:
-    """Compute the correlation of each result with the one before it, levels removed; None if it is not significant.
+def _logs(values: Sequence[float]) -> Rows:
+    import numpy as np
 
-    If there is one, the false-alarm rate does not hold: correlated results look like changes.
-    """
-    places = [0, *(change.place for change in changes), len(values)]
-    rest: list[float] = []
-    for begin, end in itertools.pairwise(places):
-        logs = [math.log(value) for value in values[begin:end]]
-        rest += [each - statistics.fmean(logs) for each in logs]
-    power = math.fsum(each * each for each in rest)
-    if len(rest) < fewest(rate) or power == 0.0:
-        return None
-    seen = _lag(rest)
-    generator, extreme, most = random.Random(SEED), 0, 999  # noqa: S311  no secret
-    for _ in range(most):
-        generator.shuffle(rest)
-        extreme += _lag(rest) >= seen
-    return seen / power if (extreme + 1) / (most + 1) <= rate else None
-
-
-def _lag(rest: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in itertools.pairwise(rest))
+    logs: Rows = np.log(np.asarray(values, dtype=float))
+    return logs
 
 
 def find_trend(times: Sequence[float], values: Sequence[float]) -> Trend | None:

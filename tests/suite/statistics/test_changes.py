@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,9 @@ from suite.statistics.changes import (
     Change,
     fewest,
     find_changes,
+    find_places,
     find_trend,
-    follow_each_other,
+    judge_changes,
     scores,
     size_of,
 )
@@ -130,7 +132,7 @@ VALUES = st.lists(st.floats(0.1, 1e6), min_size=4, max_size=30)
 
 @given(VALUES)
 def test_scores_sum_to_zero_follow_the_values_and_are_bounded(values: list[float]) -> None:
-    found = scores(values)
+    found = list(scores(np.log(values)))
     assert sum(found) == pytest.approx(0.0, abs=1e-9)
     assert max(found) - min(found) <= 2 * CLIP + 1e-9
     order = sorted(range(len(values)), key=values.__getitem__)
@@ -139,7 +141,7 @@ def test_scores_sum_to_zero_follow_the_values_and_are_bounded(values: list[float
 
 @given(VALUES, st.sampled_from([0.001, 60.0, 1e9]))
 def test_the_answer_does_not_depend_on_the_unit(values: list[float], unit: float) -> None:
-    assert scores([value * unit for value in values]) == pytest.approx(scores(values), abs=1e-6)
+    assert scores(np.log(values) + math.log(unit)) == pytest.approx(scores(np.log(values)), abs=1e-6)
 
 
 def test_a_large_change_is_found_sooner_than_a_small_one() -> None:
@@ -164,17 +166,47 @@ def test_so_few_results_have_no_interval() -> None:
     assert size_of([1.0, 1.0, 2.0, 2.0], Change(0, 2, 4, 0.0)).interval is None
 
 
-def test_results_that_follow_each_other_are_noticed_and_others_hardly_ever() -> None:
-    generator, noticed, innocent = random.Random(4), 0, 0
-    for _ in range(50):
-        drift, values = 0.0, []
-        for _ in range(40):
-            drift = 0.7 * drift + generator.gauss(0, 0.1)
-            values.append(math.exp(drift))
-        noticed += follow_each_other(values, []) is not None
-        innocent += follow_each_other([level(generator) for _ in range(40)], []) is not None
-    assert noticed >= 42
-    assert innocent <= 8
+def follow(generator: random.Random, count: int, correlation: float) -> list[float]:
+    """Draw results of which each correlates with the one before it."""
+    rest, values = generator.gauss(0.0, 1.0), []
+    for _ in range(count):
+        rest = correlation * rest + math.sqrt(1.0 - correlation**2) * generator.gauss(0.0, 1.0)
+        values.append(math.exp(0.01 * rest))
+    return values
+
+
+@pytest.mark.parametrize(("count", "correlation"), [(20, 0.3), (20, 0.6), (40, 0.6)])
+def test_results_that_follow_each_other_alarm_no_more_often_than_stated(count: int, correlation: float) -> None:
+    generator, series, rate = random.Random(count), 60, 0.05
+    found = [judge_changes(follow(generator, count, correlation), rate) for _ in range(series)]
+    assert sum(bool(each.sure) for each in found) <= rate * series + 3 * math.sqrt(rate * series)
+    if correlation > 0.5:
+        assert sum(bool(each.doubtful) for each in found) > 3 * rate * series, "independence would alarm so often"
+
+
+def test_a_large_change_is_sure_though_so_few_results_may_follow_each_other() -> None:
+    for size in (1.1, 1.22):
+        found = judge_changes(steady(12) + steady(12, at=60 * size, seed=5), 0.01)
+        assert [change.place for change in found.sure] == [12]
+        assert not found.doubtful
+
+
+def test_two_large_changes_in_twelve_results_are_not_called_no_change() -> None:
+    found = judge_changes(steady(4) + steady(4, at=72.0, seed=5) + steady(4, at=69.0, seed=6), 0.005)
+    assert not found.sure, "no order of twelve results is rare enough"
+    assert found.doubtful
+
+
+def test_the_places_of_a_change_hold_the_true_one_as_often_as_stated() -> None:
+    generator, misses, width = random.Random(3), 0, 0
+    for _ in range(100):
+        values = [level(generator, 0.01) * (1.02 if index >= 12 else 1.0) for index in range(24)]
+        for change in find_changes(values, 0.2)[:1]:
+            places = find_places(values, change, 0.0)
+            misses += change.begin < 12 < change.end and 12 not in places
+            width += len(places)
+    assert misses <= 12
+    assert width < 100 * 10
 
 
 def test_a_trend_has_an_interval_and_a_level_series_has_none_to_speak_of() -> None:

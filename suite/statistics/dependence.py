@@ -1,0 +1,142 @@
+"""How much the results of a series may depend on each other, and what such results look like without a change.
+
+Results are taken as an autoregressive process of order 1: the noise of a result correlates with that of the one before
+it. `largest_correlation` gives the largest correlation that a series does not refute, `chance_without_change` how often
+a series of such results looks as much like a change. Both are found by simulation, with normal noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[Any]  # a series in each row
+
+SHORTEST = 2  # fewest results on each side of a change: a single one may be an outlier
+LARGEST = 0.7  # correlation that is asked for: at more, a change needs many more results than histories have
+GRID = tuple(step / 10 for step in range(8))  # correlations that are tried, up to `LARGEST`
+REFUTED = 0.05  # a correlation is refuted if so few series with it look as independent
+CLIP = 10.0  # units of noise that one result weighs at most
+CLIP_REST = 3.0  # the same once changes are removed: an outlier would hide that neighbours correlate
+LEAST_RESULTS = 10  # a level: what changes more often, on average, counts as noise
+DRAWS = 200  # series for `largest_correlation`
+NORMAL_DIFFERENCE = 2.0 / math.sqrt(math.pi)  # mean distance of two normal values, in units of their deviation
+ROUNDING = 1e-11  # a spread of logs below this is that of equal numbers
+SEED = 20260901  # the same series always gets the same answer
+
+Statistic = Callable[["Rows"], "Rows"]
+
+
+def contrast(rows: Rows) -> Rows:
+    """Compute for each place the sum of the scores before it, squared and over its variance. Scores have mean zero.
+
+    The first column is place `SHORTEST`.
+    """
+    import numpy as np
+
+    count = rows.shape[1]
+    before = np.arange(SHORTEST, count - SHORTEST + 1)
+    sums = np.cumsum(rows, axis=1)[:, SHORTEST - 1 : count - SHORTEST]
+    found: Rows = sums * sums / (before * (count - before))
+    return found
+
+
+def noise_scores(rows: Rows) -> Rows:
+    """Compute clipped distances from the median in units of the noise, with mean zero, for rows of log values.
+
+    The noise is that between neighbours, of which a change has only one. It may grow or shrink over the series.
+    """
+    import numpy as np
+
+    steps = np.abs(np.diff(rows, axis=1))
+    usual = np.median(steps, axis=1, keepdims=True)
+    usual = np.where(usual > ROUNDING, usual, steps.mean(axis=1, keepdims=True))
+    steps = np.minimum(steps, 4.5 * usual)  # three deviations: neither an outlier nor a change is noise
+    mean = steps.mean(axis=1, keepdims=True)
+    count = rows.shape[1]
+    times = np.arange(count - 1) - (count - 2) / 2
+    slope = (steps @ times)[:, None] / (times @ times)
+    unit = np.maximum(mean + slope * (np.arange(count) - (count - 1) / 2), mean / 3) / NORMAL_DIFFERENCE
+    unit = np.where(unit > ROUNDING, unit, np.inf)
+    found: Rows = np.clip((rows - np.median(rows, axis=1, keepdims=True)) / unit, -CLIP, CLIP)
+    found -= found.mean(axis=1, keepdims=True)
+    return found
+
+
+def draw_noise(draws: int, count: int, correlation: float) -> Rows:
+    """Draw rows of standard normal values, each correlated with the one before it. The same call draws the same."""
+    import numpy as np
+
+    results = np.random.default_rng(SEED).standard_normal((count, draws))
+    fresh = math.sqrt(1.0 - correlation**2)
+    for before, result in itertools.pairwise(results):
+        result *= fresh
+        result += correlation * before
+    return np.ascontiguousarray(results.T)
+
+
+def largest_correlation(logs: Rows, changes: int) -> float:
+    """Find the largest correlation of neighbours that a series of log values does not refute, of those in `GRID`.
+
+    Up to ``changes`` changes are removed from the series, and as many from each simulated series.
+    """
+    removed = min(changes, max(1, len(logs) // LEAST_RESULTS))
+    seen = _correlation(noise_scores(logs[None])[0], removed)
+    held, refuted = 0, len(GRID)  # indices of correlations; a larger one is refuted if a smaller one is
+    while refuted - held > 1:
+        middle = (held + refuted) // 2
+        drawn = _drawn_correlations(len(logs), removed, GRID[middle])
+        if sum(each <= seen for each in drawn) < REFUTED * len(drawn):
+            refuted = middle
+        else:
+            held = middle
+    return GRID[held]
+
+
+@lru_cache(maxsize=256)
+def _drawn_correlations(count: int, removed: int, correlation: float) -> tuple[float, ...]:
+    rows = noise_scores(draw_noise(DRAWS, count, correlation))
+    return tuple(_correlation(row, removed) for row in rows)
+
+
+def _correlation(scored: Rows, removed: int) -> float:
+    """Compute the correlation of neighbours once the largest changes, one after the other, are removed."""
+    places = [0, len(scored)]
+    for _ in range(removed):
+        best = (0.0, 0)
+        for begin, end in itertools.pairwise(places):
+            if end - begin >= 2 * SHORTEST:
+                part = scored[begin:end]
+                gains = contrast((part - part.mean())[None])[0] * len(part)
+                best = max(best, (float(gains.max()), begin + SHORTEST + int(gains.argmax())))
+        if best[0] > 0.0:
+            places = sorted([*places, best[1]])
+    rest = scored.copy()
+    for begin, end in itertools.pairwise(places):
+        rest[begin:end] -= rest[begin:end].mean()
+    rest = rest.clip(-CLIP_REST, CLIP_REST)
+    power = float(rest @ rest)
+    return float(rest[1:] @ rest[:-1]) / power if power > 0.0 else 0.0
+
+
+def chance_without_change(statistic: Statistic, logs: Rows, correlation: float, draws: int) -> float:
+    """Compute how often a series without a change, of so correlated results, has a statistic as large."""
+    seen = float(statistic(noise_scores(logs[None]))[0])
+    drawn = _drawn_statistics(statistic, len(logs), correlation, draws)
+    return (int((drawn >= seen * (1.0 - 1e-9)).sum()) + 1) / (draws + 1)
+
+
+@lru_cache(maxsize=512)
+def _drawn_statistics(statistic: Statistic, count: int, correlation: float, draws: int) -> Rows:
+    return statistic(noise_scores(draw_noise(draws, count, correlation)))
+
+
+def variance_factor(count: int, correlation: float) -> float:
+    """Compute the variance of the mean of so many correlated results over that of independent ones."""
+    return 1.0 + 2.0 * math.fsum((1.0 - lag / count) * correlation**lag for lag in range(1, count))
