@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
@@ -89,5 +90,5 @@ def trainer(
         say=lambda text: None,
     )
     out_of_reach = float("inf") if plan.target.direction == "max" else float("-inf")
-    prepared.target = replace(plan.target, threshold=out_of_reach)
+    prepared.target = structs.replace(plan.target, threshold=out_of_reach)
     return prepared

@@ -65,7 +65,7 @@ class _Asked:
 Levels:
   0 log          the package is whole; scores recomputed from its logs are those it states
   1 data         the data are regenerated, or with --data verified: equal sha256
-  2 numerics     same seed and ranks: the losses of the first 20 steps are equal, or within a stated bound
+  2 numerics     same settings, seed and ranks: the first 20 losses and the evaluations are equal, or within bounds
   3 convergence  epochs to the target within the interval of the reference points
   4 time         the original beside the changed configuration, in pairs on this machine: equivalent within --margin
 \b
@@ -140,7 +140,7 @@ def reproduce(
     """Judge whether the results of a package can be reproduced here, and name the first cause if not.
 
     Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data.
-    Exit code 0 if every level that was asked for was reproduced, 1 if one was not, cannot be or cannot be told, 2
+    Exit code 0 if every level that was asked for was reproduced with the package's settings, 1 if one was not, cannot be or cannot be told, 2
     usage.
     """
     if requirements is not None:
@@ -256,6 +256,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
     _tell(original, levels[0])
     differences: tuple[Difference, ...] = tuple(changes[:20])
     against: str | None = None
+    settings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     if asked.level >= 1:
         why = original.cannot_run() if original.info.get("loop") is None else None
@@ -270,6 +271,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
             _tell(original, levels[-1])
             levels += _judge_runs(original, rerun, levels[-1], asked)
             differences += rerun.differences()
+            settings = tuple(each.what for each in rerun.settings())
             against, left_out = rerun.against, rerun.left_out
     workload = original.info.get("workload")
     return ResultVerdict(
@@ -279,6 +281,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
         levels=tuple(levels),
         differences=differences,
         against=against,
+        settings=settings,
         left_out=left_out,
     )
 

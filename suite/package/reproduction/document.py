@@ -63,13 +63,19 @@ class ResultVerdict(_Part, frozen=True, kw_only=True):
     against: Annotated[
         str | None, Meta(description="what the package was compared with: a run folder, or this machine")
     ] = None
+    settings: Annotated[
+        tuple[str, ...], Meta(description="settings in which the compared run differs from the package's")
+    ] = ()
     left_out: Annotated[
         tuple[str, ...], Meta(description="settings of the package that were not followed, each with the reason")
     ] = ()
 
 
 class Reproduction(_Part, frozen=True, kw_only=True):
-    """The document. ``reproduced`` is true if every requested level of every result was reproduced."""
+    """The document. ``reproduced`` is true if every requested level of every result was reproduced.
+
+    No run with other settings reproduces a result.
+    """
 
     version: Literal[1] = REPRODUCTION_VERSION
     package: str
@@ -111,9 +117,10 @@ def verdict_of(
 
 
 def all_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
-    """True if there is a result, and every level of every one was reproduced."""
+    """True if there is a result, and every level of every one was reproduced by a run with the package's settings."""
     levels = [level for result in results for level in result.levels]
-    return bool(levels) and all(level.verdict == LevelOutcome.REPRODUCED for level in levels)
+    settings = any(result.settings for result in results)
+    return bool(levels) and not settings and all(level.verdict == LevelOutcome.REPRODUCED for level in levels)
 
 
 def render_table(document: Reproduction) -> str:
@@ -132,6 +139,8 @@ def _lines(result: ResultVerdict) -> Iterator[str]:
         yield from (f"    {_text(each)}" for each in result.differences[:_LISTED])
         if len(result.differences) > _LISTED:
             yield f"    and {len(result.differences) - _LISTED} more"
+    if result.settings:
+        yield f"  not reproduced with the package's settings, {len(result.settings)} of which differ"
     yield from (f"  not followed: {text}" for text in result.left_out)
 
 

@@ -37,6 +37,15 @@ GROWTHS = {
     "bfloat16": Growth(5e-4, 5.0, 0.5),
 }
 
+# Of the metric, per evaluation. The losses show how far rounding took a run by its 20th step: that times `LATER`, or
+# this if it is more, is what rounding may do to the first evaluation.
+EVALUATIONS = {
+    "float32": Growth(1e-5, 10.0, 0.5),
+    "tf32": Growth(2e-4, 10.0, 0.5),
+    "bfloat16": Growth(1e-2, 10.0, 0.5),
+}
+LATER = 30.0
+
 
 def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
     """Judge level 2: compare the losses of the first steps, bit for bit and within the bound of rounding.
@@ -70,6 +79,43 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
         why = f"{said}: within {bound:.2g}, what rounding in {precision} may do by then"
         return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, cause, compared)
     why = f"{said}: more than {bound:.2g}, what rounding in {precision} may do by then"
+    return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+
+
+def judge_evaluations(
+    losses: LevelVerdict,
+    was: Sequence[float],
+    now: Sequence[float],
+    precision: str,
+    cause: Difference | None,
+) -> LevelVerdict:
+    """Judge level 2 further, after the losses agreed: compare the evaluations that both runs made.
+
+    The bound of an evaluation grows with its number and with the differences of the first losses.
+    """
+    count = min(len(was), len(now))
+    if losses.verdict != LevelOutcome.REPRODUCED or not count:
+        return losses
+    apart = relative_differences(was[:count], now[:count])
+    growth = EVALUATIONS.get(precision, EVALUATIONS["float32"])
+    first = max(growth.first, LATER * float(losses.compared["largest_relative_difference"]))
+    grown = Growth(first, growth.factor, growth.most)
+    place = max(range(count), key=lambda number: apart[number] / grown.bound(number))
+    bound = grown.bound(place)
+    compared = losses.compared | {
+        "evaluations": count,
+        "evaluation": place + 1,
+        "evaluation_difference": apart[place],
+        "evaluation_bound": bound,
+    }
+    if not any(apart):
+        why = f"{losses.reason}; {count} evaluations are equal"
+        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, losses.cause, compared)
+    text = f"{losses.reason}; evaluation {place + 1} of {count} differs by {apart[place]:.2g}"
+    if apart[place] <= bound:
+        why = f"{text}: within {bound:.2g}, what rounding may do by then"
+        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, cause, compared)
+    why = f"{text}: more than {bound:.2g}, what rounding may do by then"
     return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
 
 

@@ -18,8 +18,9 @@ from msgspec import structs
 
 from suite.compliance.metric import record_of
 from suite.compliance.ruleset import Benchmark, ruleset
-from suite.config import Choosing, RunConfig, load_config
+from suite.config import Choosing, RunConfig, default_data_root, load_config
 from suite.data.fingerprint import fingerprint
+from suite.data.manifest import MANIFEST_NAME
 from suite.descriptor import Descriptor
 from suite.documents import plain
 from suite.errors import InputError
@@ -42,6 +43,7 @@ from suite.world import World
 
 ORDERS = ("AB", "BA")  # of a pair: it changes from pair to pair
 LARGEST_MADE = 16 * 2**30  # bytes of a data set that is made anew without being asked for
+NAMED = 5  # settings that the reason of a verdict names
 _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 
@@ -113,9 +115,22 @@ class Rerun:
             why = why_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
                 return verdict_of(1, LevelOutcome.INCONCLUSIVE, why)
-            found = judge_data(logged, self.original.data_manifest, self._data, "regenerated")
+            found = self._with_own_copy(judge_data(logged, self.original.data_manifest, self._data, "regenerated"))
         self.data_cause = found.cause
         return found
+
+    def _with_own_copy(self, found: LevelVerdict) -> LevelVerdict:
+        """Add to the verdict on data made anew that the data set at the usual place here is another one."""
+        logged, kept = self.was.data_manifest, self.original.data_manifest
+        root = default_data_root(self._descriptor.name, str(self._benchmark.size))
+        if logged is None or not (root / MANIFEST_NAME).is_file():
+            return found
+        own = judge_data(logged, kept, root, "verified")
+        if own.verdict == LevelOutcome.REPRODUCED:
+            return found
+        what = own.reason if own.cause is None else f"{own.cause.what}: {own.cause.now}"
+        why = f"{found.reason}; those in {root} differ ({what}) and were not used: --data {root} compares them"
+        return structs.replace(found, reason=why, compared=found.compared | {"own_copy": own.reason})
 
     def cannot_run(self) -> str | None:
         """Return why the configuration cannot be run on this machine. None if it can."""
@@ -135,7 +150,7 @@ class Rerun:
         return None
 
     def judge_numerics(self) -> LevelVerdict:
-        """Judge level 2: compare the losses of the first steps of one run."""
+        """Judge level 2: compare the losses of the first steps and the evaluations of one run."""
         now = self._now(0)
         ended = now if isinstance(now, Ended) else None
         facts = now.facts if isinstance(now, Ended) else now[1]
@@ -143,13 +158,14 @@ class Rerun:
             return verdict_of(2, ended.verdict, ended.why, self._cause())
         assert facts is not None
         was, precision = self._was_with(facts.seed), str((self.was.config or {}).get("precision"))
-        if ended is None or len(facts.losses) >= len(was.losses):
-            return levels.judge_losses(was.losses, facts.losses, precision, self._cause())
-        # The run ended within its first steps: compare those that it has.
-        found = levels.judge_losses(was.losses[: len(facts.losses)], facts.losses, precision, self._cause())
-        if found.verdict == LevelOutcome.NOT_REPRODUCED:
-            return found
-        return verdict_of(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
+        logged = was.losses
+        if ended is not None:  # within its first steps the run may have ended: compare those that it has
+            logged = logged[: len(facts.losses)]
+        found = levels.judge_losses(logged, facts.losses, precision, self._cause())
+        found = levels.judge_evaluations(found, was.evaluations, facts.evaluations, precision, self._cause())
+        if ended is not None and len(logged) < len(was.losses) and found.verdict != LevelOutcome.NOT_REPRODUCED:
+            return verdict_of(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
+        return self._with_settings(found)
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
         """Judge level 3: compare the epochs to the target of some runs."""
@@ -161,7 +177,7 @@ class Rerun:
                 return verdict_of(3, now.verdict, now.why, self._cause())
         batch = self.original.records[0].global_batch_size or 0
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
-        return levels.judge_epochs(
+        found = levels.judge_epochs(
             {record.seed or 0: epochs_to_target(record, benchmark) for record in self.original.records},
             {record.seed or 0: epochs_to_target(record, benchmark) for record, _ in self.made},
             benchmark.reference_points.get(batch, ()),
@@ -169,6 +185,7 @@ class Rerun:
             "samples" if benchmark.epoch_counts_samples else "epochs",
             self._cause(),
         )
+        return self._with_settings(found)
 
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
         """Judge level 4:
@@ -195,8 +212,7 @@ class Rerun:
 
     def differences(self) -> tuple[Difference, ...]:
         """List the differences from the package, the likeliest cause first."""
-        ended = self.failed.facts if self.failed is not None else None
-        now = self.made[0][1] if self.made else ended or facts_of_this_machine(collect_facts(os.environ))
+        now = self._facts_now() or facts_of_this_machine(collect_facts(os.environ))
         workload = self._descriptor.name if self.original.descriptor else None
         found = list(compare_run_facts(self.was, now, workload=workload))
         if self.beside is None:
@@ -204,6 +220,42 @@ class Rerun:
             found = [structs.replace(each, kind=DEFAULT) if each.kind == CONFIGURATION else each for each in found]
         found += self._changed_defaults({each.what for each in found})
         return rank(([self.data_cause] if self.data_cause else []) + found)
+
+    def settings(self) -> tuple[Difference, ...]:
+        """List the settings in which the compared run differs from the package's run of its seed."""
+        now = self._facts_now()
+        if now is None or now.config is None:
+            return ()
+        was = self._was_with(now.seed).config
+        kind = DEFAULT if self.beside is None else CONFIGURATION
+        return () if was is None else tuple(compare_configs(was, now.config, kind))
+
+    def _with_settings(self, found: LevelVerdict) -> LevelVerdict:
+        """Return the verdict of a level. What agrees between runs of other settings is inconclusive."""
+        now = self._facts_now()
+        if found.verdict != LevelOutcome.REPRODUCED or now is None:
+            return found
+        if self.was.config is None or now.config is None:
+            which = "package's" if self.was.config is None else "new"
+            why = f"{found.reason}; the log of the {which} run has no run_config, so settings cannot be compared"
+            return verdict_of(found.level, LevelOutcome.INCONCLUSIVE, why, found.cause, found.compared)
+        settings = self.settings()
+        if not settings:
+            return found
+        names = [each.what for each in settings]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        why = f"{found.reason}; settings differ that this cannot show: {', '.join(names[:NAMED])}{more}"
+        return verdict_of(
+            found.level, LevelOutcome.INCONCLUSIVE, why, settings[0], found.compared | {"settings": names}
+        )
+
+    def _facts_now(self) -> RunFacts | None:
+        """Return the facts of the run that is compared with the package. None if there is none, or it logged none."""
+        if self.beside is not None:
+            return self._beside_records[0][1] if self._beside_records else None
+        if self.made:
+            return self.made[0][1]
+        return self.failed.facts if self.failed is not None else None
 
     def _was_with(self, seed: int | None) -> RunFacts:
         """Return the facts of the package's run with a seed; if it has none, those of its first run."""

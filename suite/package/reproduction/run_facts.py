@@ -32,8 +32,8 @@ class RunFacts:
     """The known facts of one run. None, or empty, for an unknown fact.
 
     ``about`` is the metadata of run_config, ``sources`` has the digests of the suite's files by path, ``changes`` the
-    uncommitted changes, ``losses`` those of the first steps, ``choices`` the options measured as fastest on its
-    machine.
+    uncommitted changes, ``losses`` those of the first steps, ``evaluations`` the metric's values in order, ``choices``
+    the options measured as fastest on its machine.
     """
 
     config: Mapping[str, Any] | None = None
@@ -43,6 +43,7 @@ class RunFacts:
     nodes: int | None = None
     data_manifest: str | None = None
     losses: tuple[float, ...] = ()
+    evaluations: tuple[float, ...] = ()
     suite_version: str | None = None
     git: Mapping[str, Any] | None = None
     changes: str = ""
@@ -65,6 +66,7 @@ def read_run_facts(record: RunRecord, log: Log, folder: Path | None) -> RunFacts
         nodes=record.nodes,
         data_manifest=record.data_manifest,
         losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
+        evaluations=tuple(value.value for value in record.evals),
         suite_version=record.suite_version,
         choices=read_choices(log),
     )

@@ -14,12 +14,20 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from suite.data.lock import locked
 from suite.documents import convert
 from suite.log.limits import limits
 from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction, verdict_of
+from suite.package.reproduction.document import (
+    LevelOutcome,
+    Reproduction,
+    ResultVerdict,
+    all_reproduced,
+    read_reproduction,
+    verdict_of,
+)
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.package_mutations import example
@@ -172,6 +180,62 @@ def test_other_losses_name_the_first_difference_as_their_cause(package: Path, tm
     assert level.compared["equal_bits"] == 0
     table = mlhpc("reproduce", package, "--with", again, "-o", tmp_path / "table").stdout
     assert "first cause: processor: processor: Model T in the package, Model Z here" in table
+
+
+def with_other_settings(run: Path) -> Path:
+    """A run whose losses and evaluations are those of the package, and one of whose settings is not."""
+    for path in run.glob("result_*.txt"):
+        text = path.read_text()
+        assert '"layers": 3' in text
+        path.write_text(text.replace('"layers": 3', '"layers": 4'))
+    return run
+
+
+def test_a_run_with_other_settings_reproduces_nothing_though_all_agrees(package: Path, tmp_path: Path) -> None:
+    again = with_other_settings(left_by_run(tmp_path / "again"))
+    found = reproduce(package, tmp_path / "out", "--with", again, code=1)
+    assert verdicts(found)[2:] == ["inconclusive", "inconclusive"]
+    assert found.results[0].settings == ("hyperparameters.layers",)
+    level = found.results[0].levels[2]
+    assert "bit for bit" in level.reason
+    assert "settings differ that this cannot show: hyperparameters.layers" in level.reason
+    assert level.compared["settings"] == ["hyperparameters.layers"]
+    low = replace_all_reproduced(found)
+    assert not all_reproduced(low)
+
+
+def replace_all_reproduced(found: Reproduction) -> tuple[ResultVerdict, ...]:
+    """The results as if only the levels that no run decides had been asked for, and had been reproduced."""
+    level = verdict_of(0, LevelOutcome.REPRODUCED, "whole")
+    return tuple(structs.replace(result, levels=(level,)) for result in found.results)
+
+
+def test_other_evaluations_are_not_rounding(package: Path, tmp_path: Path) -> None:
+    again = left_by_run(tmp_path / "again", values=(0.421, 0.39, 0.355))
+    level = reproduce(package, tmp_path / "out", "--with", again, code=1).results[0].levels[2]
+    assert level.verdict == LevelOutcome.NOT_REPRODUCED
+    assert "bit for bit; evaluation 1 of 3 differs by 0.0024: more than 1e-05" in level.reason
+
+
+def test_other_data_at_the_usual_place_are_said(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from suite.package.reproduction import rerun
+    from suite.package.reproduction.document import Difference
+    from suite.package.reproduction.original import read_originals
+
+    attempt = rerun.Rerun(read_originals(stage / "ACME")[0], tmp_path / "out")
+    made = verdict_of(1, LevelOutcome.REPRODUCED, "regenerated")
+    monkeypatch.setenv("MLHPC_DATA", str(tmp_path))
+    assert attempt._with_own_copy(made) is made
+    (tmp_path / "cosmoflow-smoke").mkdir()
+    (tmp_path / "cosmoflow-smoke" / "manifest.json").write_text("{}")
+    cause = Difference(kind="data", what="train/shard_00000.h5", was="sha256 a", now="sha256 b")
+    other = verdict_of(1, LevelOutcome.NOT_REPRODUCED, "shard", cause)
+    monkeypatch.setattr(rerun, "judge_data", lambda *words: other)
+    found = attempt._with_own_copy(made)
+    assert found.verdict == LevelOutcome.REPRODUCED
+    assert f"those in {tmp_path / 'cosmoflow-smoke'} differ (train/shard_00000.h5: sha256 b)" in found.reason
+    monkeypatch.setattr(rerun, "judge_data", lambda *words: made)
+    assert attempt._with_own_copy(made) is made
 
 
 def test_a_package_without_losses_cannot_be_compared_at_level_2(stage: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from suite.package.reproduction.levels import (
     compute_equivalence,
     expected_mean,
     judge_epochs,
+    judge_evaluations,
     judge_losses,
     judge_times,
 )
@@ -72,6 +73,40 @@ def test_the_bounds_admit_every_measured_rounding_and_refuse_changes(line: str) 
         assert all(3 * gap <= bound for gap, bound in zip(gaps, bounds, strict=True)), bounds
     elif " ".join(name) == "another seed" or precision == "float32":
         assert any(gap > bound for gap, bound in zip(gaps, bounds, strict=True)), bounds
+
+
+@pytest.mark.parametrize(
+    ("losses_apart", "evaluations_apart", "precision", "verdict"),
+    [
+        (0.0, 0.0, "float32", LevelOutcome.REPRODUCED),
+        (0.0, 7e-10, "float32", LevelOutcome.REPRODUCED),  # two threads
+        (1e-6, 7e-10, "float32", LevelOutcome.REPRODUCED),
+        (0.0, 2e-3, "float32", LevelOutcome.NOT_REPRODUCED),  # other settings
+        (1e-6, 2e-3, "float32", LevelOutcome.NOT_REPRODUCED),
+        (1e-3, 2e-3, "float32", LevelOutcome.REPRODUCED),  # the losses show that rounding took the run as far
+        (0.0, 2e-3, "bfloat16", LevelOutcome.REPRODUCED),
+        (0.0, 2e-2, "bfloat16", LevelOutcome.NOT_REPRODUCED),
+        (0.0, 2e-3, "None", LevelOutcome.NOT_REPRODUCED),
+    ],
+)
+def test_evaluations_are_held_against_a_bound_that_grows_with_the_losses(
+    losses_apart: float, evaluations_apart: float, precision: str, verdict: LevelOutcome
+) -> None:
+    now = [*LOSSES[:-1], LOSSES[-1] * (1 + losses_apart)]
+    losses = judge_losses(LOSSES, now, precision, CAUSE)
+    found = judge_evaluations(losses, [0.5, 0.4], [0.5 * (1 + evaluations_apart), 0.4], precision, CAUSE)
+    assert found.verdict == verdict, found.reason
+    assert found.compared["evaluations"] == 2
+    assert (found.cause is None) == (losses_apart == evaluations_apart == 0.0)
+
+
+def test_a_later_evaluation_may_differ_more_and_only_those_of_both_runs_are_compared() -> None:
+    losses = judge_losses(LOSSES, LOSSES, "float32", CAUSE)
+    was = [0.5, 0.4, 0.3]
+    assert judge_evaluations(losses, was, [0.5, 0.4, 0.3 * (1 + 5e-4)], "float32", CAUSE).verdict == "reproduced"
+    assert judge_evaluations(losses, was, [0.5 * (1 + 5e-4), 0.4, 0.3], "float32", CAUSE).verdict == "not reproduced"
+    assert judge_evaluations(losses, was, [0.5], "float32", CAUSE).compared["evaluations"] == 1
+    assert judge_evaluations(losses, was, [], "float32", CAUSE) is losses
 
 
 def test_a_bound_grows_to_its_most() -> None:
