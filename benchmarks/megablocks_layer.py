@@ -60,7 +60,9 @@ def _replace_kernels(products: str) -> None:
     module("stk.backend.autocast", custom_fwd=_as_it_is, custom_bwd=_as_it_is)
     module("megablocks_ops", sort=_sort, histogram=_histogram, inclusive_cumsum=_inclusive_cumsum)
     module("megablocks.backend.kernels", gather=_gather, scatter=_scatter, scatter_wgrad=_scatter_wgrad)
-    products_of, gradients_of = {"loop": (_each, _gradient_of_each), "grouped_mm": (_grouped, _gradient_grouped)}[products]
+    products_of, gradients_of = {"loop": (_each, _gradient_of_each), "grouped_mm": (_grouped, _gradient_grouped)}[
+        products
+    ]
 
     def gmm(a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_b: bool = False) -> torch.Tensor:
         return _Products.apply(a, b, batch_sizes, trans_b, products_of, gradients_of)

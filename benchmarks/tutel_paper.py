@@ -1,6 +1,6 @@
 """Compares numbers of Tutel's paper (arXiv:2206.03382) with the cost model. docs/moe.md states the errors.
 
-    python benchmarks/tutel_paper.py
+python benchmarks/tutel_paper.py
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ def reproduce(
     """Judge whether the results of a package can be reproduced here, and name the first cause if not.
 
     Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data.
-    Exit code 0 if every level that was asked for was reproduced with the package's settings, 1 if one was not, cannot be or cannot be told, 2
-    usage.
+    Exit code 0 if every level that was asked for was reproduced with the package's settings, 1 if one was not, cannot
+    be or cannot be told, 2 usage.
     """
     if requirements is not None:
         _write_requirements(package, requirements)

@@ -75,6 +75,8 @@ _OF_FAILURE_IN_ROUNDS = frozenset({"status-true", "run-status"})  # MLPerf HPC's
 _MAY_FAIL = " (the one run that may fail)"
 _OF_EARLY_FAILURE = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
+POWER_PREFIX = "power-"  # of the rules for power readings
+
 JudgedLogs = Mapping[Path, CheckedLog]
 
 
@@ -153,7 +155,7 @@ def _check_together(
 def _broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
     """List the rules for power readings that a result breaks, warnings too: they take its energy, not its time."""
     broken = dict.fromkeys(finding.rule for finding in findings if finding.severity != "info")
-    return tuple(rule for rule in broken if rule.startswith("power-") and rule != "power-scope")
+    return tuple(rule for rule in broken if rule.startswith(POWER_PREFIX) and rule != "power-scope")
 
 
 def _unread(error: OSError, path: Path) -> Finding:
@@ -211,10 +213,10 @@ def _log_findings(context: LogContext, file: str) -> Iterator[Finding]:
                 yield Finding(rule.name, severity, file, line, message)
 
 
-def _result_findings(result: Result) -> Iterator[Finding]:
+def _result_findings(result: Result, prefix: str) -> Iterator[Finding]:
     for rule in RESULT_RULES:
         severity = result.ruleset.severity(rule.name)
-        if severity is not None:
+        if severity is not None and rule.name.startswith(prefix):
             for path, message in rule.check(result):
                 yield Finding(rule.name, severity, str(path or result.group.folder), None, message)
 
@@ -256,9 +258,10 @@ def _check_group(
     for log in pruned:
         findings += _of_pruned(log, rules)
     of_another_suite = bool(records) and all(rules.other_suite(record.benchmark) for record in records)
-    if seen is not None and not of_another_suite:
-        together = list(_result_findings(result))
-        for rule, where, message in seen.compare(group, records):
+    if seen is not None:
+        # Power is measured in one way, whatever ran; all other rules are of one suite.
+        together = list(_result_findings(result, POWER_PREFIX if of_another_suite else ""))
+        for rule, where, message in () if of_another_suite else seen.compare(group, records):
             together += with_severity(rules, rule, where, message)
         known = rules.known(records)
         unfinished = {str(log) for log in result.unfinished_logs}

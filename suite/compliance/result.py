@@ -80,8 +80,9 @@ class Result:
     def score(self) -> TimeToTrain | Throughput:
         """Time to train, or the throughput of a weak result; with a reason if there is no score."""
         if self.benchmark is None:
-            runs = tuple(JudgedRun(run, "benchmark not known") for run in self.runs)
-            return TimeToTrain(runs, 0, f"not a score: {_unknown_benchmark(self.runs)}")
+            why = _unknown_benchmark(self.runs, self.ruleset)
+            runs = tuple(JudgedRun(run, "benchmark or size not known") for run in self.runs)
+            return TimeToTrain(runs, 0, f"not a score: {why}")
         expected = (self.benchmark.name, self.benchmark.size)
         for run in self.runs:
             # A run that broke off before run_start may not have stated its benchmark and size.
@@ -163,8 +164,12 @@ def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
     return float(ended * (run.train_samples or 0))
 
 
-def _unknown_benchmark(runs: Sequence[RunRecord]) -> str:
+def _unknown_benchmark(runs: Sequence[RunRecord], rules: Ruleset) -> str:
     first = first_named(runs)
     if not first.benchmark:
         return "no log names a benchmark"
-    return f"benchmark {first.benchmark!r}{f' of size {first.size!r}' if first.size else ''} is not known"
+    sizes = rules.sizes(first.benchmark)
+    if not sizes:
+        return f"{rules.name} has no benchmark {first.benchmark!r}"
+    stated = f"{rules.name} has no size {first.size!r} of it" if first.size else "the log states no size of it"
+    return f"benchmark {first.benchmark!r} is known, but {stated}; its sizes: {', '.join(sizes)}"

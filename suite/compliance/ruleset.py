@@ -250,6 +250,11 @@ class Ruleset:
             return tuple(sorted(item.card().mlperf_name for item in _descriptors(given_cards()).values()))
         return tuple(self.data.benchmarks)
 
+    def sizes(self, name: str | None) -> tuple[str, ...]:
+        """List the sizes of a benchmark; none if it is not known, or has no sizes."""
+        cards = [item.card() for item in _descriptors(given_cards()).values()] if self.data.cards else []
+        return next((tuple(card.sizes) for card in cards if card.mlperf_name == name), ())
+
     def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
         """Return the rule of each key in a division."""
         keys = dict(self.data.common)

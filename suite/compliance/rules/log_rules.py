@@ -75,7 +75,8 @@ def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"unknown benchmark {brief(event.value)}; {known}"
     elif event is not None and context.benchmark is None:
         size = context.log.first(mllog.BENCHMARK_SIZE)
-        yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}"
+        known = ", ".join(context.ruleset.sizes(context.record.benchmark))
+        yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}; sizes: {known}"
 
 
 @log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)

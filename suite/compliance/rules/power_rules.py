@@ -258,7 +258,7 @@ def power_clock(result: Result) -> Iterator[ResultBreach]:
         for log in _read(meters):
             offset, bound = (log.stated.get(name) for name in ("clock_offset_s", "clock_bound_s"))
             if offset is None and bound is None:
-                if result.benchmark is not None and result.benchmark.card is not None:
+                if not result.ruleset.foreign:
                     yield log.path, "no clock_offset_s: nobody compared its clock with that of the run"
                 continue
             known = finite(bound)

@@ -6,7 +6,9 @@ reading before it.
 
 from __future__ import annotations
 
+import cmath
 import math
+import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,9 +20,14 @@ from suite.statistics import student_t
 
 CONFIDENCE = 0.95
 UNSTATED_ACCURACY = 0.05  # of a reading: the most that the rules allow a meter at one reading a second
-DUTY_BATCH_S = 10.0  # a board that looks a part of the time sees the phases of a load at random over so long
-_FEWEST_BATCHES = 4
-_MOST_BATCHES = 5000
+GAP_S = 2.0  # between readings, and between an end of the run and the nearest one
+LOCKED = 0.5  # `phase_lock` above which readings count as in step
+RULE_OF_THREE = 3.0  # what none of n readings shows is less than 3 / n of the time, with 95 % confidence
+_CHANCE = 2.5  # times 1 / sqrt(n): as near to the marks of a clock as readings at random times rarely are
+_FEWEST = 4
+_MOST_FREEDOM = 5000
+_MOST_STEPS = 200  # that are looked at for a step
+_CLOCK_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,38 @@ class Curve:
         count = bisect_right(self.times_s, stop_s) - bisect_left(self.times_s, start_s)
         return count / (stop_s - start_s) if stop_s > start_s else 0.0
 
-    def within(self, start_s: float, stop_s: float) -> Iterable[tuple[float, float]]:
+    def within(self, start_s: float, stop_s: float, *, hold: bool = False) -> Iterable[tuple[float, float]]:
         """(seconds, watts) of each reading in a stretch: the part of the time since the reading before it that is
         inside.
+
+        With ``hold`` the last reading inside counts to the end of the stretch: the one after it may be of an idle node.
         """
         low, high = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         before = max(start_s, self.begin_s)
         for index in range(low, min(high + 1, len(self.times_s))):
             now = min(self.times_s[index], stop_s)
-            yield max(now - before, 0.0), self.watts[index]
+            held = hold and index > low and self.times_s[index] > stop_s
+            yield max(now - before, 0.0), self.watts[index - 1 if held else index]
             before = max(before, now)
+
+    def cut_intervals(self, start_s: float, stop_s: float) -> Iterable[tuple[float, float, float, float]]:
+        """(seconds inside, seconds, watts, watts of the next reading inside) of the intervals that an end of a stretch
+        cuts.
+        """
+        first, last = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
+        for index, inside, edge in ((first, first + 1, start_s), (last, last - 1, stop_s)):
+            if not 0 <= index < len(self.times_s):
+                continue
+            since = self.times_s[index - 1] if index else self.begin_s
+            part = self.times_s[index] - edge if edge == start_s else edge - since
+            if 0.0 < part < self.times_s[index] - since:
+                near = self.watts[inside if first <= inside <= last - 1 else index]
+                yield part, self.times_s[index] - since, self.watts[index], near
+
+    def clock_error_j(self, start_s: float, stop_s: float, bound_s: float) -> float:
+        """Joules by which the energy of a stretch may change if the clock is wrong by up to ``bound_s`` at each end."""
+        shifts = [bound_s * step / _CLOCK_STEPS for step in range(-_CLOCK_STEPS, _CLOCK_STEPS + 1)]
+        return math.fsum(max(abs(self.between(end, end + shift)) for shift in shifts) for end in (start_s, stop_s))
 
 
 def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
@@ -99,40 +128,80 @@ def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
 
 
 def sampling_halfwidth_j(
-    readings: Iterable[tuple[float, float]], *, duty: float = 1.0, integrates: bool = False
+    readings: Iterable[tuple[float, float]],
+    *,
+    duty: float = 1.0,
+    integrates: bool = False,
+    most_w: float | None = None,
 ) -> float | None:
     """Half the 95 % interval of an integral for what happened between the readings. None for too few of them.
 
-    The model: a reading is the power of a moment, taken at a time that has nothing to do with the load. Differences of
-    consecutive readings then show the spread between them, and a slow change of the load does not count twice. A meter
-    that ``integrates`` misses nothing. A board that looks a part ``duty`` of the time sees a load of its own period in
-    the same phase for a while, so its readings are taken together over `DUTY_BATCH_S`.
+    A meter that ``integrates`` misses nothing. Any other reading is the power of a moment, and between readings the
+    power may be anything from 0 to ``most_w``, by default the highest reading. If the readings come in step, a load in
+    step with them shows one phase only: the interval holds all that it could hide. If not, consecutive readings show
+    the spread, and the rarest load that they would still show bounds the rest. A board that looks a part ``duty`` of
+    the time sees nothing of the others.
     """
     if integrates:
         return 0.0
-    batches = _batches(readings, DUTY_BATCH_S if duty < 1.0 else 0.0)
-    if len(batches) < _FEWEST_BATCHES:
+    found = [(seconds, watts) for seconds, watts in readings if seconds > 0.0]
+    if len(found) < _FEWEST:
         return None
-    means = [joules / seconds for seconds, joules in batches]
-    spread = math.fsum((b - a) ** 2 for a, b in pairwise(means)) / (2 * (len(means) - 1))
-    error = math.sqrt(spread * math.fsum(seconds**2 for seconds, _ in batches))
-    return student_t.quantile(0.5 + CONFIDENCE / 2, _freedom(len(means))) * error
+    steps, watts = [seconds for seconds, _ in found], [each for _, each in found]
+    most = max(watts) if most_w is None else max(most_w, *watts)
+    hidden = _hidden_j(found, most)
+    locked = phase_lock(steps[1:-1])  # the first and the last are cut
+    if locked > LOCKED:
+        return hidden
+    spread = math.fsum((b - a) ** 2 for a, b in pairwise(watts)) / (2 * (len(watts) - 1))
+    phases = (1.0 + locked) / (1.0 - locked)  # so many readings tell as much as one at a random phase
+    error = math.sqrt(spread * phases * math.fsum(seconds**2 for seconds in steps))
+    rare = min(1.0, RULE_OF_THREE * phases / len(watts)) * max(most - max(watts), min(watts)) * math.fsum(steps)
+    gap_s = max(GAP_S, 3.0 * statistics.median(steps))
+    gaps = _hidden_j([(seconds, each) for seconds, each in found if seconds > gap_s], most)
+    half = student_t.quantile(0.5 + CONFIDENCE / 2, _freedom(len(watts))) * error
+    return min(half + rare + gaps + (1.0 - duty) * hidden, hidden)
 
 
-def _freedom(batches: int) -> float:
+def _hidden_j(readings: Sequence[tuple[float, float]], most_w: float) -> float:
+    """Joules by which an integral is wrong at most, if the power between the readings was from 0 to ``most_w``."""
+    joules, seconds = math.fsum(s * w for s, w in readings), math.fsum(s for s, _ in readings)
+    return max(joules, most_w * seconds - joules)
+
+
+def phase_lock(steps_s: Sequence[float]) -> float:
+    """Measure how much readings, so many seconds apart, are in step: 1 if a load exists of which they see one phase.
+
+    Tried are loads whose period is from a tenth of the usual step to a little more than it. Two kinds of step are
+    found: steps of one length, and readings near the marks of a clock (`_grid_lock`).
+    """
+    usual = statistics.median(steps_s)
+    some = steps_s[:: len(steps_s) // _MOST_STEPS + 1]
+    turns = [2j * math.pi * step / usual for step in some]
+    lengths = max(abs(sum(cmath.exp(turn * k / 10) for turn in turns)) / len(turns) for k in range(9, 101, 2))
+    return max(lengths, _grid_lock(steps_s))
+
+
+def _grid_lock(steps_s: Sequence[float]) -> float:
+    """Return how near the readings are to the marks of a clock; 0 if no nearer than readings at random times."""
+    usual = math.fsum(steps_s) / len(steps_s)
+    times = list(accumulate(steps_s))
+    some = times[:: len(times) // _MOST_STEPS + 1]
+    near = max(abs(sum(cmath.exp(2j * math.pi * k * at / usual) for at in some)) / len(some) for k in range(1, 11))
+    return 0.0 if near < _CHANCE / math.sqrt(len(some)) else 1.0 if near > LOCKED / 2 else near
+
+
+def _freedom(readings: int) -> float:
     """Degrees of freedom of a variance from differences of neighbours: two thirds of those of one from the mean."""
-    return max(1.0, float(min(batches - 1, _MOST_BATCHES) * 2 // 3))
+    return max(1.0, float(min(readings - 1, _MOST_FREEDOM) * 2 // 3))
 
 
-def _batches(readings: Iterable[tuple[float, float]], least_s: float) -> list[tuple[float, float]]:
-    """(seconds, joules) of groups of consecutive readings that are at least so long together; the last may be longer."""
-    found: list[tuple[float, float]] = []
-    seconds = joules = 0.0
-    for each_s, watts in readings:
-        seconds, joules = seconds + each_s, joules + watts * each_s
-        if seconds > 0.0 and seconds >= least_s:
-            found.append((seconds, joules))
-            seconds = joules = 0.0
-    if found and seconds > 0.0:
-        found[-1] = (found[-1][0] + seconds, found[-1][1] + joules)
-    return found
+def resolution_w(watts: Sequence[float]) -> float:
+    """Return the power of ten of which all readings are multiples; 0 if it is not known, as of equal readings."""
+    if len(set(watts)) < 2:
+        return 0.0
+    for exponent in range(3, -3, -1):
+        unit = 10.0**exponent
+        if all(abs(each / unit - round(each / unit)) < 1e-6 for each in watts):
+            return unit
+    return 0.0

@@ -49,6 +49,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
     accuracy: Share | None = None
     rating_w: Positive | None = None
+    reads: Literal["moment", "mean"] | None = None  # of `power`; an energy counter reads means
     duty: Share | None = None
     clock_offset_s: float | None = None
     clock_bound_s: Annotated[float, Meta(ge=0)] | None = None
@@ -58,6 +59,8 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("expected either power or energy")
         if self.unit not in (_WATTS if self.energy is None else _JOULES):
             raise ValueError(f"{self.unit} is no unit of {'power' if self.energy is None else 'energy'}")
+        if self.reads is not None and self.energy is not None:
+            raise ValueError("reads belongs to power")
         if self.since is not None and self.energy is None:
             raise ValueError("since belongs to energy")
         if (self.node is None) != (not self.nodes):
@@ -77,7 +80,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
         """What the power logs say of the meter."""
         known = {
             "source": "csv",
-            "reads": "moment" if self.energy is None else "mean",
+            "reads": (self.reads or "moment") if self.energy is None else "mean",
             "scope": self.scope,
             "measurement_type": self.current,
             "accuracy": self.accuracy,

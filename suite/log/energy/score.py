@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from suite.files import brief, duration_text
-from suite.log.energy.integrate import UNSTATED_ACCURACY, Curve, curve, sampling_halfwidth_j
+from suite.log.energy.integrate import (
+    GAP_S,
+    LOCKED,
+    UNSTATED_ACCURACY,
+    Curve,
+    curve,
+    phase_lock,
+    resolution_w,
+    sampling_halfwidth_j,
+)
 from suite.log.energy.keys import SCOPES
 from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.log.record import RunRecord
@@ -22,7 +31,6 @@ from suite.log.results_tree import POWER
 from suite.log.score import TimeToTrain
 from suite.statistics.intervals import log_interval
 
-GAP_S = 2.0  # so long after run_start the first reading may be, and so long before run_stop the last
 _IDLE_S = 10.0
 
 
@@ -44,7 +52,7 @@ class RunEnergy:
     """The energy of one run in joules; None where ``reason`` says that there is none.
 
     ``joules`` is nodes and interconnect together; ``interconnect_j`` is the rules' estimate if ``estimated``.
-    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy of the meters and stretches that no reading
+    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy and clock of the meters, and what no reading
     covers. ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times
     the run's time.
     """
@@ -336,14 +344,14 @@ def _interval(
 
 @dataclass(frozen=True)
 class _Measured:
-    """What one meter says of a run."""
+    """What one meter says of a run. ``bounded_j`` is the sum of the errors that have a bound and no distribution."""
 
     name: str
     joules: float
     uncovered_s: float
     sampling_j: float | None
     accuracy_j: float
-    missing_j: float
+    bounded_j: float
     idle_w: float | None
     notes: tuple[str, ...]
 
@@ -351,34 +359,65 @@ class _Measured:
 def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     line = offset_curve(log)
     factor = log.efficiency or 1.0
-    joules = factor * line.between(start, stop)
-    inside = list(line.within(start, stop))
+    inside = list(line.within(start, stop, hold=not log.integrates))
     uncovered = line.uncovered_s(start, stop)
-    most = max((watts for _, watts in inside), default=0.0)
-    nearest = _edges(line, start, stop)
-    duty = log.number("duty")
-    sampling = sampling_halfwidth_j(inside, duty=1.0 if duty is None else duty, integrates=log.integrates)
-    accuracy = log.number("accuracy")
-    missing = factor * most * uncovered  # between nothing and the most that was read, beyond the readings
-    joules += factor * nearest if uncovered <= GAP_S else 0.0
-    notes = (
-        [f"{log.path.name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"] if accuracy is None else []
-    )
-    if log.current is None:
-        notes.append(f"{log.path.name}: AC or DC not stated")
-    absent = log.stated.get("absent")
-    if isinstance(absent, dict) and absent and log.scope.startswith("package"):
-        notes.append(f"{log.path.name}: without {', '.join(sorted(absent))}, which cannot be read")
+    most = max(log.number("rating_w") or 0.0, max(log.watts))
+    duty, accuracy = log.number("duty"), log.number("accuracy")
+    sampling = sampling_halfwidth_j(inside, duty=1.0 if duty is None else duty, integrates=log.integrates, most_w=most)
+    shift, cut = _cut_ends(line, start, stop, most) if log.integrates else (0.0, 0.0)
+    joules = math.fsum(seconds * watts for seconds, watts in inside) + shift
+    joules += _edges(line, start, stop) if uncovered <= GAP_S else 0.0
+    bounded = cut + most * uncovered + line.clock_error_j(start, stop, abs(log.number("clock_bound_s") or 0.0))
+    share = UNSTATED_ACCURACY if accuracy is None else accuracy
     return _Measured(
         log.path.name,
-        joules,
+        factor * joules,
         uncovered,
         None if sampling is None else factor * sampling,
-        (UNSTATED_ACCURACY if accuracy is None else accuracy) * abs(joules),
-        missing,
+        factor * max(share * abs(joules), resolution_w(log.watts) / 2 * (stop - start)),
+        factor * bounded,
         _idle_w(line, start, stop, factor),
-        tuple(notes),
+        tuple(_notes(log, inside, most)),
     )
+
+
+def _cut_ends(line: Curve, start: float, stop: float, most_w: float) -> tuple[float, float]:
+    """(joules to add, largest error) of the intervals that an end of the run cuts, of a meter that reads means.
+
+    A mean does not say when the energy was used. The part inside is taken to use as much power as the reading next to
+    it, as far as the energy of the interval allows.
+    """
+    shift = error = 0.0
+    for inside_s, seconds, watts, near_w in line.cut_intervals(start, stop):
+        joules = watts * seconds
+        low = max(joules - most_w * (seconds - inside_s), 0.0)
+        high = min(joules, most_w * inside_s)
+        taken = min(max(near_w * inside_s, low), high)
+        shift += taken - watts * inside_s
+        error += max(high - taken, taken - low)
+    return shift, error
+
+
+def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) -> Iterator[str]:
+    """Yield what the interval assumes of a meter."""
+    name = log.path.name
+    if log.number("accuracy") is None:
+        yield f"{name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"
+    if log.current is None:
+        yield f"{name}: AC or DC not stated"
+    steps = [seconds for seconds, _ in inside[1:-1] if seconds > 0.0]
+    if not log.integrates and len(steps) > 1:
+        if phase_lock(steps) > LOCKED:
+            step = statistics.median(steps)
+            yield (
+                f"{name}: the interval is wide because a load in step with the readings, every {step:.3g} s, would not "
+                "show; read means (reads: mean), or at random intervals"
+            )
+        if log.number("rating_w") is None:
+            yield f"{name}: no power above {most_w:.4g} W, the highest reading, is assumed; rating_w states the limit"
+    absent = log.stated.get("absent")
+    if isinstance(absent, dict) and absent and log.scope.startswith("package"):
+        yield f"{name}: without {', '.join(sorted(absent))}, which cannot be read"
 
 
 def offset_curve(log: PowerLog) -> Curve:
@@ -398,14 +437,15 @@ def _edges(line: Curve, start: float, stop: float) -> float:
 
 
 def _halfwidth(parts: Sequence[_Measured]) -> float | None:
-    """Sampling errors of nodes are independent; accuracy may be wrong the same way in all meters of one make, so it
-    adds up.
+    """Add sampling errors of nodes in squares, because they are independent, and accuracy and bounds as they are.
+
+    All meters of one make may be wrong in the same way.
     """
     if any(part.sampling_j is None for part in parts):
         return None
     sampling = math.sqrt(math.fsum((part.sampling_j or 0.0) ** 2 for part in parts))
     accuracy = math.fsum(part.accuracy_j for part in parts)
-    return math.hypot(sampling, accuracy) + math.fsum(part.missing_j for part in parts)
+    return math.hypot(sampling, accuracy) + math.fsum(part.bounded_j for part in parts)
 
 
 def _interconnect(log: PowerLog, start: float, stop: float) -> tuple[float, bool]:

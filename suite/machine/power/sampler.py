@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -27,7 +28,8 @@ from suite.files import make_folder
 from suite.log.energy.keys import READING, START, STOP
 from suite.machine.power.counters import EnergyCounter, EnergyMeter, gpu_counter, node_counters
 
-INTERVAL_S = 0.9  # the rules ask for a reading a second; a timer is late now and then
+INTERVAL_S = 0.9  # on average: the rules ask for a reading a second; a timer is late now and then
+JITTER = 0.5  # of the interval, either way: then no load is in step with the readings, whatever its period
 LATE_S = 2.0
 ACCURACY = 0.05  # a share; no counter's is documented, so the most that the rules allow a meter
 
@@ -73,22 +75,23 @@ class Sampler:
     meter: EnergyMeter
     clock: Callable[[], float] = time.time
     wait: Callable[[float], bool] = lambda seconds: not select.select([sys.stdin], [], [], seconds)[0]
+    jitter: Callable[[], float] = lambda: random.uniform(1.0 - JITTER, 1.0 + JITTER)  # noqa: S311
     late: int = 0
     largest_s: float = 0.0
     _joules: dict[str, float] = field(default_factory=dict)
 
     def run(self, stated: Mapping[str, Any], interval_s: float = INTERVAL_S) -> None:
-        """Write the start, a reading each interval, and the stop of every scope."""
+        """Write the start, a reading each interval of random length, and the stop of every scope."""
         before = round(self.clock() * 1e3)
         for scope in self.scopes:
             sources = sorted({item.name.partition("/")[0] for item in scope.counters})
             said = {"scope": scope.name, "source": "+".join(sources), "reads": "mean", "accuracy": ACCURACY}
             said["measurement_type"] = "DC"  # all three count behind the supply
             scope.write(START, None, before, {**said, **stated, "counter_j": 0.0})
-        due, on = time.monotonic() + interval_s, True
+        due, on = time.monotonic() + interval_s * self.jitter(), True
         while on:
             on = self.wait(max(due - time.monotonic(), 0.0))
-            due = max(due + interval_s, time.monotonic())
+            due = max(due + interval_s * self.jitter(), time.monotonic())
             before = self._sample(before)
         marks = {"late": self.late, "largest_gap_s": round(self.largest_s, 3)}
         for scope in self.scopes:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.all_rules import RESULT_RULES
+from suite.compliance.check import check
 from suite.compliance.result import Result
 from suite.compliance.ruleset import ruleset
 from suite.log.energy.score import energy_of_run, energy_to_solution, read_meters
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group
 from suite.log.score import JudgedRun, TimeToTrain
+from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.power import START_S, line, noisy, power_log
 
 RUN_S = 100.0
@@ -179,6 +181,7 @@ CAUGHT: list[tuple[str, Callable[[Path], object]]] = [
     ("power-copied", copy("result_0/node_0", "result_1/node_1", scale=1.1, from_=60)),
     ("power-copied", copy("result_0/node_0", "result_0/node_1", shift=1, from_=40)),
     *[("power-clock", stated(clock_bound_s=bad)) for bad in (1.1, 60, -0.1, "0.1", None, float("nan"))],
+    ("power-clock", again(stated={"measurement_type": "AC", "scope": "node", "accuracy": 0.01})),
     *[("power-clock", stated(clock_offset_s=bad)) for bad in ("0", None, [], float("inf"))],
     *[("power-scope", stated(scope=scope)) for scope in ("device", "package", "package+device", "rack")],
     *[("power-scope", stated(measurement_type=kind)) for kind in ("DC", "ac", None, "", 5)],
@@ -226,6 +229,32 @@ def test_what_is_unusual_and_right_breaks_none(tmp_path: Path, change: Callable[
     records = sound(tmp_path)
     change(tmp_path)
     assert broken(tmp_path, records) == set()
+
+
+def test_power_is_judged_whatever_suite_the_benchmark_is_of(tmp_path: Path) -> None:
+    write(tmp_path / "result_0.txt", edit("submission_benchmark", value="bert")(our_run()))
+    power_log(tmp_path / "power" / "result_0" / "node_0.txt", [0.0] * 10)
+    found = {finding.rule for finding in check([tmp_path], "mlhpc-1.0").findings}
+    assert {"benchmark-known", "power-readings"} <= found
+    assert all(rule == "benchmark-known" or rule.startswith("power-") for rule in found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (
+            "benchmark_size",
+            "huge",
+            "benchmark 'cosmoflow' is known, but mlhpc-1.0 has no size 'huge' of it; its sizes: ",
+        ),
+        ("submission_benchmark", "spirals", "mlhpc-1.0 has no benchmark 'spirals'"),
+    ],
+)
+def test_a_benchmark_or_a_size_that_is_not_known_says_which(tmp_path: Path, key: str, value: str, reason: str) -> None:
+    write(tmp_path / "result_0.txt", edit(key, value=value)(our_run()))
+    verdict = check([tmp_path], "mlhpc-1.0")
+    assert reason in str(verdict.results[0].score.reason)
+    assert any(("; sizes: smoke" in finding.message) == (value == "huge") for finding in verdict.findings)
 
 
 def test_a_result_without_readings_breaks_none(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suite.log.energy.integrate import curve, sampling_halfwidth_j
+from suite.log.energy.integrate import LOCKED, curve, phase_lock, resolution_w, sampling_halfwidth_j
 from suite.log.energy.power_log import read_power_log
 from tests.fixtures.power import START_S, line, power_log
 
@@ -115,4 +116,58 @@ def test_the_interval_holds_the_truth(duty: float | None) -> None:
 def test_a_meter_that_counts_joules_misses_nothing_between_its_readings() -> None:
     assert sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)], integrates=True) == 0.0
     assert sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)]) is None
-    assert sampling_halfwidth_j([(1.0, 500.0)] * 10) == 0.0
+
+
+def test_readings_in_step_may_hide_any_power_up_to_the_most() -> None:
+    assert sampling_halfwidth_j([(1.0, 500.0)] * 10) == 5000.0
+    assert sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=1600.0) == 11_000.0
+
+
+def jittered(count: int, seed: int = 1) -> list[float]:
+    source = random.Random(seed)
+    return [0.9 * source.uniform(0.5, 1.5) for _ in range(count)]
+
+
+def test_equal_steps_marks_of_a_clock_and_two_steps_by_turns_are_in_step_and_random_steps_are_not() -> None:
+    source = random.Random(2)
+    marks = [second + 0.05 * source.random() for second in range(301)]
+    assert phase_lock([1.0] * 300) == pytest.approx(1.0)
+    assert phase_lock([b - a for a, b in pairwise(marks)]) > LOCKED
+    assert phase_lock([0.8, 1.0] * 150) > LOCKED
+    assert max(phase_lock(jittered(300, seed)) for seed in range(10)) < LOCKED
+
+
+def test_a_gap_and_a_power_that_few_readings_would_miss_widen_the_interval() -> None:
+    steady = [(step, 500.0) for step in jittered(200)]
+    rated = sampling_halfwidth_j(steady, most_w=1500.0)
+    seconds = math.fsum(step for step, _ in steady)
+    assert rated is not None
+    assert 3 / 200 * 1000 * seconds <= rated <= 3 * 3 / 200 * 1000 * seconds
+    with_gap = sampling_halfwidth_j([*steady[:100], (20.0, 500.0), *steady[100:]], most_w=1500.0)
+    assert with_gap is not None
+    assert with_gap >= rated + 20.0 * 1000
+
+
+def test_the_last_reading_inside_counts_to_the_end_of_the_run(tmp_path: Path) -> None:
+    path = power_log(tmp_path / "node_0.txt", [100.0] * 5 + [1000.0] * 60 + [100.0] * 5)
+    line_ = curve(read_power_log(path))
+    start, stop = START_S + 5.0, START_S + 65.5
+    assert sum(s * w for s, w in line_.within(start, stop, hold=True)) == pytest.approx(60_500)
+    assert sum(s * w for s, w in line_.within(start, stop)) == pytest.approx(60_050)
+    assert list(line_.cut_intervals(start, stop)) == [(pytest.approx(0.5), pytest.approx(1.0), 100.0, 1000.0)]
+
+
+def test_a_clock_that_may_be_wrong_costs_the_energy_at_both_ends(tmp_path: Path) -> None:
+    line_ = curve(read_power_log(power_log(tmp_path / "node_0.txt", [1000.0] * 100)))
+    assert line_.clock_error_j(START_S + 20, START_S + 80, 0.5) == pytest.approx(1000.0)
+    assert line_.clock_error_j(START_S + 20, START_S + 80, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("watts", "unit"),
+    [([700.0, 720.0], 10.0), ([700.0, 721.0], 1.0), ([0.5, 0.7], 0.1), ([700.123, 1.0], 0.0), ([700.0, 700.0], 0.0)],
+)
+def test_the_resolution_is_the_power_of_ten_of_which_all_readings_are_multiples(
+    watts: list[float], unit: float
+) -> None:
+    assert resolution_w(watts) == pytest.approx(unit)

@@ -27,7 +27,9 @@ def read(folder: Path, columns: str, text: str) -> MeterReadings:
 
 def examples() -> dict[str, tuple[str, str]]:
     """The blocks of the page: (columns, readings) by name of the meter."""
-    blocks = re.findall(r"^### (\w+).*?```yaml\n(.*?)```.*?```text\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^### (\w+).*?```yaml\n(.*?)```.*?```text\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     return {name: (columns, readings) for name, columns, readings in blocks}
 
 
@@ -53,7 +55,10 @@ FORMS = {
     "zone": (ISO, "time,w\n2026-11-23T05:00:00+01:00,100\n2026-11-23T05:00:01+01:00,200\n"),
     "seconds": (ISO + "time_form: s\n", "time,w\n1795406400,100\n1795406401,200\n"),
     "milliseconds": (ISO + "time_form: ms\n", "time,w\n1795406400000,100\n1795406401000,200\n"),
-    "own form": (ISO + "time_form: '%d.%m.%Y %H:%M:%S'\n", "time,w\n23.11.2026 04:00:00,100\n23.11.2026 04:00:01,200\n"),
+    "own form": (
+        ISO + "time_form: '%d.%m.%Y %H:%M:%S'\n",
+        "time,w\n23.11.2026 04:00:00,100\n23.11.2026 04:00:01,200\n",
+    ),
     "byte order mark, kW": (
         ISO.replace("unit: W", "unit: kW"),
         "\ufefftime,w\n2026-11-23T04:00:00Z,0.1\n2026-11-23T04:00:01Z,0.2\n",

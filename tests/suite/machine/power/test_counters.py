@@ -102,7 +102,10 @@ def test_an_unreadable_zone_is_named_and_the_readable_ones_count(tmp_path: Path,
     else:
         path.write_text("" if how == "is empty" else "many\n")
     found = node_counters(tmp_path)
-    assert {counter.name: counter.read() for counter in found.counters} == {"rapl/package-0": 5.0, "rapl/package-2": 7.0}
+    assert {counter.name: counter.read() for counter in found.counters} == {
+        "rapl/package-0": 5.0,
+        "rapl/package-2": 7.0,
+    }
     (name,) = set(found.absent) - {"pm_counters"}
     assert name == ("rapl/intel-rapl:1" if what == "name" else "rapl/package-1")
     assert str(path) in found.absent[name]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_scope_that_loses_a_counter_ends_without_a_stop_and_the_others_go_on(
     for name in ("package", "package+device"):
         assert len(logs[name].watts) == 1
         assert logs[name].first(STOP) is None
+
+
+def test_the_intervals_between_readings_are_random(tmp_path: Path) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) < 40
+
+    Sampler([], EnergyMeter([]), lambda: 0.0, wait).run({}, 0.9)
+    steps = [b - a for a, b in pairwise([0.0, *waits])]
+    assert len({round(step, 4) for step in steps}) > 30
+    assert all(-0.01 <= step <= 1.35 for step in steps)
 
 
 def test_a_clock_that_is_set_back_loses_no_joule(tmp_path: Path) -> None:
