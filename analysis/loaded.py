@@ -19,7 +19,9 @@ from suite.errors import InputError, unknown
 from suite.files import as_path, duration_text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import altair as alt
+
+    from analysis.drawing.view import View
 
 SHOWN = {  # in a notebook: column of results, and its heading
     "label": "result",
@@ -50,6 +52,14 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
     if not found:
         raise InputError("expected at least one path: a run folder, a package, a round or a log")
     return list(dict.fromkeys(found))
+
+
+def _view(name: str) -> View:
+    from analysis.figures import views
+
+    if name not in views():
+        raise InputError(unknown("figure", name, tuple(views())))
+    return views()[name]
 
 
 class Results:
@@ -107,23 +117,26 @@ class Results:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The names of all figures, in the order of a report."""
-        from analysis.figures import figures
+        """The names of all views of figures, in the order of a report."""
+        from analysis.figures import views
 
-        return tuple(figures())
+        return tuple(views())
 
-    def figure(self, name: str) -> Figure:
-        """Draw a figure of the report; `savefig` of it writes a file.
+    def table(self, name: str) -> pd.DataFrame:
+        """The numbers behind a figure. InputError for an unknown name, or without its data."""
+        return _view(name).table(self._study)
+
+    def chart(self, name: str) -> alt.TopLevelMixin:
+        """A figure as an Altair chart: a notebook shows it, and `save` of it writes a file.
 
         InputError for an unknown name, or without its data.
         """
-        from analysis.drawing.axes import style
-        from analysis.figures import figures
+        import altair as alt
 
-        if name not in figures():
-            raise InputError(unknown("figure", name, self.figures))
-        with style():
-            return figures()[name].draw(self._study)
+        from analysis.drawing.charts import THEME
+
+        drawn = _view(name).chart(self.table(name).reset_index(drop=True))
+        return drawn.properties(config=alt.Config(**THEME))
 
     def report(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write what ``mlhpc report`` writes for the same paths, and return the path of the page.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import shutil
 import sys
@@ -153,7 +152,6 @@ def _render(
 
     prices = read_prices(price)
     found = read_sources(paths, what_if)
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns at length if the home folder cannot be written
     reading = plain_progress("reading logs", time.monotonic)
     read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
     if prices is not None:
@@ -199,8 +197,8 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
         raise click.UsageError(f"-o {output}: is no folder; the report is one")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
-    if forms and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--figures needs matplotlib: pip install 'mlhpc[analysis]'")
+    if forms and importlib.util.find_spec("vl_convert") is None:
+        raise click.UsageError("--figures needs vl-convert-python: pip install 'mlhpc[analysis]'")
 
 
 def _write(rendered: Report, output: Path, form: str) -> None:

@@ -1,8 +1,11 @@
-"""Numbers as text for people: with significant digits, with an interval, as a percentage or a count."""
+"""Numbers, times, names and lists as text for people."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+from suite.files import duration_text
 
 SECONDS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
@@ -70,3 +73,28 @@ def percent_text(value: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """A count with its noun in the singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def clip(text: object, length: int = 44) -> str:
+    """A label of at most ``length`` printable characters.
+
+    Longer ones are cut in the middle: names differ at both ends.
+    """
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    if len(line) <= length:
+        return line
+    head = length * 2 // 3
+    return f"{line[:head]}…{line[-(length - head - 1) :]}"
+
+
+def listed(statements: Sequence[str], most: int = 6) -> str:
+    """The first ``most`` statements in one line, and the number of the others."""
+    more = f"; and {len(statements) - most} more" if len(statements) > most else ""
+    return "; ".join(statements[:most]) + more
+
+
+def seconds(value: float) -> str:
+    """Seconds as text for people, as the commands print them; a dash for NaN."""
+    return "–" if value != value else duration_text(value)

@@ -1,8 +1,6 @@
-"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the question that it answers.
+"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the questions that they answer.
 
-A module has TITLE, CAPTION, ``table(study)``, the numbers behind the figure with units in the column names,
-``answer(study)``, one line, and ``draw(study)``. All raise NotAnswerableError where the data are missing.
-
+A module has TITLE and VIEWS: each `View` is one question with its table, its answer in words and its chart.
 Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package with
 its own FIGURES and ``questions.yaml``. A module that cannot be imported is left out with one line.
 """
@@ -13,17 +11,12 @@ import importlib
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
-import pandas as pd
-
-from analysis.study import Study
+from analysis.drawing.view import View
 from suite.errors import InputError
 from suite.plugins import FIGURES as GROUP
 from suite.plugins import OURS, Plugin, find_plugins, leave_out, reason
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class FigureModule(Protocol):
@@ -31,61 +24,32 @@ class FigureModule(Protocol):
 
     __name__: str
     TITLE: str
-    CAPTION: str
-
-    def table(self, study: Study) -> pd.DataFrame:
-        """The numbers behind the figure."""
-        ...
-
-    def answer(self, study: Study) -> str:
-        """The answer to the figure's question in one line."""
-        ...
-
-    def draw(self, study: Study) -> Figure:
-        """The figure."""
-        ...
+    VIEWS: tuple[View, ...]
 
 
-# In the order of the page. Names, because importing the modules loads matplotlib, which is optional.
+# In the order of the page. Names, because importing the modules loads altair, which is optional.
 FIGURES = (
     "time_split",
-    "staging_cost",
-    "time_and_units",
-    "pareto",
-    "energy_front",
-    "beside_published",
-    # learning
-    "convergence",
-    "epochs_and_batch",
-    "run_to_run",
-    "spread_ellipse",
-    # speed and scaling
-    "throughput",
-    "waterfall",
-    "scaling",
-    "two_by_two",
-    "throughput_mode",
-    # inside a step
-    "phases",
-    "extended_roofline",
-    "roofline",
-    "time_roofline",
-    "what_if",
-    "stragglers",
-    "hierarchical_roofline",
-    "expert_load",
-    # beside training, and between results
-    "startup",
-    "goodput",
+    "time_and_cost",
     "comparison",
+    "waterfall",
+    "beside_published",
     "progress",
+    # learning and scaling
+    "convergence",
+    "run_to_run",
+    "scaling",
+    "throughput",
+    # inside a step
+    "roofline",
+    "bounds",
+    "stragglers",
+    "expert_load",
     # all-to-all of mixture-of-experts layers
     "moe_network_fit",
-    "moe_layer_time",
-    "moe_choice",
-    "moe_crossover",
+    "moe_layer",
 )
-PARTS = ("TITLE", "CAPTION", "table", "answer", "draw")  # of a module
+PARTS = ("TITLE", "VIEWS")  # of a module
 
 
 @cache
@@ -106,18 +70,28 @@ def packages() -> dict[str, ModuleType]:
 
 
 @cache
-def figures() -> dict[str, FigureModule]:
+def modules() -> dict[str, FigureModule]:
     """Import every figure, in the order of the page: ours, then those of other packages."""
-    plugins, modules = find_plugins(GROUP), dict[str, FigureModule]()
+    plugins, found = find_plugins(GROUP), dict[str, FigureModule]()
     for name, package in packages().items():
         for module, figure in _modules(plugins[name], package):
-            modules.setdefault(module, figure)
-    return modules
+            found.setdefault(module, figure)
+    return found
 
 
-def is_ours(figure: str) -> bool:
-    """True if the figure belongs to this package, not to another installed one."""
-    return figures()[figure].__name__.startswith(f"{__name__}.")
+@cache
+def views() -> dict[str, View]:
+    """The views of all figures by name, in the order of the page. The first of two with one name counts."""
+    found: dict[str, View] = {}
+    for module in modules().values():
+        for view in module.VIEWS:
+            found.setdefault(view.name, view)
+    return found
+
+
+def is_ours(view: str) -> bool:
+    """True if the view belongs to this package, not to another installed one."""
+    return views()[view].table.__module__.startswith(f"{__name__}.")
 
 
 def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:

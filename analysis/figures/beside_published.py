@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import altair as alt
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.drawing.axes import BLUE, VERMILION, Diagonals, clip, loglog, panels
-from analysis.drawing.labels import NamedPoint, name_panels
+from analysis.drawing.charts import Chart, number, panels, points
+from analysis.drawing.view import View
 from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
 CAPTION = (
-    "Own results (orange stars) and every published time to train of the benchmark in the table that ships with the "
-    "suite, "
-    "recomputed from the public logs. Dashed lines are equal unit hours. A hollow star is another problem size: it "
-    "shows where "
-    "a machine stands in scale, its time compares with no published one. Own results are not verified by MLCommons."
+    "Own results and every published time to train of the benchmark in the table that ships with the suite, "
+    "recomputed from the public logs. Another size than the published one is another problem, whose time compares with "
+    "no published one: such a result is in the table only. Own results are not verified by MLCommons."
 )
 NAMED = ("Fugaku", "Perlmutter", "Selene", "Eos")
 
@@ -56,37 +54,17 @@ def answer(study: Study) -> str:
     return "; ".join(sentences) + missing(study.results["group"])
 
 
-def draw(study: Study) -> Figure:
-    """A panel per benchmark."""
-    own, known = _own(study), _known(study)
-    benchmarks = sorted(own["benchmark"].unique())
-    figure, axes = panels(len(benchmarks), 1, 5.0)
-    points: list[list[NamedPoint]] = []
-    for benchmark, axis in zip(benchmarks, axes, strict=True):
-        theirs, ours = known[known["benchmark"] == benchmark], own[own["benchmark"] == benchmark]
-        minutes = (theirs["score_s"].astype(float) / 60).tolist()
-        axis.plot(theirs["units"].astype(float), minutes, "o", color=BLUE, markersize=6, alpha=0.75, linestyle="none")
-        axis.plot([], [], "o", color=BLUE, label="published")
-        best = theirs.assign(minutes=minutes).sort_values("minutes").drop_duplicates("machine")
-        named = [
-            (float(row["units"]), row["minutes"], f"{row['machine']} {row['round']}", row["machine"] in NAMED)
-            for row in best.to_dict("records")
-        ]
-        mine = (ours["score_s"].fillna(ours["run_s.mean"]) / 60).tolist()
-        for (_, row), value in zip(ours.iterrows(), mine, strict=True):
-            full = row["size"] == "full"
-            axis.plot(
-                [row["units"]], [value], "*", color=VERMILION, markersize=17, mfc=VERMILION if full else "none", mew=1.5
-            )
-            text = clip(row["label"], 28) + ("" if full else f" (size {clip(row['size'], 12)}, another problem)")
-            named.append((float(row["units"]), value, text, True))
-        axis.set_title(clip(benchmark, 40))
-        axis.set_xlabel("compute units (accelerators, or processors where there are none)")
-        axis.set_ylabel("time to train [min]")
-        loglog(axis, [*theirs["units"].astype(float), *ours["units"]], [*minutes, *mine], Diagonals("h", 1 / 60))
-        points.append(named)
-    name_panels(figure, axes, points)
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """Time over machine size, a panel per benchmark and size."""
+    signs = sorted(set(table["whose"]))
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True)
+        return points(rows, x, number(alt.Y, "time to train [min]", log=True), signs)
+
+    published = table.loc[table["whose"] == "published", "size"].unique()
+    shown = table[table["size"].isin(published)].assign(_sign=table["whose"])
+    return panels(shown, ["benchmark", "size"], draw, zoom=True)
 
 
 def _own(study: Study) -> pd.DataFrame:
@@ -103,3 +81,6 @@ def _known(study: Study) -> pd.DataFrame:
     known = known[(known["mode"] == "strong") & known["score_s"].notna() & known["units"].notna()]
     known = known[known["carried_over_from"].isna()]
     return known[known["benchmark"].isin(_own(study)["benchmark"])]
+
+
+VIEWS = (View("beside_published", TITLE, CAPTION, table, answer, chart),)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import altair as alt
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing.axes import BLUE, GREY, INK, bars, clip, listed
+from analysis.drawing.charts import BLUE, GREY, Chart, intervals, panels
+from analysis.drawing.digits import clip, listed
+from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
 from suite.statistics.comparison import CONFIDENCE, Comparison, Run, compare_times, holm
 
 TITLE = "Is the difference real?"
 CAPTION = (
-    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, "
-    "over all "
-    "runs that reached the target. A panel has results that may be ranked against each other: of one division, and of "
-    "rounds whose data are the same and whose times include the same. Grey and hollow: inconclusive. The interval "
-    "holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation test disagrees, or the times "
-    "drift from run to run. The table has these values, the smallest ratio that so many runs would find with 80 % "
-    "power, and the ratio of scores, which drop the fastest and the slowest run. Results of two machines are of two "
-    "sessions: what else differed between them counts as difference."
+    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log "
+    "time, over all runs that reached the target. A panel has results that may be ranked against each other: of "
+    "one division, and of rounds whose data are the same and whose times include the same. Grey: inconclusive, "
+    "because the interval holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation "
+    "test disagrees, or the times drift from run to run. The table has these values, the smallest ratio that so "
+    "many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run. "
+    "Results of two machines are of two sessions: what else differed between them counts as difference."
 )
 
 
@@ -85,37 +85,17 @@ def answer(study: Study) -> str:
     return listed(sentences)
 
 
-def draw(study: Study) -> Figure:
-    """A forest plot per task."""
-    classes = list(table(study).groupby("class", sort=True))
-    figure, axes = bars([len(rows) for _, rows in classes], 1)
-    for (title, rows), (axis,) in zip(classes, axes, strict=True):
-        for place, row in enumerate(rows.iloc[::-1].to_dict("records")):
-            real = row["verdict"] == Outcome.SLOWER
-            colour, middle = (BLUE, row["ratio of times"]) if real else (GREY, row["ratio of times"])
-            axis.plot([row["95 % from"], row["95 % to"]], [place, place], color=colour, linewidth=2.2)
-            axis.plot(
-                [middle], [place], "o" if real else "s", color=colour, mfc=colour if real else "none", markersize=7
-            )
-            text = f"{middle:.3g}×" if real else "inconclusive"
-            axis.annotate(
-                text, (max(row["95 % to"], middle), place), xytext=(7, 0), textcoords="offset points", va="center"
-            )
-        axis.axvline(1.0, color=INK, linewidth=0.9)
-        axis.set_xscale("log", base=2)
-        low, high = min(rows["95 % from"].min(), 1.0), max(rows["95 % to"].max(), 1.0)
-        axis.set_xlim(low / 1.05, high * max(1.15, (high / low) ** 0.25))
-        if high / low < 3:
-            axis.set_xticks(
-                [value for value in (0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5) if low / 1.05 < value < high * 1.1]
-            )
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.minorticks_off()
-        axis.set_yticks(range(len(rows)), [clip(label) for label in rows["label"].iloc[::-1]])
-        axis.set_title(clip(title, 60))
-        axis.set_xlabel(f"time ÷ time of {clip(rows['against'].iloc[0], 36)}")
-        axis.grid(visible=False, axis="y")
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """A ratio with its interval for each result, and a line at 1."""
+    colours = alt.Scale(domain=[Outcome.SLOWER.value, Outcome.INCONCLUSIVE.value], range=[BLUE, GREY])
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        against = f"time ÷ time of {clip(rows['against'].iloc[0], 40)}"
+        return intervals(
+            rows, "ratio of times", ("95 % from", "95 % to"), against, "verdict", colours, at=1.0, log=True
+        )
+
+    return panels(table, ["class"], draw)
 
 
 def between(study: Study, a: str, b: str) -> Comparison | None:
@@ -135,3 +115,6 @@ def _runs(study: Study, group: str) -> tuple[Run, ...]:
     known = runs[runs["run_s"].notna() & (runs["run_s"] > 0)]
     begins = known["run_start_ms"].fillna(0.0) / 1e3
     return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)
+
+
+VIEWS = (View("comparison", TITLE, CAPTION, table, answer, chart),)

@@ -1,50 +1,41 @@
-"""Figure: the epochs that runs take to the target, beside those of the reference; the metric over epochs for few
-results.
-"""
+"""Figure: how runs learn: the metric over epochs, the epochs to the target, and what a larger batch costs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from textwrap import fill
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-import numpy as np
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure, FigureBase
-from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing.axes import BAR_IN, BLUE, FRAME_IN, GREEN, GREY, INK, VERMILION, WIDTH_IN, clip
-from analysis.drawing.scatter import result_table
+from analysis.drawing.charts import (
+    BLUE,
+    GREEN,
+    VERMILION,
+    Chart,
+    names_axis,
+    number,
+    panels,
+    points,
+    result_panels,
+)
+from analysis.drawing.digits import clip, listed
+from analysis.drawing.view import View
 from analysis.results.convergence import reference_limit
+from analysis.results.names import PROBLEM, result_table
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.ingest import parsed
 from suite.compliance.rcp_limit import Limit
 
 TITLE = "Convergence"
-CAPTION = (
-    "Epochs to target, the first evaluation that meets it. With few results, or for own results beside many: a panel "
-    "each with "
-    "the metric of every run that logged one, up to run_stop; above 50 runs the median and the band from the 5th to "
-    "the 95th "
-    "percentile. A dot is where a run reached the target (dashed line), a cross the end of one that never did; dotted "
-    "lines are "
-    "what trivial and analytic predictors reach. With many results: a row each, a dot per run (above 50 runs a line "
-    "from first "
-    "to last), a diamond at their mean. Green: mean epochs of the reference at this batch size, and the band from the "
-    "least "
-    "mean that the rules allow to as far above."
-)
-COLUMNS = 3
-CURVES = 12  # results that get a panel of curves
-BANDED = 50  # runs of a result above which they are one band
-NAME_HIGH = 0.13  # of a panel: baselines closer than a line of text are named once, the table has all
+NAMED = 6  # results that the answer names
+CURVES, RUNS = 6, 10  # results with curves, and runs of each
 
 Row = Mapping[Hashable, Any]
 
 
-def table(study: Study) -> pd.DataFrame:
+def epochs_table(study: Study) -> pd.DataFrame:
     """Epochs to target and the metric reached, by result."""
     frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"].unique())]
     if frame.empty:
@@ -67,164 +58,150 @@ def table(study: Study) -> pd.DataFrame:
     )
 
 
-def answer(study: Study) -> str:
+def epochs_answer(study: Study) -> str:
     """How many results need no more epochs than the rules expect of the reference, and the mean epochs of the first
     ones.
     """
-    rows = table(study)
+    rows = epochs_table(study)
     bounds = rows[rows["reference mean [epochs]"].notna() & rows["epochs to target, mean"].notna()]
     mean, reference = bounds["epochs to target, mean"], bounds["reference mean [epochs]"]
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
     if len(bounds):
         sentences.append(f"{within} of {len(bounds)} results take no more epochs than the reference's band allows")
-    for row in rows.head(CURVES // 2).to_dict("records"):
+    for row in rows.head(NAMED).to_dict("records"):
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
             sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
-    more = len(rows) - CURVES // 2
+    more = len(rows) - NAMED
     return "; ".join(sentences) + (f"; {more} more in the figure" if more > 0 and sentences else "")
 
 
-def draw(study: Study) -> Figure:
-    """Curves of the first results, own ones first, and rows of all where they are many."""
-    table(study)
-    curves = _curves(study)
-    known = curves["group"].unique()
-    shown = [(title, rows[rows["group"].isin(known)]) for title, rows in study.classes()]
-    shown = [(title, rows) for title, rows in shown if len(rows)]
-    everything = [row for _, rows in shown for row in rows.to_dict("records")]
-    many = len(everything) > CURVES
-    panels = [row for row in everything if not row["published"]][:CURVES] if many else everything
-    columns = min(COLUMNS, max(1, len(panels)))
-    heights = [2.5 * -(-len(panels) // columns), sum(FRAME_IN + BAR_IN * len(rows) for _, rows in shown) * many]
-    figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
-    above, below = (
-        np.asarray(figure.subfigures(2, 1, height_ratios=heights), object) if all(heights) else (figure, figure)
+def epochs_chart(table: pd.DataFrame) -> Chart:
+    """Mean epochs with standard deviation for each result, and the band of the reference."""
+    mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
+    reference, least = (
+        table[name].astype(float) for name in ("reference mean [epochs]", "least allowed mean [epochs]")
     )
-    if panels:
-        _draw_panels(above, panels, curves, columns)
-    if many:
-        _draw_rows(below, study, shown)
-    return figure
+    shown = table.assign(_low=mean - spread, _high=mean + spread, _most=2 * reference - least)[mean.notna()]
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        rows = rows.sort_values("epochs to target, mean")
+        base = alt.Chart(rows).encode(y=names_axis(rows))
+        x = number(alt.X, "epochs to target, mean", "epochs to target", zero=True)
+        ends = {"x": alt.X("least allowed mean \\[epochs\\]:Q", title="epochs to target"), "x2": "_most:Q"}
+        band = base.mark_bar(color=GREEN, opacity=0.25, height={"band": 0.8}).encode(**ends)
+        middle = base.mark_tick(color=GREEN, thickness=2).encode(x="reference mean \\[epochs\\]:Q")
+        rule = base.mark_rule(color=BLUE, strokeWidth=2).encode(x="_low:Q", x2="_high:Q")
+        point = base.mark_point(color=BLUE, filled=True, size=80, opacity=1, tooltip={"content": "data"}).encode(x=x)
+        return alt.layer(band, middle, rule, point).properties(height=max(60, 22 * len(rows)))
+
+    return result_panels(shown, draw, columns=1)
 
 
-def _draw_panels(figure: FigureBase, results: Sequence[Row], curves: pd.DataFrame, columns: int) -> None:
-    """A panel of curves per result; those of one benchmark and size share the axis of the metric."""
-    limits = {key: _limits(part) for key, part in curves.groupby(["benchmark", "size"])}
-    axes = list(figure.subplots(-(-len(results) // columns), columns, squeeze=False).flat)
-    for axis in axes[len(results) :]:
-        axis.set_axis_off()
-    for position, (row, axis) in enumerate(zip(results, axes, strict=False)):
-        _panel(axis, row, curves[curves["group"] == row["group"]], limits[(row["benchmark"], row["size"])])
-        left = results[position - 1]["metric_name"] if position % columns else None
-        if row["metric_name"] != left:  # a row of panels names a metric once
-            axis.set_ylabel(fill(clip(row["metric_name"] or "metric", 60), 24))
-        if position + columns >= len(results):
-            axis.set_xlabel("epochs trained")
+def curves_table(study: Study) -> pd.DataFrame:
+    """The metric at every evaluation of the first runs of the first results, own ones first, up to run_stop."""
+    curves = _curves(study)
+    known = study.distinct[study.distinct["group"].isin(curves["group"].unique())]
+    if known.empty:
+        raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
+    chosen = known.sort_values("published", kind="stable").head(CURVES)
+    parts = []
+    for row in chosen.to_dict("records"):
+        own = curves[curves["group"] == row["group"]]
+        own = own[own["run"].isin(own["run"].unique()[:RUNS])]
+        head = {name: row[name] for name in ("benchmark", "size", "label")}
+        baselines = ", ".join(f"{name} {value:.4g}" for name, value in _baselines(row["baselines"]).items())
+        columns = {"run": own["run"], "epochs": own["epochs"], "metric": own["value"], "target": own["target"]}
+        parts.append(pd.DataFrame(columns).assign(**head, baselines=baselines, metric_is=row["metric_name"]))
+    frame = pd.concat(parts).rename(columns={"metric_is": "metric is"})
+    order = ["benchmark", "size", "label", "run", "epochs", "metric", "metric is", "target", "baselines"]
+    return frame[order].reset_index(drop=True)
 
 
-def _draw_rows(figure: FigureBase, study: Study, classes: Sequence[tuple[str, pd.DataFrame]]) -> None:
-    """A panel per class and a row per result, the fewest epochs on top: its runs, and the reference's epochs."""
-    heights = [len(rows) + FRAME_IN / BAR_IN for _, rows in classes]
-    axes = figure.subplots(len(classes), 1, squeeze=False, height_ratios=heights)
-    for (title, rows), axis in zip(classes, axes.flat, strict=True):
-        ordered = rows.sort_values(["epochs_to_target.mean", "label"], ascending=False).to_dict("records")
-        for place, row in enumerate(ordered):
-            _draw_row(axis, place, row, study.runs_of(row["group"]))
-        axis.set_ylim(-0.6, len(rows) - 0.4)
-        axis.set_yticks(range(len(rows)), [clip(row["label"]) for row in ordered])
-        axis.set_xlim(left=0)
-        axis.set_title(clip(title, 60))
-        axis.set_xlabel("epochs to target")
-        axis.grid(visible=False, axis="y")
+def curves_answer(study: Study) -> str:
+    """How many of the runs shown reached the target."""
+    frame = curves_table(study)
+    runs = frame[["label", "benchmark", "run"]].drop_duplicates()
+    reached = study.runs.set_index("run")["converged"]
+    count = int(sum(bool(reached.get(run, False)) for run in runs["run"]))
+    return f"{count} of the {len(runs)} runs shown reached the target"
 
 
-def _draw_row(axis: Axes, place: int, row: Row, runs: pd.DataFrame) -> None:
-    bound = _reference(row)
-    if bound:
-        width = 2 * (bound.mean - bound.minimum)
-        axis.barh([place], [width], left=[bound.minimum], height=0.75, color=GREEN, alpha=0.25)
-        axis.plot([bound.mean, bound.mean], [place - 0.38, place + 0.38], color=GREEN, linewidth=1.6)
-    reached = runs.loc[runs["converged"], "epochs_to_target"].dropna().astype(float)
-    missed = runs.loc[~runs["converged"] & ~runs["pruned"], "epochs_run"].dropna().astype(float)
-    missed = missed[missed.between(0, LARGEST_PLAUSIBLE)]
-    if len(reached) > BANDED:
-        axis.plot([reached.min(), reached.max()], [place, place], color=BLUE, linewidth=4, alpha=0.6)
-    else:
-        axis.plot(reached, [place] * len(reached), "o", color=BLUE, alpha=0.55, markersize=5, mew=0)
-    axis.plot(missed, [place] * len(missed), "x", color=VERMILION, markersize=6)
-    if pd.notna(row["epochs_to_target.mean"]):
-        axis.plot([row["epochs_to_target.mean"]], [place], "D", color=INK, mfc="none", markersize=7)
+def curves_chart(table: pd.DataFrame) -> Chart:
+    """A panel per result, a line per run, the target dashed."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        title = str(rows["metric is"].iloc[0] or "metric")
+        base = alt.Chart(rows).encode(x=number(alt.X, "epochs", "epochs trained"))
+        y = number(alt.Y, "metric", clip(title, 40))
+        line = base.mark_line(
+            color=BLUE, opacity=0.6, point={"size": 18, "color": BLUE}, tooltip={"content": "data"}
+        ).encode(y=y, detail="run:N")
+        target = alt.Chart(rows.head(1)).mark_rule(strokeDash=[5, 3], color=VERMILION).encode(y="target:Q")
+        return alt.layer(line, target).properties(height=220)
+
+    return panels(table, ["benchmark", "size", "label"], draw, zoom=True)
 
 
-def _panel(axis: Axes, row: Row, curves: pd.DataFrame, limits: tuple[float, float]) -> None:
-    (low, high), bound = limits, _reference(row)
-    last = 1.04 * max(
-        float(curves["epochs"].max()), 2 * bound.mean - bound.minimum if bound else 0.0
-    )  # where the data end
-    if curves["run"].nunique() > BANDED:
-        _draw_band(axis, curves)
-    else:
-        for _, run in curves.groupby("run"):
-            _draw_run(axis, run)
-    if pd.notna(row["target"]):
-        axis.axhline(row["target"], color=INK, linestyle="--", linewidth=1.0)
-    if bound:
-        axis.axvspan(bound.minimum, 2 * bound.mean - bound.minimum, color=GREEN, alpha=0.18, linewidth=0)
-        axis.axvline(bound.mean, color=GREEN, linewidth=1.2)
-    _draw_baselines(axis, _baselines(row["baselines"]), last, NAME_HIGH * (high - low))
-    axis.set_ylim(low, high)
-    axis.set_xlim(0, last)
-    if last > 2:
-        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    problem = f"{clip(row['benchmark'], 14)} {clip(row['size'], 14)} · {clip(row['round'], 12)}"
-    axis.set_title(f"{clip(row['name'], 36)}\n{problem}", fontsize=11, fontweight="normal")
+def batch_table(study: Study) -> pd.DataFrame:
+    """Batch, epochs and reference by result."""
+    frame = _with_batch(study)
+    names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
+    bounds = [reference_limit(*row) for row in frame[names].itertuples(index=False)]
+    return result_table(
+        frame,
+        ("label", "division"),
+        {
+            "global batch": frame["global_batch_size"],
+            "epochs to target, mean": frame["epochs_to_target.mean"],
+            "epochs to target, std": frame["epochs_to_target.std"],
+            "n": frame["n_averaged"],
+            "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
+            "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
+        },
+    )
 
 
-def _draw_band(axis: Axes, curves: pd.DataFrame) -> None:
-    """Median and 5-95 % band of the metric of many runs, as long as at least half of them still train."""
-    by_epoch = curves.groupby("epochs")["value"]
-    enough = by_epoch.size() >= curves["run"].nunique() / 2
-    low, middle, high = (by_epoch.quantile(share)[enough] for share in (0.05, 0.5, 0.95))
-    axis.fill_between(middle.index, low, high, color=BLUE, alpha=0.3, linewidth=0)
-    axis.plot(middle.index, middle, color=BLUE, linewidth=1.2)
+def batch_answer(study: Study) -> str:
+    """Smallest and largest batch of each benchmark."""
+    sentences = []
+    for (benchmark, size), rows in _with_batch(study).groupby(PROBLEM, sort=True):
+        ordered = rows.sort_values("global_batch_size")
+        low, high = ordered.iloc[0], ordered.iloc[-1]
+        if low["global_batch_size"] == high["global_batch_size"]:
+            sentences.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
+        else:
+            sentences.append(
+                f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
+                f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
+            )
+    return listed(sentences)
 
 
-def _draw_run(axis: Axes, run: pd.DataFrame) -> None:
-    """The metric of one run, with a dot where it first reached the target, or a cross at its end."""
-    axis.plot(run["epochs"], run["value"], color=BLUE, linewidth=0.9, alpha=0.55)
-    hits = run[run["reached"]]
-    end = hits.iloc[0] if len(hits) else run.iloc[-1]
-    marker, colour = ("o", BLUE) if len(hits) else ("x", VERMILION)
-    axis.plot(end["epochs"], end["value"], marker=marker, markersize=5, color=colour, linestyle="none")
+def batch_chart(table: pd.DataFrame) -> Chart:
+    """Mean epochs with standard deviation over the batch, and the reference's mean at the same batch."""
+    mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
+    shown = table.assign(_low=mean - spread, _high=mean + spread, _sign=table["division"])
 
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "global batch", "global batch size [samples]", log=True)
+        y = number(alt.Y, "epochs to target, mean", "epochs to target", log=True)
+        line = alt.Chart(rows).transform_filter("isValid(datum['reference mean [epochs]'])")
+        reference = line.mark_line(color=GREEN, strokeDash=[5, 3], point={"color": GREEN}).encode(
+            x=x, y=number(alt.Y, "reference mean [epochs]", "epochs to target", log=True)
+        )
+        means = points(rows, x, y, table["division"], y_ends=("_low", "_high"))
+        return alt.layer(reference, means).properties(height=260)
 
-def _draw_baselines(axis: Axes, baselines: Mapping[str, float], last: float, name_height: float) -> None:
-    """A line per trivial baseline; the name is left out where it would cover another."""
-    named: list[float] = []
-    for name, value in sorted(baselines.items(), key=lambda item: item[1]):
-        axis.axhline(value, color=GREY, linestyle=":", linewidth=1.4)
-        if all(abs(value - other) > name_height for other in named):
-            axis.text(last, value, clip(name, 24), ha="right", va="bottom", color=INK)
-            named.append(value)
+    return result_panels(shown, draw, zoom=True)
 
 
 def _reference(row: Row) -> Limit | None:
     """The reference's epochs at the batch size of a result."""
     names = ("benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs")
     return reference_limit(*(row[name] for name in names))
-
-
-def _limits(part: pd.DataFrame) -> tuple[float, float]:
-    """Lowest and highest metric to show (early outliers are cut), target and baselines included."""
-    values = [*part["value"].quantile([0.0, 0.98]), *part["target"].dropna().unique()]
-    for text in part["baselines"].dropna().unique():
-        values += _baselines(text).values()
-    low, high = min(values), max(values)
-    pad = 0.06 * (high - low or abs(high) or 1.0)
-    return low - pad, high + pad
 
 
 def _baselines(text: object) -> dict[str, float]:
@@ -237,3 +214,37 @@ def _curves(study: Study) -> pd.DataFrame:
     evals = evals[(evals["value"].abs() < LARGEST_PLAUSIBLE) & evals["epochs"].between(0, LARGEST_PLAUSIBLE)]
     columns = ["run", "group", "benchmark", "size", "target", "baselines"]
     return evals.merge(study.runs[columns], on="run")
+
+
+def _with_batch(study: Study) -> pd.DataFrame:
+    frame = study.distinct
+    frame = frame[
+        frame["global_batch_size"].notna() & (frame["epochs_to_target.mean"] > 0) & (frame["global_batch_size"] > 0)
+    ]
+    if frame.empty:
+        raise NotAnswerableError("a result with a batch size whose runs reached the target")
+    return frame
+
+
+VIEWS = (
+    View(
+        "convergence", "Epochs to the target",
+        "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
+        "the runs. Green: mean epochs of the reference at this batch size, and the band from the least mean that the "
+        "rules allow to as far above.",
+        epochs_table, epochs_answer, epochs_chart,
+    ),
+    View(
+        "learning_curves", "Learning curves",
+        "The metric at every evaluation up to run_stop, a line per run; the dashed line is the target. The first "
+        f"{CURVES} results, own ones first, and the first {RUNS} runs of each; tables/evals has all. What trivial "
+        "and analytic predictors reach stands in the table.",
+        curves_table, curves_answer, curves_chart,
+    ),
+    View(
+        "epochs_and_batch", "Epochs and batch size",
+        "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
+        "line joins the reference's convergence points at the same batch sizes.",
+        batch_table, batch_answer, batch_chart,
+    ),
+)  # fmt: skip

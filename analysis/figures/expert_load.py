@@ -6,27 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+import altair as alt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
-from matplotlib.figure import Figure
 
-from analysis.drawing.axes import BLUE, VERMILION, WIDTH_IN, clip, listed, readable_on
+from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, number, panels
+from analysis.drawing.digits import clip, listed
+from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.ingest import counts
 
 TITLE = "Expert load"
-CAPTION = (
-    "Left and middle: every logging window; the line is the mean over layers and runs, the band reaches from the "
-    "least to "
-    "the most of them. 1 is even: the busiest expert of a layer has as many tokens as the mean, as the router asked, "
-    "before "
-    "any was dropped. Right: one run, tokens of each expert over the mean of its layer, each panel with its own "
-    "colours; "
-    "experts of two runs cannot be averaged, since an expert's number means nothing."
-)
-MOST_LABELLED = 8  # experts whose cells have room for a number
 
 
 @dataclass(frozen=True)
@@ -84,54 +74,64 @@ def answer(study: Study) -> str:
     return listed(sentences)
 
 
-def draw(study: Study) -> Figure:
-    """A row of panels per result: imbalance, drop rate, experts of the last epoch."""
-    loads = _loads(study)
-    heights = [max(2.6, 1.2 + 0.3 * load.windows["layer"].nunique()) for load in loads]
-    figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
-    axes = figure.subplots(len(loads), 3, squeeze=False, height_ratios=heights, width_ratios=[3, 3, 4])
-    for load, (left, middle, right) in zip(loads, axes, strict=True):
-        _course(left, load.over_training("imbalance"), BLUE, "busiest expert ÷ mean")
-        left.axhline(1.0, color=BLUE, linewidth=0.8, linestyle=":")
-        left.set_title(f"{load.benchmark} {load.size}\n{clip(load.label, 34)}")
-        _course(middle, 100 * load.over_training("drop_rate"), VERMILION, "tokens dropped [%]")
-        middle.set_ylim(0, max(1.0, middle.get_ylim()[1]))
-        if not load.windows["drop_rate"].gt(0).any():
-            middle.text(0.5, 0.5, "no token dropped", transform=middle.transAxes, ha="center", va="center")
-        _experts(figure, right, load)
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """A row per layer: the busiest expert over the mean at first, in the end and at its largest."""
+    columns = {"imbalance at first": "at first", "imbalance at last": "in the end", "largest imbalance": "largest"}
+    kept = [name for name in table if name not in columns]
+    long = table.rename(columns=columns).melt(kept, list(columns.values()), "_when", "_imbalance")
+    colours = alt.Scale(domain=list(columns.values()), range=[ORANGE, BLUE, VERMILION])
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        layers = alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"])))
+        marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85, tooltip={"content": "data"})
+        x = number(alt.X, "_imbalance", "tokens of the busiest expert / mean", domainMin=1)
+        shape = alt.Shape("_when:N", scale=alt.Scale(domain=colours.domain))
+        drawn = marks.encode(x=x, y=layers, color=alt.Color("_when:N", scale=colours), shape=shape)
+        return drawn.properties(height=max(60, 22 * rows["layer"].nunique()))
+
+    return panels(long, ["benchmark", "size", "label"], draw)
 
 
-def _course(axis: Axes, course: pd.DataFrame, colour: str, label: str) -> None:
-    steps = course.index.to_numpy(float)
-    axis.fill_between(steps, course["min"], course["max"], color=colour, alpha=0.2, linewidth=0)
-    axis.plot(steps, course["mean"], "o-", color=colour, linewidth=1.4, markersize=4)
-    axis.set_xlim(0, steps.max() * 1.05)
-    axis.set_xlabel("training steps")
-    axis.set_ylabel(label)
+def tokens_table(study: Study) -> pd.DataFrame:
+    """Tokens of each expert over the mean of its layer, in the last epoch of the first run of each result."""
+    lines = []
+    for load in _loads(study):
+        run, layers, shares = load.last_epoch()
+        head = {"label": load.label, "benchmark": load.benchmark, "size": load.size, "run": PurePosixPath(run).stem}
+        for (place, expert), share in np.ndenumerate(shares):
+            if not np.isnan(share):
+                lines.append(head | {"layer": layers[place], "expert": expert, "tokens / mean": float(share)})
+    return pd.DataFrame(lines)
 
 
-def _experts(figure: Figure, axis: Axes, load: Load) -> None:
-    """Layers x experts of one run's last epoch, with the numbers where they fit."""
-    run, layers, shares = load.last_epoch()
-    far = max(0.1, float(np.nanmax(np.abs(shares - 1.0))))
-    colours = LinearSegmentedColormap.from_list(
-        "load", [BLUE, "#F7F7F7", VERMILION], N=15
-    )  # few enough to stay vectors
-    norm = TwoSlopeNorm(1.0, 1.0 - far, 1.0 + far)
-    cells = axis.pcolormesh(shares, cmap=colours, norm=norm, edgecolor="#FFFFFF")
-    for (row, column), share in np.ndenumerate(shares) if shares.shape[1] <= MOST_LABELLED else ():
-        if not np.isnan(share):
-            ink = readable_on(colours(norm(share))[:3])
-            axis.text(column + 0.5, row + 0.5, f"{share:.2f}", ha="center", va="center", color=ink)
-    axis.set_yticks(np.arange(len(layers)) + 0.5, [clip(name, 18) for name in layers])
-    ticks = np.arange(0, shares.shape[1], 1 if shares.shape[1] <= 16 else 8)
-    axis.set_xticks(ticks + 0.5, [str(number) for number in ticks])
-    axis.invert_yaxis()
-    axis.grid(visible=False)
-    axis.set_xlabel("expert")
-    axis.set_title(clip(f"last epoch of {PurePosixPath(run).stem}", 34))
-    figure.colorbar(cells, ax=axis, label="tokens ÷ mean of the layer")
+def tokens_answer(study: Study) -> str:
+    """The busiest and the idlest expert of each result."""
+    sentences = []
+    for (label, benchmark, size), rows in tokens_table(study).groupby(["label", "benchmark", "size"], sort=False):
+        most, least = (rows.loc[at] for at in (rows["tokens / mean"].idxmax(), rows["tokens / mean"].idxmin()))
+        sentences.append(
+            f"{clip(label)} ({benchmark} {size}): most tokens has expert {most['expert']} of {most['layer']} "
+            f"({most['tokens / mean']:.2f} times the mean), fewest expert {least['expert']} of {least['layer']} "
+            f"({least['tokens / mean']:.2f} times)"
+        )
+    return listed(sentences)
+
+
+def tokens_chart(table: pd.DataFrame) -> Chart:
+    """A panel per result: layers and experts, coloured by their tokens; white is the mean."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        far = max(0.1, float((rows["tokens / mean"] - 1.0).abs().max()))
+        scale = alt.Scale(domain=[1 - far, 1, 1 + far], range=[BLUE, "#F7F7F7", VERMILION])
+        cells = alt.Chart(rows).mark_rect(tooltip={"content": "data"}).encode(
+            x=alt.X("expert:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            y=alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"]))),
+            color=alt.Color("tokens / mean:Q", scale=scale, legend=alt.Legend(title="tokens / mean of the layer", columns=1)),
+        )  # fmt: skip
+        return cells.properties(height=max(60, 26 * rows["layer"].nunique()))
+
+    drawn = panels(table, ["benchmark", "size", "label"], draw)
+    return drawn.resolve_scale(color="independent") if isinstance(drawn, alt.ConcatChart) else drawn
 
 
 def _loads(study: Study) -> list[Load]:
@@ -177,3 +177,20 @@ def _rows(load: Load) -> Iterator[dict[str, object]]:
             "padding waste [%]": 100 * own["padding_waste"].mean(),
             "exposed all-to-all, all layers [ms/step]": 1e3 * own["exposed_communication_s"].sum() / own["steps"].sum(),
         }
+
+
+VIEWS = (
+    View(
+        "expert_load", "Expert load",
+        "Tokens of the busiest expert of a layer over the mean, as the router asked, before any was dropped: in the "
+        "first and the last logging window, and the largest of any window. 1 is even. The table has dropped tokens, "
+        "the capacity that would have been needed, padding, and the all-to-all that was not hidden.",
+        table, answer, chart,
+    ),
+    View(
+        "expert_tokens", "Tokens of each expert",
+        "Tokens of each expert over the mean of its layer, in the last epoch of one run of each result, each panel "
+        "with its own colours. Experts of two runs cannot be averaged, since an expert's number means nothing.",
+        tokens_table, tokens_answer, tokens_chart,
+    ),
+)  # fmt: skip

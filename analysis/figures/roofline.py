@@ -1,39 +1,27 @@
-"""Figure: the classic roofline, FLOP/s over FLOPs per byte, under ceilings that were measured."""
+"""Figure: rooflines of a step and of its kernels: over intensity, over time, and at every memory level."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis.drawing.axes import GREY, INK, clip, legend_of, listed, log_frame, looks, panels
-from analysis.drawing.labels import NamedPoint, name_panels
-from analysis.drawing.rooflines import intensity_axes, series
-from analysis.roofline.bounds import Roof, at_roof, si
-from analysis.roofline.points import Machine, Placed, machines
-from analysis.roofline.published import vendor_roofs
+from analysis.drawing.charts import INK, Chart, number, panels, points
+from analysis.drawing.digits import clip, listed
+from analysis.drawing.view import View
+from analysis.roofline.bounds import Point, Roof, above_roof, at_roof, si
+from analysis.roofline.cases import Case, measured_cases
+from analysis.roofline.points import Placed, counters_of, kernels, machines
+from analysis.roofline.regime import memory_levels, peaks_of, scaled
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"
-CAPTION = (
-    "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the run's "
-    "number format and "
-    "the memory levels. The area of a sign is its share of the step. Hollow: the bytes are algorithmic, what "
-    "operators read and "
-    "write, not memory traffic; filled: counted by hardware. Peaks of vendors are thin dots, named, and no percentage "
-    "is taken of "
-    "them. A point above its roof is an input error: it is not drawn, and the table says why."
-)
-WIDE, HIGH = 9.0, 5.2
-LEAST_DECADES = 2.6
-CLOSE = 1.6  # ratio of two slopes that leave no room for a text between them
-POINT_AREA = 200.0  # of a whole step, in square points
+BEYOND = 4.0  # how far a roof is drawn beyond the points and its ridge
 
 
-def table(study: Study) -> pd.DataFrame:
+def roof_table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
         placed.identity
@@ -62,9 +50,9 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def answer(study: Study) -> str:
+def roof_answer(study: Study) -> str:
     """The roof above each result's step, and how far the step is below it."""
-    table(study)
+    roof_table(study)
     firsts = [
         placed
         for machine in machines(study)
@@ -87,125 +75,237 @@ def _sentence(placed: Placed) -> str:
     )
 
 
-def draw(study: Study) -> Figure:
-    """A panel per machine."""
-    table(study)
-    shown = [machine for machine in machines(study) if machine.placed]
-    labels = {series(placed.case) for machine in shown for placed in machine.placed}
-    signs = looks(labels)
-    figure, axes = panels(len(shown), 1, 6.2, extra_in=0.5)
-    named = [_panel(axis, machine, signs) for machine, axis in zip(shown, axes, strict=True)]
-    legend_of(figure, axes[0], signs)
-    name_panels(figure, axes, named)
-    return figure
+def roof_chart(table: pd.DataFrame) -> Chart:
+    """A panel per machine: points under the memory and compute roofs of their number format."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        names = sorted(set(rows["_sign"]))
+        pairs = rows[["compute roof [FLOP/s]", "memory roof [B/s]"]].drop_duplicates().itertuples(index=False)
+        intensities = rows["FLOP/B"]
+        roofs = pd.concat([_roof(peak, bandwidth, intensities, f"{si(bandwidth)}B/s") for peak, bandwidth in pairs])
+        return _under(roofs, rows, "FLOP/B", "FLOP/s", names)
+
+    shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0)]
+    return panels(
+        shown.assign(_sign=_result(shown), _hollow=shown["bytes are"] != "counted"),
+        ["ceilings"],
+        draw,
+        columns=1,
+        zoom=True,
+    )
 
 
-def _panel(axis: Axes, machine: Machine, signs: dict[str, tuple[str, str]]) -> list[NamedPoint]:
-    """Draw one machine, and return what is to be written at its points."""
-    shown = [placed for placed in machine.placed if placed.state == "drawn"]
-    peaks = list({placed.peak.name: placed.peak for placed in machine.placed}.values())
-    left, right, low, high = _limits(machine, shown, peaks)
-    log_frame(axis, (left, right), (low, high))
-    axis.set_aspect("equal")
-    _draw_memory_roofs(axis, machine, max(peak.per_s for peak in peaks))
-    _draw_compute_roofs(axis, machine, peaks)
-    _draw_vendor_roofs(axis, machine)
-    for placed in shown:
-        colour, marker = signs[series(placed.case)]
-        area = POINT_AREA * min(1.0, placed.point.seconds / placed.case.bounds.step_s)
-        axis.plot(
-            [placed.point.intensity], [placed.point.rate], marker, color=colour, markersize=math.sqrt(area),
-            markeredgewidth=2, markerfacecolor=colour if placed.point.basis == "counted" else "none",
-        )  # fmt: skip
-    intensity_axes(axis)
-    axis.set_title(clip(machine.title, 96))
+def time_table(study: Study) -> pd.DataFrame:
+    """A row per point."""
+    lines = [
+        placed.identity
+        | {
+            "at the compute roof [s]": complexity.compute_s,
+            "at the memory roof [s]": complexity.memory_s,
+            "operators": placed.point.count or math.nan,
+            "issuing them [s]": complexity.launch_s if placed.point.count else math.nan,
+            "measured [s]": complexity.seconds,
+            "nearest roof": complexity.bound,
+            "measured / roof": complexity.seconds / complexity.roof_s,
+            "bytes are": placed.point.basis,
+            "one launch [s]": machine.launch_s or math.nan,
+            "measured / one launch": complexity.seconds / machine.launch_s if machine.launch_s else math.nan,
+            "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
+        }
+        for machine in machines(study)
+        for placed, complexity in machine.complexities()
+    ]
+    if not lines:
+        raise NotAnswerableError("points below the ceilings of products in the run's number format and of memory")
+    return pd.DataFrame(lines)
+
+
+def time_answer(study: Study) -> str:
+    """The roof nearest to each result's longest point, and whether it binds."""
+    rows = (
+        time_table(study).sort_values("measured [s]", ascending=False).drop_duplicates(["benchmark", "size", "label"])
+    )
+    return listed(
+        [
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['point']} of {si(r['measured [s]'])}s: "
+            f"{at_roof(r['nearest roof'], 1 / r['measured / roof'])}"
+            for r in rows.to_dict("records")
+        ]
+    )
+
+
+def time_chart(table: pd.DataFrame) -> Chart:
+    """A panel per machine: seconds at the compute roof over seconds at the memory roof; on the diagonal they are equal."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x, y = "at the memory roof [s]", "at the compute roof [s]"
+        known = pd.concat([rows[x], rows[y]])
+        ends = pd.DataFrame({"_x": [known[known > 0].min() / BEYOND, known.max() * BEYOND]})
+        diagonal = (
+            alt.Chart(ends)
+            .mark_line(color=INK, strokeDash=[4, 3])
+            .encode(x=number(alt.X, "_x", x, log=True), y=number(alt.Y, "_x", y, log=True))
+        )
+        marks = points(
+            rows, number(alt.X, x, log=True), number(alt.Y, y, log=True), sorted(set(rows["_sign"])), hollow="_hollow"
+        )
+        return alt.layer(diagonal, marks).properties(height=420)
+
+    shown = table[(table["at the compute roof [s]"] > 0) & (table["at the memory roof [s]"] > 0)]
+    return panels(
+        shown.assign(_sign=_result(shown), _hollow=shown["bytes are"] != "counted"), ["ceilings"], draw, zoom=True
+    )
+
+
+def level_table(study: Study) -> pd.DataFrame:
+    """A row per result, kernel and level."""
+    return pd.DataFrame(
+        [
+            {
+                "label": level.case.label,
+                "benchmark": level.case.benchmark,
+                "size": level.case.size,
+                "kernel": point.name,
+                "launches per step": point.count,
+                "seconds per step": point.seconds,
+                "FLOP": point.flops,
+                "level": level.name,
+                "bytes": point.bytes,
+                "FLOP/B": point.intensity,
+                "FLOP/s": point.rate,
+                "level's rate [B/s]": point.bytes / point.seconds,
+                "level's roof [B/s]": level.roof.per_s,
+                "compute roof [FLOP/s]": level.peak.per_s,
+                "share of the roof": point.bytes / point.seconds / level.roof.per_s,
+                "state": f"refused: {why}" if (why := above_roof(point, level.peak, level.roof)) else "drawn",
+            }
+            for levels in _level_cases(study)
+            for level in levels
+            for point in level.points
+        ]
+    )
+
+
+def level_answer(study: Study) -> str:
+    """The level whose roof is nearest for the longest kernel of each result."""
+    rows = level_table(study).query("state == 'drawn'")
+    if rows.empty:
+        return "every counted kernel lies above a roof: see the level_table"
+    longest = rows.sort_values(["seconds per step", "share of the roof"], ascending=False)
+    first = longest.drop_duplicates(["benchmark", "size", "label"])
+    return listed(
+        [
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}: {at_roof(r['level'], r['share of the roof'])}"
+            for r in first.to_dict("records")
+        ]
+    )
+
+
+def level_chart(table: pd.DataFrame) -> Chart:
+    """A panel per result: every kernel at every memory level, under the level's roof."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        peak = float(rows["compute roof [FLOP/s]"].max())
+        levels = rows.drop_duplicates("level")[["level", "level's roof [B/s]"]].itertuples(index=False)
+        roofs = pd.concat(
+            [_roof(peak, bandwidth, rows["FLOP/B"], f"{name}: {si(bandwidth)}B/s") for name, bandwidth in levels]
+        )
+        return _under(roofs, rows.assign(_hollow=False), "FLOP/B", "FLOP/s", list(dict.fromkeys(rows["level"])))
+
+    shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0) & (table["FLOP/B"] > 0)]
+    return panels(shown.assign(_sign=shown["level"]), ["benchmark", "size", "label"], draw, columns=1, zoom=True)
+
+
+def _under(roofs: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, names: list[str]) -> Chart:
+    """Points under roofs, whose names stand at their lower ends."""
+    across, up = number(alt.X, x, "arithmetic intensity [FLOP/B]", log=True), number(alt.Y, y, log=True, prefix=True)
+    base = alt.Chart(roofs).encode(x=number(alt.X, "_x", "arithmetic intensity [FLOP/B]", log=True))
+    lines = base.mark_line(color=INK, strokeWidth=1.5).encode(
+        y=number(alt.Y, "_y", y, log=True, prefix=True), detail="_roof:N"
+    )
+    text = base.transform_filter("datum._first").mark_text(align="left", dx=4, dy=-8).encode(y="_y:Q", text="_roof:N")
+    return alt.layer(lines, text, points(rows, across, up, names, hollow="_hollow")).properties(height=420)
+
+
+def _roof(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:
+    """The line of one roof: up to the ridge with the bandwidth, then level at the peak."""
+    ridge = peak / bandwidth
+    left = min(float(intensities.min()), ridge) / BEYOND
+    right = max(float(intensities.max()), ridge) * BEYOND
+    x = [left, ridge, right]
+    return pd.DataFrame({"_x": x, "_y": [left * bandwidth, peak, peak], "_roof": name, "_first": [True, False, False]})
+
+
+def _result(table: pd.DataFrame) -> pd.Series:
+    """The legend entry of a result's points: one system may have run several benchmarks."""
+    return (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: clip(name, 40))
+
+
+@dataclass(frozen=True)
+class Level:
+    """One memory level of one case: its roof and the kernels' points there."""
+
+    case: Case
+    peak: Roof
+    roof: Roof
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def believed(self) -> list[Point]:
+        """The points that lie under the roof."""
+        return [point for point in self.points if not above_roof(point, self.peak, self.roof)]
+
+
+def _level_cases(study: Study) -> list[list[Level]]:
+    if not study.inputs.counters:
+        raise NotAnswerableError(
+            "needs counters: a counters file of the workload on this system among the report's paths"
+        )
+    results = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
+    if not results:
+        counted = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
+        raise NotAnswerableError(f"needs counters of a result shown here; those given are of {counted}")
+    return results
+
+
+def _levels(study: Study, case: Case) -> list[Level]:
+    counted = counters_of(study, case)
+    assert case.ceilings is not None
+    assert case.work is not None
+    peaks, levels = peaks_of(case.ceilings, case.work), memory_levels(case.ceilings)
+    if counted is None or not peaks:
+        return []
+    peak = peaks[0]
     return [
-        (p.point.intensity, p.point.rate, f"{p.point.name}: {100 * p.point.rate / p.allowed:.2g} %", False)
-        for p in shown
+        Level(case, peak, scaled(case.ceilings, case.work, m, m.name, shared=m is levels[-1]), m.name, tuple(points))
+        for m in levels
+        if (points := kernels(counted, m.name))
     ]
 
 
-def _draw_memory_roofs(axis: Axes, machine: Machine, best: float) -> None:
-    for level in machine.levels:
-        _slope(axis, level, best, solid=level is machine.levels[-1])
-    for names, per_s in _named(machine.levels):
-        _along(axis, names, per_s, best)
-
-
-def _draw_compute_roofs(axis: Axes, machine: Machine, peaks: Sequence[Roof]) -> None:
-    left, right = axis.get_xlim()
-    for peak in peaks:
-        start = max(left, peak.per_s / machine.levels[0].per_s)
-        axis.plot([start, right], [peak.per_s] * 2, color=INK, linewidth=1.8)
-        ridge = peak.per_s / machine.levels[-1].per_s
-        axis.plot([ridge], [peak.per_s], ".", color=INK, markersize=9)
-        text = f"{peak.name}: {si(peak.per_s)}FLOP/s, ridge at {ridge:.3g} FLOP/B" + _dashed(machine, peak)
-        axis.annotate(text, (right, peak.per_s), xytext=(-4, 4), textcoords="offset points", ha="right")
-    for roof in machine.lesser_peaks:
-        start = max(left, roof.per_s / machine.levels[0].per_s)
-        axis.plot([start, right], [roof.per_s] * 2, color=INK, linewidth=0.9, linestyle="--")
-
-
-def _draw_vendor_roofs(axis: Axes, machine: Machine) -> None:
-    left, high = axis.get_xlim()[0], axis.get_ylim()[1]
-    precisions = sorted({case.precision for case in machine.cases})
-    for roof in (roof for name in precisions for roof in vendor_roofs(machine.file.device.name, name)):
-        if roof.per_s < high:
-            axis.axhline(roof.per_s, color=GREY, linewidth=0.9, linestyle=":")
-            text = f"vendor: {roof.name}, {si(roof.per_s)}FLOP/s"
-            axis.annotate(text, (left, roof.per_s), xytext=(4, 2), textcoords="offset points")
-
-
-def _dashed(machine: Machine, peak: Roof) -> str:
-    """What is said of the dashed lines that belong to a peak: its number format in another mode."""
-    kind = peak.name.split(",")[0]
-    lesser = [roof for roof in machine.lesser_peaks if roof.name.startswith(kind)]
-    return "".join(f"; dashed:{roof.name.removeprefix(kind).lstrip(',')} {si(roof.per_s)}FLOP/s" for roof in lesser)
-
-
-def _limits(machine: Machine, shown: Sequence[Placed], peaks: Sequence[Roof]) -> tuple[float, float, float, float]:
-    """Around points and ridges, with decades as long on both axes in a panel of WIDE to HIGH."""
-    ridge = max(peak.per_s for peak in peaks) / machine.levels[-1].per_s
-    intensities = [placed.point.intensity for placed in shown] + [ridge]
-    rates = [placed.point.rate for placed in shown] + [peak.per_s for peak in peaks]
-    x = [math.log10(min(intensities)) - 0.7, math.log10(max(intensities)) + 0.9]
-    y = [math.log10(min(rates)) - 0.5, math.log10(max(rates)) + 0.4]
-    y[0] = min(y[0], y[1] - LEAST_DECADES)
-    missing = (y[1] - y[0]) * WIDE / HIGH - (x[1] - x[0])
-    if missing > 0:
-        x = [x[0] - 0.6 * missing, x[1] + 0.4 * missing]
-    else:
-        y[0] += missing * HIGH / WIDE
-    return 10 ** x[0], 10 ** x[1], 10 ** y[0], 10 ** y[1]
-
-
-def _slope(axis: Axes, level: Roof, peak: float, *, solid: bool) -> None:
-    """A memory roof up to the highest peak."""
-    left, low = axis.get_xlim()[0], axis.get_ylim()[0]
-    start, end = max(left, low / level.per_s), peak / level.per_s
-    if start >= end:
-        return
-    axis.plot(
-        [start, end], [start * level.per_s, peak], color=INK if solid else GREY, linewidth=1.8 if solid else 1.2,
-        linestyle="-" if solid else "--",
-    )  # fmt: skip
-
-
-def _named(levels: Sequence[Roof]) -> list[tuple[str, float]]:
-    """What is written along which slope: levels whose lines are too close share one text."""
-    texts: list[tuple[str, float]] = []
-    for level in sorted(levels, key=lambda roof: -roof.per_s):
-        text = f"{level.name}: {si(level.per_s)}B/s"
-        if texts and texts[-1][1] < CLOSE * level.per_s:
-            texts[-1] = (f"{texts[-1][0]} · {text}", texts[-1][1])
-        else:
-            texts.append((text, level.per_s))
-    return texts
-
-
-def _along(axis: Axes, text: str, per_s: float, peak: float) -> None:
-    """A text above the visible lower end of a slope, where that is long enough."""
-    start = max(axis.get_xlim()[0], axis.get_ylim()[0] / per_s)
-    if peak / per_s / start > 10:
-        at = (start * 1.2, start * 1.2 * per_s)
-        axis.annotate(text, at, xytext=(-3, 5), textcoords="offset points", rotation=45, rotation_mode="anchor")
+VIEWS = (
+    View(
+        "roofline", "Roofline",
+        "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the "
+        "run's number format and the memory. Hollow: the bytes are algorithmic, what operators read and write, "
+        "not memory traffic; filled: counted by hardware. A point above its roof is an input error: it is not "
+        "drawn, and the table says why.",
+        roof_table, roof_answer, roof_chart,
+    ),
+    View(
+        "time_roofline", "Compute, memory or launches",
+        "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute "
+        "roof (up); above the dashed diagonal compute binds, below it memory. The table has the measured time, "
+        "how many times the nearest roof it is, and what issuing the operators costs: their number times the "
+        "smallest product that was measured.",
+        time_table, time_answer, time_chart,
+    ),
+    View(
+        "hierarchical_roofline", "Every memory level",
+        "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that "
+        "crossed the level. All bytes are counted. A sign above its roof is an input error: it is not drawn, "
+        "and the table says why.",
+        level_table, level_answer, level_chart,
+    ),
+)  # fmt: skip

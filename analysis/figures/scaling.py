@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.drawing.axes import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, VERMILION, clip, listed, panels
-from analysis.drawing.digits import seconds_with_interval
+from analysis.drawing.charts import BLUE, GREY, INK, ORANGE, VERMILION, Chart, number, panels
+from analysis.drawing.digits import listed, seconds_with_interval
+from analysis.drawing.view import View
 from analysis.results.decompose import split_of
 from analysis.results.extent import extent
 from analysis.results.scaling import (
-    DASHED_REACH,
     SOLID_REACH,
     Factors,
     Model,
@@ -31,27 +28,15 @@ from analysis.study import NotAnswerableError, Study
 TITLE = "Scaling"
 CAPTION = (
     "Efficiency against the smallest size of the same machine, round and division, counted in what varies "
-    "(accelerators, "
-    "processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is given where the "
-    "batch grew "
-    "with the size. Total = system (epochs per second and unit) × algorithmic (epochs needed) × staging × other. "
-    "Where five "
-    "sizes or more were run, models of the seconds per epoch follow, each with its 5-95 % bootstrap band over runs; "
-    "solid to "
-    "twice the largest size, dashed to four times, no further. The interval of a predicted time is over all models, "
-    "each band "
-    "widened by the error on sizes left out. Its upper end holds if no limit begins beyond the largest size, such as a "
-    "full switch or a largest batch: no model knows one."
+    "(accelerators, processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table "
+    "is given where the batch grew with the size. Efficiency = system (epochs per second and unit) × "
+    "algorithmic (epochs needed) × staging × other. Where five sizes or more were run, the answer and the table "
+    "predict the seconds per epoch at twice the largest size. The interval of a predicted time is over all "
+    "models, each band widened by the error on sizes left out. Its upper end holds if no limit begins beyond the "
+    "largest size, such as a full switch or a largest batch: no model knows one."
 )
-MOST_TICKS = 5
 SCALING = "weak-scaling efficiency"
-LINES = (
-    ("efficiency", "total", INK, "o"),
-    ("system", "system", BLUE, "s"),
-    ("algorithmic", "algorithmic", VERMILION, "^"),
-    ("staging", "staging", ORANGE, "D"),
-    ("other", "other", GREY, "v"),
-)
+LINES = {"efficiency": INK, "system": BLUE, "algorithmic": VERMILION, "staging": ORANGE, "other": GREY}
 
 
 @dataclass(frozen=True)
@@ -131,81 +116,27 @@ def _further(row: Mapping[Hashable, Any]) -> str:
     )
 
 
-def draw(study: Study) -> Figure:
-    """A panel of efficiencies per series, then a panel of models per series that has enough scales."""
-    table(study)
-    series = _series(study)
-    fitted = [(each, models) for each in series if (models := _models(study, each)[0])]
-    figure, axes = panels(len(series) + len(fitted), min(3, len(series) + len(fitted)), 3.0, extra_in=0.3)
-    for each, axis in zip(series, axes, strict=False):
-        _efficiencies(axis, each)
-        if axis is axes[0]:
-            handles, labels = axis.get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=len(LINES))
-    for (each, models), axis in zip(fitted, axes[len(series) :], strict=True):
-        _extrapolations(axis, each, _times(study, each), models)
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """A panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
+    kept = [name for name in table if name not in LINES]
+    long = table.melt(kept, list(LINES), "_factor", "_share")
+    colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
 
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "size", str(rows["counts"].iloc[0]), log=True)
+        base = alt.Chart(rows).encode(
+            x=x,
+            y=alt.Y("_share:Q", title="efficiency", scale=alt.Scale(zero=True)),
+            color=alt.Color("_factor:N", scale=colours),
+        )
+        line = base.mark_line(tooltip={"content": "data"})
+        marks = base.mark_point(size=70, filled=True, opacity=1, tooltip={"content": "data"}).encode(
+            shape=alt.Shape("_factor:N", scale=alt.Scale(domain=list(LINES)))
+        )
+        perfect = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
+        return alt.layer(perfect, line, marks).properties(height=230)
 
-def _efficiencies(axis: Axes, series: Series) -> None:
-    known = _factors(series)
-    for name, label, colour, marker in LINES:
-        width = 2.0 if name == "efficiency" else 1.2
-        shares = [getattr(factors_to, name) for factors_to in known]
-        axis.plot(series.sizes, shares, color=colour, marker=marker, linewidth=width, label=label)
-    axis.axhline(1.0, color=INK, linewidth=0.7, linestyle=":")
-    axis.set_xscale("log", base=2)
-    _size_ticks(axis, series.sizes)
-    axis.set_ylim(bottom=0)
-    axis.set_title(_two_lines(series.title))
-    axis.set_xlabel(series.count)
-    axis.set_ylabel("efficiency")
-
-
-def _extrapolations(axis: Axes, series: Series, times: dict[float, list[float]], models: list[Model]) -> None:
-    for size, values in times.items():
-        axis.plot([size] * len(values), values, ".", color=INK, alpha=0.5)
-    low, high = min(times), max(times)
-    solid = np.geomspace(low, SOLID_REACH * high, 60)
-    dashed = np.geomspace(SOLID_REACH * high, DASHED_REACH * high, 20)
-    for model, colour in zip(models, (BLUE, GREEN, CYCLE[3]), strict=True):
-        axis.plot(solid, model.time_s(solid), color=colour, label=f"{model.name} ±{100 * model.loo_error:.0f} %")
-        axis.fill_between(solid, *model.band(solid), color=colour, alpha=0.15, linewidth=0)
-        axis.plot(dashed, model.time_s(dashed), color=colour, linestyle="--", linewidth=1)
-    predicted = np.array([model.time_s(dashed) for model in models])
-    axis.fill_between(dashed, predicted.min(axis=0), predicted.max(axis=0), color=GREY, alpha=0.2, linewidth=0)
-    axis.axvline(high, color=GREY, linestyle=":")
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    _size_ticks(axis, [*times, DASHED_REACH * high])
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_title(f"{_two_lines(series.title)}: models")
-    axis.set_xlabel(series.count)
-    axis.set_ylabel("seconds per epoch")
-    axis.legend()
-
-
-def _two_lines(title: str) -> str:
-    """Machine, then problem and round."""
-    machine, _, problem = title.partition(" · ")
-    return f"{clip(machine, 28)}\n{clip(problem, 24)}"
-
-
-def _size_ticks(axis: Axes, sizes: Sequence[float]) -> None:
-    """Ticks at the sizes, from the largest down, as far as they have room on a logarithmic axis."""
-    ordered = sorted(set(sizes), reverse=True)
-    least = (ordered[0] / ordered[-1]) ** (1 / MOST_TICKS)
-    kept = ordered[:1]
-    for size in ordered[1:]:
-        last = size == ordered[-1]
-        if last and len(kept) > 1 and kept[-1] / size < least:
-            kept.pop()
-        if last or kept[-1] / size >= least:
-            kept.append(size)
-    axis.set_xticks(kept, [f"{size:g}" for size in kept])
-    axis.minorticks_off()
+    return panels(long, ["series"], draw, zoom=True)
 
 
 def _models(study: Study, series: Series) -> tuple[list[Model], str]:
@@ -241,3 +172,6 @@ def _series(study: Study) -> list[Series]:
             ordered = rows.assign(extent=sizes.astype(float)).sort_values(["extent", "run_s.mean"])
             series.append(Series(title, ordered, tuple(ordered["extent"]), count))
     return series
+
+
+VIEWS = (View("scaling", TITLE, CAPTION, table, answer, chart),)

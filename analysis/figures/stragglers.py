@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import altair as alt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis.drawing.axes import BLUE, ORANGE, VERMILION, clip, listed, panels
-from analysis.drawing.digits import percent_text
+from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, panels
+from analysis.drawing.digits import listed, percent_text
+from analysis.drawing.view import View
 from analysis.roofline.bounds import si
 from analysis.study import NotAnswerableError, Study
 from suite.performance.stragglers import SIGNIFICANT, Straggling, straggling
 
 TITLE = "Ranks: who computes, who waits"
 CAPTION = (
-    "Milliseconds per training step of each rank, mean over epochs and scored runs: its own time (loading, computing, "
-    "updating) and its wait at the gradient exchange. All ranks share one step time, so the slow rank is the one that "
-    "waits "
-    "least. Its gap is its own time over the median rank's; dealing the ranks' times anew within each epoch says how "
-    "large a "
-    "gap luck gives equal ranks, and only the excess over that has a culprit. A rank is named (hatched) if the excess "
-    "is "
-    "above 1 % of the step and p < 0.05."
+    "Milliseconds per training step of each rank, mean over epochs and scored runs: its own time (loading, "
+    "computing, updating) and its wait at the gradient exchange. All ranks share one step time, so the slow "
+    "rank is the one that waits least. Its gap is its own time over the median rank's; dealing the ranks' times "
+    "anew within each epoch says how large a gap luck gives equal ranks, and only the excess over that has a "
+    "culprit. A triangle marks the rank that waits least; it is named if the excess is above 1 % of the step "
+    "and p < 0.05."
 )
 WAIT = "exposed_communication_s"
 STEP = "step_s"
@@ -72,33 +70,27 @@ def answer(study: Study) -> str:
     return listed([_sentence(item) for item in _items(study)])
 
 
-def draw(study: Study) -> Figure:
-    """A panel per result."""
-    items = _items(study)
-    figure, axes = panels(len(items), min(3, len(items)), 2.8, extra_in=0.5)
-    for item, axis in zip(items, axes, strict=True):
-        _panel(axis, item)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """A panel per result: a bar per rank of its own time and its wait, in milliseconds."""
+    parts = {"own": BLUE, "wait": ORANGE}
+    shown = table.assign(own=1e3 * table["own [s/step]"], wait=1e3 * table["wait [s/step]"])
+    shown["_whole"] = shown["own"] + shown["wait"]
+    long = shown.melt([name for name in shown if name not in parts], list(parts), "_part", "_ms")
 
+    def draw(rows: pd.DataFrame) -> Chart:
+        base = alt.Chart(rows).encode(x=alt.X("rank:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)))
+        bars = base.mark_bar(tooltip={"content": "data"}).encode(
+            y=alt.Y("sum(_ms):Q", title="ms per step"),
+            color=alt.Color("_part:N", scale=alt.Scale(domain=list(parts), range=list(parts.values()))),
+            order=alt.Order("_part:N"),
+        )
+        slow = base.transform_filter("datum.rank == datum['slow rank'] && datum._part == 'own'")
+        mark = slow.mark_point(shape="triangle-down", color=VERMILION, filled=True, size=90, yOffset=-8).encode(
+            y="_whole:Q"
+        )
+        return alt.layer(bars, mark).properties(height=200)
 
-def _panel(axis: Axes, item: Ranks) -> None:
-    result = item.straggling
-    ranks = np.arange(len(result.own_s))
-    own, wait = 1e3 * result.own_s, 1e3 * result.wait_s
-    bars = axis.bar(ranks, own, color=BLUE, width=0.8, label="own")
-    axis.bar(ranks, wait, bottom=own, color=ORANGE, width=0.8, label="wait")
-    axis.plot([], [], "v", color=VERMILION, label="waits least")
-    axis.plot([result.slow], [own[result.slow] + wait[result.slow]], "v", color=VERMILION, markersize=9, clip_on=False)
-    if result.is_slow:
-        bars[result.slow].set_hatch("//")
-    axis.set_ylim(0, 1.12 * (own + wait).max())
-    step = max(1, len(ranks) // 8)
-    axis.set_xticks(ranks[::step], [str(rank) for rank in ranks[::step]])
-    axis.set_xlabel("rank")
-    axis.set_ylabel("ms per step")
-    axis.set_title(f"{clip(f'{item.benchmark} {item.size}', 30)}\n{clip(item.label, 30)}", fontsize=11)
-    axis.grid(visible=False, axis="x")
+    return panels(long, ["benchmark", "size", "label"], draw)
 
 
 def _sentence(item: Ranks) -> str:
@@ -150,3 +142,6 @@ def _values(text: str) -> np.ndarray:
     values = json.loads(text)
     usable = isinstance(values, list) and all(isinstance(v, int | float) and abs(v) < 1e12 for v in values)
     return np.array(values if usable else [], dtype=float)
+
+
+VIEWS = (View("stragglers", TITLE, CAPTION, table, answer, chart),)

@@ -1,37 +1,29 @@
-"""Figure: training throughput of every run, of the whole machine and of each of its parts."""
+"""Figure: samples per second, what a larger machine gives and takes, and many models at once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-import numpy as np
+import altair as alt
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from analysis.drawing.axes import BLUE, VERMILION, bars, clip, listed
-from analysis.drawing.scatter import PROBLEM, result_table
-from analysis.drawing.tips import remember_runs
+from analysis.drawing.charts import BLUE, Chart, intervals, number, panels, parts_bars, points, result_panels
+from analysis.drawing.digits import listed
+from analysis.drawing.view import View
 from analysis.results.extent import PLURAL, with_extent
-from analysis.results.names import CLASS, heading
+from analysis.results.names import CLASS, PROBLEM, result_table, short_heading, tasks
 from analysis.study import NotAnswerableError, Study
 
-TITLE = "Training throughput"
-CAPTION = (
-    "One dot per run that reached the target, or a line from the slowest to the fastest where there are more than 50; "
-    "the "
-    "diamond is the harmonic mean over the scored runs. Samples per second = epochs × training samples / training time "
-    "(evaluation and staging taken out); right: for each accelerator, processor, node, core or rank, whichever "
-    "varies. Axes are "
-    "logarithmic where systems differ more than tenfold."
-)
-DOTS = 50  # runs of a result that are drawn one by one
+TITLE = "Throughput"
+RATE = "train [samples/s], harmonic mean"
+Row = Mapping[Hashable, Any]
 
 
-def table(study: Study) -> pd.DataFrame:
+def rate_table(study: Study) -> pd.DataFrame:
     """Mean throughput by result."""
-    frame = _shown(study)
+    frame = _with_rate(study)
     return result_table(
         frame,
         ("mode", "label", "ranks"),
@@ -47,9 +39,9 @@ def table(study: Study) -> pd.DataFrame:
     )
 
 
-def answer(study: Study) -> str:
+def rate_answer(study: Study) -> str:
     """The most samples per second of each class."""
-    rows = table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
+    rows = rate_table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
     first = rows.groupby(PROBLEM, sort=True).head(1)
     return listed(
         [
@@ -59,48 +51,108 @@ def answer(study: Study) -> str:
     )
 
 
-def draw(study: Study) -> Figure:
-    """One row of panels per class: total on the left, per unit on the right."""
-    classes = [
-        (heading(*key), rows.sort_values("train_rate.mean")) for key, rows in _shown(study).groupby(CLASS, sort=True)
-    ]
-    figure, axes = bars([len(rows) for _, rows in classes], 2, width_ratios=[3, 2])
-    for (title, rows), (left, right) in zip(classes, axes, strict=True):
-        for place, row in enumerate(rows.to_dict("records")):
-            known = study.converged_of(row["group"])["train_rate"].dropna()
-            rates = known.to_numpy(float)
-            for axis, scale in ((left, 1.0), (right, row["extent"])):
-                if len(rates) > DOTS:
-                    axis.plot(
-                        [rates.min() / scale, rates.max() / scale], [place, place], color=BLUE, linewidth=5, alpha=0.6
-                    )
-                else:
-                    (dots,) = axis.plot(
-                        rates / scale, np.full(len(rates), place), "o", color=BLUE, alpha=0.6, markersize=5, mew=0
-                    )
-                    remember_runs(dots, known.index)
-                axis.plot(
-                    [row["train_rate.mean"] / scale], [place], "D", color=VERMILION, markersize=7, mfc="none", mew=1.6
-                )
-        left.set_yticks(range(len(rows)), [_name(row) for row in rows.to_dict("records")])
-        right.set_yticks(range(len(rows)), [""] * len(rows))
-        left.set_title(clip(title, 60))
-        left.set_xlabel("training samples/s")
-        right.set_xlabel(f"samples/s per {rows['one'].iloc[0]}")
-        for axis, values in (
-            (left, rows["train_rate.mean"]),
-            (right, (rows["train_rate.mean"] / rows["extent"]).dropna()),
-        ):
-            if len(values) and values.max() > 10 * values.min():
-                axis.set_xscale("log")
-                axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axis.xaxis.set_minor_formatter(NullFormatter())
-            else:
-                axis.set_xlim(left=0)
-    return figure
+def rate_chart(table: pd.DataFrame) -> Chart:
+    """A row per result, the fastest on top: mean and standard deviation over the runs."""
+    spread = table["train [samples/s], spread"].astype(float).fillna(0.0)
+    shown = table.assign(
+        _low=(table[RATE] - spread).clip(lower=table[RATE] / 100), _high=table[RATE] + spread,
+        _counts=table["counts"].fillna("unknown"),
+    ).sort_values(RATE, ascending=False)  # fmt: skip
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        wide = rows[RATE].max() > 10 * rows[RATE].min()
+        colours = alt.Scale(range=[BLUE])
+        return intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
+
+    return result_panels(shown, draw, columns=1)
 
 
-def _shown(study: Study) -> pd.DataFrame:
+def size_table(study: Study) -> pd.DataFrame:
+    """The four quantities by result."""
+    frame = _of_sizes(study)
+    steps = frame["epochs_to_target.mean"] * frame["train_samples"] / frame["global_batch_size"]
+    return result_table(
+        frame,
+        ("label", "device"),
+        {
+            "machine size": frame["extent"],
+            "counts": frame["one"].map(PLURAL),
+            "global batch": frame["global_batch_size"],
+            "batch per size": frame["global_batch_size"] / frame["extent"],
+            "epochs to target": frame["epochs_to_target.mean"],
+            "training steps": steps,
+            "train [samples/s]": frame["train_rate.mean"],
+            "train [samples/s per size]": frame["train_rate.mean"] / frame["extent"],
+        },
+    )
+
+
+def size_answer(study: Study) -> str:
+    """What the machine that was run at the most different sizes gained and paid, by benchmark."""
+    return listed(
+        [
+            f"{short_heading(benchmark, size, 'strong')}: {_sentence(rows)}"
+            for (benchmark, size), rows in _of_sizes(study).groupby(PROBLEM, sort=True)
+        ]
+    )
+
+
+def size_chart(table: pd.DataFrame) -> Chart:
+    """Samples per second over the machine's size, and epochs over the batch: what it gives and what it takes."""
+
+    shown = table.assign(_sign=table["device"])
+    gives = shown.assign(_panel="gives", _x=table["machine size"], _y=table["train [samples/s]"], _name=table["counts"])
+    takes = shown.assign(
+        _panel="takes", _x=table["global batch"], _y=table["epochs to target"], _name="global batch size [samples]"
+    )
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        y = "training samples/s" if rows["_panel"].iloc[0] == "gives" else "epochs to target"
+        across = number(alt.X, "_x", str(rows["_name"].iloc[0]), log=True)
+        return points(rows, across, number(alt.Y, "_y", y, log=True), table["device"])
+
+    return panels(pd.concat([gives, takes], ignore_index=True), [*PROBLEM, "_panel"], draw, zoom=True)
+
+
+def models_table(study: Study) -> pd.DataFrame:
+    """Models per minute, the most first, and how busy the machine was."""
+    frame = _of_models(study)
+    return result_table(
+        frame,
+        ("label", "division", "models"),
+        {
+            "models/min": frame["models_per_min"],
+            "compute units of the system": frame["units_described"],
+            "models/min per 1000 units": 1000 * frame["models_per_min"] / frame["units_described"],
+            "compute units of an instance": frame["units"],
+            "time to train all [min]": frame["score_s"] / 60,
+            "mean time of one [min]": frame["run_s.mean"] / 60,
+            "an instance ran, mean share [%]": 100 * frame["run_s.mean"] / frame["score_s"],
+        },
+    )
+
+
+def models_answer(study: Study) -> str:
+    """The most models per minute of each task."""
+    sentences = []
+    for _, short, rows in tasks(_of_models(study)):
+        best = rows.iloc[0]
+        of = f" on {best['units_described']:,.0f} compute units" if pd.notna(best["units_described"]) else ""
+        sentences.append(f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']})")
+    return listed(sentences)
+
+
+def models_chart(table: pd.DataFrame) -> Chart:
+    """Models per minute, and the share of the time that an instance ran, written at the bar's end."""
+    shares = table["an instance ran, mean share [%]"].map("an instance ran {:.0f} % of the time".format)
+    return result_panels(
+        table.assign(_end=shares),
+        lambda rows: parts_bars(rows, {"models/min": BLUE}, "models per minute", text="_end"),
+        columns=1,
+    )
+
+
+def _with_rate(study: Study) -> pd.DataFrame:
     """Results with a rate; the size is NaN where it is unknown, in throughput mode that of one instance."""
     frame = study.distinct[study.distinct["train_rate.mean"].notna()]
     if frame.empty:
@@ -110,7 +162,85 @@ def _shown(study: Study) -> pd.DataFrame:
     return pd.concat([part for part in (known, unknown) if len(part)]).loc[frame.index]
 
 
-def _name(row: dict[str, Any]) -> str:
-    if pd.isna(row["extent"]):
-        return clip(row["label"], 36)
-    return f"{clip(row['label'], 36)}, {row['extent']:g} {PLURAL[row['one']] if row['extent'] != 1 else row['one']}"
+def _sentence(rows: pd.DataFrame) -> str:
+    ends = _ends(rows)
+    if ends is None:
+        return (
+            f"no machine was run at two sizes in one round; {len(rows)} results of {rows['device'].nunique()} devices"
+        )
+    small, large = ends
+    times = {name: large[name] / small[name] for name in ("extent", "train_rate.mean", "epochs_to_target.mean")}
+    return (
+        f"{times['extent']:.3g} times the {PLURAL[small['one']]} ({small['label']} to {large['name']}) gave "
+        f"{times['train_rate.mean']:.3g} times the samples/s and took {times['epochs_to_target.mean']:.3g} times the "
+        "epochs "
+        f"({_batches(small['global_batch_size'], large['global_batch_size'])})"
+    )
+
+
+def _batches(small: float, large: float) -> str:
+    return f"batch {small:g}" + ("" if small == large else f" to {large:g}")
+
+
+def _ends(rows: pd.DataFrame) -> tuple[Row, Row] | None:
+    """The smallest and largest size of the machine with the widest range of sizes in one round and division; None
+    without.
+    """
+    widest: tuple[float, int, int] | None = None
+    ordered = rows.sort_values(["round", "division", "machine", "device", "extent", "run_s.mean"])
+    extents = ordered["extent"].to_numpy()
+    for places in ordered.groupby(["round", "division", "machine", "device"], sort=True).indices.values():
+        first, last = int(places[0]), int(places[-1])
+        ratio = extents[last] / extents[first]
+        if ratio > 1 and (widest is None or ratio > widest[0]):
+            widest = (ratio, first, last)
+    if widest is None:
+        return None
+    small, large = ordered.iloc[[*widest[1:]]].to_dict("records")
+    return small, large
+
+
+def _of_sizes(study: Study) -> pd.DataFrame:
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    needed = ["global_batch_size", "epochs_to_target.mean", "train_rate.mean", "train_samples"]
+    frame = with_extent(frame[(frame[needed].astype(float) > 0).all(axis=1)], PROBLEM)
+    classes = frame.groupby(PROBLEM)
+    several = (classes["extent"].transform("nunique") > 1) | (classes["global_batch_size"].transform("nunique") > 1)
+    frame = frame[several]
+    if frame.empty:
+        raise NotAnswerableError(
+            "time-to-train results of one benchmark and size on two machine sizes or with two batch sizes"
+        )
+    return frame
+
+
+def _of_models(study: Study) -> pd.DataFrame:
+    """Results with models per minute, the most first in each benchmark and size."""
+    frame = study.distinct[(study.distinct["models_per_min"] > 0) & (study.distinct["score_s"] > 0)]
+    if frame.empty:
+        raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")
+    return frame.sort_values([*PROBLEM, "models_per_min"], ascending=[True, True, False])
+
+
+VIEWS = (
+    View(
+        "throughput", "Training throughput",
+        "Harmonic mean over the scored runs and standard deviation. Samples per second = epochs × training samples / "
+        "training time (evaluation and staging taken out). The table has samples per second of each accelerator, "
+        "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
+        "tenfold.",
+        rate_table, rate_answer, rate_chart,
+    ),
+    View(
+        "two_by_two", "What a larger machine gives and takes",
+        "Left: training throughput over the size of the machine. Right: epochs to the target over the global batch, "
+        "which usually grows with the machine. The table has both per unit, and the number of steps.",
+        size_table, size_answer, size_chart,
+    ),
+    View(
+        "throughput_mode", "Many models at once",
+        "Models that reached the target per minute, between the first run_start and the last run_stop of the whole "
+        "system. Below 100 % of the time the system waited for its last instances. Pruned instances are left out.",
+        models_table, models_answer, models_chart,
+    ),
+)  # fmt: skip

@@ -1,39 +1,47 @@
-"""Figure: the share of a run that each thing took, and how long the whole took."""
+"""Figure: where the time goes: of a run, of its start, of all attempts at it, and of one training step."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.drawing.axes import BLUE, GREEN, GREY, INK, ORANGE, bars, beside, clip, listed, seconds
+from analysis.drawing.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Chart, parts_bars, result_panels
+from analysis.drawing.digits import listed, seconds
+from analysis.drawing.view import View
 from analysis.results.names import short_heading
+from analysis.roofline.cases import steps_of
 from analysis.study import NotAnswerableError, Study
 
-TITLE = "Where the time went"
-CAPTION = (
-    "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with the "
-    "time from "
-    "run_start to run_stop at the right; the fastest is on top. Staging before run_start is hatched and lies left of "
-    "0 (HPC 3.0 "
-    "rules do not count it). Evaluation that ran beside a later epoch costs no time here. Other: in no epoch, "
-    "evaluation or "
-    "staging."
+TITLE = "Where the time goes"
+RUN = (  # column of the results, of the table, and its colour
+    ("staging_exposed_s", "staging", ORANGE),
+    ("train_s", "training", BLUE),
+    ("eval_s", "evaluation", GREEN),
+    ("other_s", "other", GREY),
+    ("staging_before_run_s", "staging before the run", SKY),
 )
-
-PARTS = (
-    ("staging_before_run_s", "staging before the run", ORANGE, "///"),
-    ("staging_exposed_s", "staging", ORANGE, ""),
-    ("train_s", "training", BLUE, ""),
-    ("eval_s", "evaluation", GREEN, ""),
-    ("other_s", "other", GREY, ""),
+START = (("interpreter", ORANGE), ("imports", PURPLE), ("init", BLUE))
+GOODPUT = (
+    ("useful", "useful", BLUE),
+    ("stalled", "checkpoints", ORANGE),
+    ("lost", "lost", VERMILION),
+    ("starting", "starting", PURPLE),
+    ("down", "down", GREY),
 )
+STEP = (
+    ("data_wait", "data wait", VERMILION),
+    ("forward_backward", "forward + backward", BLUE),
+    ("exposed_communication", "exposed communication", PURPLE),
+    ("optimizer", "optimizer", GREEN),
+    ("other", "other", GREY),
+)
+OVERLAPPED = ("overlapped_communication", "overlapped communication")
 MENTIONED = 5.0  # per cent: a part that takes less of every run is not worth a sentence
 
 
-def table(study: Study) -> pd.DataFrame:
+def run_table(study: Study) -> pd.DataFrame:
     """Mean seconds of each part by result."""
     known = study.distinct[study.distinct["run_s.mean"].notna()]
     if known.empty:
@@ -41,15 +49,15 @@ def table(study: Study) -> pd.DataFrame:
     frame = known[["benchmark", "size", "mode", "label", "n_averaged", "run_s.mean"]].rename(
         columns={"run_s.mean": "run [s]", "n_averaged": "n"}
     )
-    for name, title, _, _ in PARTS:
+    for name, title, _ in RUN:
         frame[f"{title} [s]"] = known[f"{name}.mean"]
     return frame.reset_index(drop=True)
 
 
-def answer(study: Study) -> str:
+def run_answer(study: Study) -> str:
     """What training takes, and where each other part takes most; parts of a few per cent are left out."""
-    frame = table(study)
-    shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _, _ in PARTS}
+    frame = run_table(study)
+    shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _ in RUN}
     train = shares["training"]
     several = len(frame) > 1
     sentences = [f"training {train.min():.0f} to {train.max():.0f} %" if several else f"training {train.max():.0f} %"]
@@ -61,39 +69,207 @@ def answer(study: Study) -> str:
     return listed(sentences)
 
 
-def draw(study: Study) -> Figure:
-    """A bar of shares per result, a panel per class."""
-    table(study)
-    classes = [
-        (title, rows[rows["run_s.mean"] > 0].sort_values("run_s.mean", ascending=False))
-        for title, rows in study.classes()
-        if (rows["run_s.mean"] > 0).any()
-    ]
-    figure, axes = bars([len(rows) for _, rows in classes], 1, legend=True)
-    for (title, rows), (axis,) in zip(classes, axes, strict=True):
-        places = np.arange(len(rows))
-        run = rows["run_s.mean"].to_numpy(float)
-        at = -100 * rows["staging_before_run_s.mean"].fillna(0.0).to_numpy(float) / run
-        left = at.min()
-        for name, part, colour, hatch in PARTS:
-            width = 100 * rows[f"{name}.mean"].fillna(0.0).to_numpy(float) / run
-            face: dict[str, Any] = {
-                "facecolor": "none" if hatch else colour,
-                "edgecolor": colour,
-                "hatch": hatch or None,
-                "linewidth": 0.8,
-            }
-            axis.barh(places, width, left=at, height=0.72, label=part, **face)
-            at = at + width
-        for place, (total, n) in enumerate(zip(run, rows["n_averaged"], strict=True)):
-            beside(axis, 100, place, f"{seconds(total)} (n={n})")
-        axis.axvline(0, color=INK, linewidth=0.8)
-        axis.set_xlim(1.05 * left, 100 + 0.22 * (100 - left))
-        axis.set_xticks([tick for tick in range(-400, 101, 25 if left > -100 else 100) if tick >= left], minor=False)
-        axis.set_yticks(places, [clip(label) for label in rows["label"]])
-        axis.set_title(clip(title, 60))
-        axis.set_xlabel("share of the run [%]")
-        axis.grid(visible=False, axis="y")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(PARTS))
-    return figure
+def run_chart(table: pd.DataFrame) -> Chart:
+    """Bars in per cent of the run, the fastest result on top."""
+    parts = {f"{part} [s]": colour for _, part, colour in RUN}
+    ordered = table[table["run [s]"] > 0].sort_values("run [s]")
+    shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
+    return _bars(ordered.assign(_run=ordered["run [s]"], **shares), "_run", parts, "share of the run [%]")
+
+
+def staging_table(study: Study) -> pd.DataFrame:
+    """Staging, seconds per epoch and their ratio by result."""
+    frame = study.distinct[study.distinct["staging_in_epochs"].notna()]
+    if frame.empty:
+        raise NotAnswerableError("a result that logs at least a second of staging and its epochs")
+    columns = {
+        "n_averaged": "n",
+        "staging_s.mean": "staging [s]",
+        "staging_before_run_s.mean": "of it before the run [s]",
+        "tau_s.mean": "seconds per epoch",
+        "staging_in_epochs": "staging [epochs]",
+    }
+    return frame[["benchmark", "size", "mode", "label", *columns]].rename(columns=columns).reset_index(drop=True)
+
+
+def staging_answer(study: Study) -> str:
+    """Least and most."""
+    frame = staging_table(study).sort_values("staging [epochs]")
+    least, most = frame.iloc[0], frame.iloc[-1]
+    if len(frame) == 1:
+        return f"{most['staging [epochs]']:.2g} epochs ({most['label']})"
+    return (
+        f"from {least['staging [epochs]']:.2g} ({least['label']}, {least['benchmark']}) to "
+        f"{most['staging [epochs]']:.2g} epochs ({most['label']}, {most['benchmark']})"
+    )
+
+
+def staging_chart(table: pd.DataFrame) -> Chart:
+    """Bars of epochs, the least on top."""
+    return _bars(
+        table.sort_values("staging [epochs]"), "staging [s]", {"staging [epochs]": ORANGE}, "epochs of training"
+    )
+
+
+def start_table(study: Study) -> pd.DataFrame:
+    """Seconds by part and result, median and slowest rank."""
+    known = study.runs[study.runs["startup_init_median_s"].notna()]
+    if known.empty:
+        raise NotAnswerableError("startup events; only this suite logs them, published MLPerf HPC logs do not")
+    rows = []
+    for (benchmark, size, label), runs in known.groupby(["benchmark", "size", "label"], sort=True):
+        line: dict[str, object] = {"benchmark": benchmark, "size": size, "label": label, "n": len(runs)}
+        for part, _ in START:
+            line[f"{part} [s], median rank"] = float(pd.to_numeric(runs[f"startup_{part}_median_s"]).mean())
+            line[f"{part} [s], slowest rank"] = float(pd.to_numeric(runs[f"startup_{part}_max_s"]).max())
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def start_answer(study: Study) -> str:
+    """Seconds of each result, median rank."""
+    frame = start_table(study)
+    total = frame[[f"{part} [s], median rank" for part, _ in START]].sum(axis=1)
+    named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")"
+    return listed([f"{name} {seconds(value)}" for name, value in zip(named, total, strict=True)])
+
+
+def start_chart(table: pd.DataFrame) -> Chart:
+    """Bars of seconds of the median rank."""
+    parts = {f"{part} [s], median rank": colour for part, colour in START}
+    return _bars(table.assign(_all=table[list(parts)].sum(axis=1)), "_all", parts, "seconds")
+
+
+def goodput_table(study: Study) -> pd.DataFrame:
+    """Shares of the wall time by result, mean over runs, with the least and most useful run."""
+    known = study.runs[study.runs["goodput_wall_s"].fillna(0.0) > 0.0]
+    if known.empty or not (known[["goodput_interruptions", "goodput_saves"]].fillna(0.0).to_numpy(float) > 0.0).any():
+        raise NotAnswerableError(
+            "a run that was interrupted or saved a checkpoint; only this suite logs what that cost"
+        )
+    attempts = known.assign(folder=[str(Path(file).parent) for file in known["file"]])
+    last = attempts.sort_values("goodput_wall_s").groupby(["folder", "trial"], dropna=False).tail(1)
+    rows = []
+    for (benchmark, size, label), runs in last.groupby(["benchmark", "size", "label"], sort=True):
+        wall = runs["goodput_wall_s"].to_numpy(float)
+        line: dict[str, object] = {"benchmark": benchmark, "size": size, "label": label, "n": len(runs)}
+        for name, title, _ in GOODPUT:
+            line[f"{title} [%]"] = float((100 * runs[f"goodput_{name}_s"].to_numpy(float) / wall).mean())
+        useful = 100 * runs["goodput_useful_s"].to_numpy(float) / wall
+        interruptions = int(runs["goodput_interruptions"].sum())
+        line |= {"least useful [%]": useful.min(), "most useful [%]": useful.max(), "interruptions": interruptions}
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
+def goodput_answer(study: Study) -> str:
+    """The useful share of each result."""
+    frame = goodput_table(study)
+    return listed([f"{row['label']} {_useful(row)}" for _, row in frame.iterrows()])
+
+
+def _useful(row: pd.Series) -> str:
+    count = int(row["interruptions"])
+    least, most = f"{row['least useful [%]']:.3g}", f"{row['most useful [%]']:.3g}"
+    spread = "" if least == most else f" ({least} to {most})"
+    return f"{row['useful [%]']:.3g} %{spread}, n = {row['n']}, {count} interruption{'s' * (count != 1)}"
+
+
+def goodput_chart(table: pd.DataFrame) -> Chart:
+    """Bars of per cent of the time since the first process started."""
+    parts = {f"{part} [%]": colour for _, part, colour in GOODPUT}
+    return result_panels(
+        table.assign(_end=[_useful(row) for _, row in table.iterrows()]),
+        lambda rows: parts_bars(rows, parts, "% of the time since the first process started", text="_end"),
+        columns=1,
+    )
+
+
+def step_table(study: Study) -> pd.DataFrame:
+    """Milliseconds per training step by phase and result."""
+    rows = []
+    steps = steps_of(study)
+    for row in study.distinct.to_dict("records"):
+        chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
+        chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(steps.index)]
+        if chosen.empty:
+            continue
+        count = chosen["run"].map(steps).to_numpy(float)
+        line = {name: row[name] for name in ("benchmark", "size", "mode", "label")} | {"n": len(chosen)}
+        for part, title in (*((name, title) for name, title, _ in STEP), OVERLAPPED):
+            spent = pd.to_numeric(chosen[f"step_{part}_s"]).to_numpy(float)
+            line[f"{title} [ms/step]"] = float(np.mean(1e3 * spent / count))
+        rows.append(line)
+    if not rows:
+        raise NotAnswerableError("step_phases events; only this suite logs them, published MLPerf HPC logs do not")
+    return pd.DataFrame(rows)
+
+
+def step_answer(study: Study) -> str:
+    """The largest part of a step of each result."""
+    columns = [f"{title} [ms/step]" for _, title, _ in STEP]
+    frame = step_table(study)
+    shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
+    named = (frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")").tolist()
+    return listed(
+        [
+            f"{name}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
+            for name, (_, row) in zip(named, shares.iterrows(), strict=True)
+        ]
+    )
+
+
+def step_chart(table: pd.DataFrame) -> Chart:
+    """Bars of milliseconds of a step."""
+    parts = {f"{part} [ms/step]": colour for _, part, colour in STEP}
+    return _bars(
+        table.assign(_all=table[list(parts)].sum(axis=1) / 1e3), "_all", parts, "milliseconds per training step"
+    )
+
+
+def _bars(table: pd.DataFrame, total_s: str, parts: dict[str, str], unit: str) -> Chart:
+    """Bars of parts for each benchmark and size, with the total time (and n) at their ends."""
+    ends = [f"{seconds(time)} (n={n})" for time, n in zip(table[total_s], table["n"], strict=True)]
+    return result_panels(table.assign(_end=ends), lambda rows: parts_bars(rows, parts, unit, text="_end"), columns=1)
+
+
+VIEWS = (
+    View(
+        "time_split", "Parts of a run",
+        "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), "
+        "with the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start "
+        "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
+        "costs no time here. Other: in no epoch, evaluation or staging.",
+        run_table, run_answer, run_chart,
+    ),
+    View(
+        "staging_cost", "Staging in epochs",
+        "Mean staging time divided by mean seconds per epoch, staging before run_start included. Placeholders "
+        "below one second are no staging, and a result without staging events may have staged all the same, "
+        "hidden in its first epoch.",
+        staging_table, staging_answer, staging_chart,
+    ),
+    View(
+        "startup", "Before the run",
+        "Median over ranks, mean over all runs of the result; not part of any score. Interpreter: process start "
+        "to the first line of the suite. Imports: to the end of importing torch and the workload. Init: from "
+        "there to init_stop without staging. The table has the slowest rank.",
+        start_table, start_answer, start_chart,
+    ),
+    View(
+        "goodput", "Goodput",
+        "Share of the time from the start of a run's first process to its end, over all attempts, mean of the "
+        "runs of a result; runs without an interruption or a checkpoint are beside those with. Useful: training "
+        "and evaluation that count. Checkpoints: what they stalled. Lost: after the last checkpoint before an "
+        "interruption. Starting: until run_start, of every attempt. Down: between attempts. Interrupted runs are "
+        "not scored.",
+        goodput_table, goodput_answer, goodput_chart,
+    ),
+    View(
+        "phases", "Inside a training step",
+        "Mean over ranks and epochs, then over the scored runs. Exposed communication is what remains of the "
+        "gradient exchange after the backward pass; the part that overlaps with it lies inside forward + backward "
+        "and is given in the table only.",
+        step_table, step_answer, step_chart,
+    ),
+)  # fmt: skip

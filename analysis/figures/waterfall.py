@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import altair as alt
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from analysis.drawing.axes import BLUE, GREEN, INK, VERMILION, clip, panels
+from analysis.drawing.charts import BLUE, GREEN, INK, VERMILION, Chart, number, panels
+from analysis.drawing.digits import clip
+from analysis.drawing.view import View
 from analysis.figures.comparison import between
 from analysis.results.decompose import split_of
 from analysis.results.extent import PLURAL, with_extent
@@ -25,20 +26,16 @@ from suite.statistics.comparison import FEWEST_RUNS, Comparison, welch_ratio
 
 TITLE = "Why is it faster?"
 CAPTION = (
-    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
-    "total. Size: "
-    "how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine has. Speed/size: "
-    "epochs per "
-    "second and one of them, below 1 where scaling is not perfect. Epochs: below 1 where the second needs more, "
-    "usually for its "
-    "larger batch. Staging and other: time outside epochs. Where the "
-    "parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), consecutive sizes "
-    "of one "
-    "machine and the way to the fastest; the table has every result against the fastest of its task (one division, "
-    "rounds "
-    "alike). An inconclusive difference is not explained. The factors multiply to the ratio of scores; Is the "
-    "difference real? judges by all runs. The table has the 95 % interval of each factor, by Welch's t on its logs over "
-    "the runs; a factor whose interval holds 1 may be luck."
+    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to "
+    "the total. Size: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the "
+    "machine has. Speed/size: epochs per second and one of them, below 1 where scaling is not perfect. Epochs: "
+    "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. "
+    "Where the parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), "
+    "consecutive sizes of one machine and the way to the fastest; the table has every result against the "
+    "fastest of its task (one division, rounds alike). An inconclusive difference is not explained. The factors "
+    "multiply to the ratio of scores; Is the difference real? judges by all runs. The table has the 95 % "
+    "interval of each factor, by Welch's t on its logs over the runs; a factor whose interval holds 1 may be "
+    "luck."
 )
 SHOWN = 6  # panels per class
 WORTH_A_WORD = 0.01  # difference of a factor from 1
@@ -138,49 +135,38 @@ def _may_be_luck(row: pd.Series, name: str) -> bool:
     return bool(abs(row[name] - 1.0) >= WORTH_A_WORD and low <= 1.0 <= high)
 
 
-def draw(study: Study) -> Figure:
-    """A panel per shown pair."""
-    table(study)
-    pairs = [pair for pair in _pairs(study) if pair.shown]
-    if not pairs:
-        raise NotAnswerableError("two results whose difference is larger than that between their runs")
-    figure, axes = panels(len(pairs), min(3, len(pairs)), 3.2)
-    for pair, axis in zip(pairs, axes, strict=True):
-        _panel(axis, pair)
-    return figure
+def chart(table: pd.DataFrame) -> Chart:
+    """A panel per shown pair: bars that each begin where the one before ends; on a logarithmic axis products are sums."""
+    shown = table[table["shown"]].reset_index(drop=True)
+    shown = shown.assign(_pair=shown["class"] + " · " + shown["from"].map(clip) + " → " + shown["to"].map(clip))
+    bars = pd.concat([_bars(row) for row in shown.to_dict("records")]) if len(shown) else shown.assign(_part=[])
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = alt.X("_part:N", sort=None, title=None, axis=alt.Axis(labelAngle=-35))
+        base = alt.Chart(rows).encode(x=x)
+        colours = alt.Scale(domain=["faster", "slower", "total"], range=[GREEN, VERMILION, BLUE])
+        bar = base.mark_bar(size=26, tooltip={"content": "data"}).encode(
+            y=number(alt.Y, "_from", "speed-up", log=True), y2="_to:Q", color=alt.Color("_kind:N", scale=colours)
+        )
+        text = base.mark_text(dy=-8).encode(y="_top:Q", text=alt.Text("_factor:Q", format=".3~g"))
+        one = alt.Chart().mark_rule(color=INK).encode(y=alt.datum(1.0))
+        return alt.layer(bar, text, one).properties(height=220)
+
+    return panels(bars, ["_pair"], draw)
 
 
-def _panel(axis: Axes, pair: Pair) -> None:
-    """Bars that each begin where the one before ends: on the logarithmic axis, products become sums."""
-    at, reached = 1.0, [1.0]
-    for place, part in enumerate(PARTS):
-        factor = getattr(pair.factors, part)
-        colour, hatch = (GREEN, None) if factor >= 1 else (VERMILION, "//")
-        axis.bar([place], [at * factor - at], bottom=at, width=0.7, color=colour, hatch=hatch)
-        axis.plot([place - 0.35, place + 1.35], [at * factor] * 2, color=INK, linewidth=0.7)
-        at *= factor
-        reached.append(at)
-    axis.bar([len(PARTS)], [at - 1], bottom=1.0, width=0.7, color=BLUE)
-    axis.axhline(1.0, color=INK, linewidth=0.8)
-    axis.set_yscale("log", base=2)
-    axis.set_ylim(min(reached) / 1.2, max(reached) * 1.2)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    names = (PLURAL[pair.b["one"]], "speed each", *NAMES[2:])
-    values = [_times(getattr(pair.factors, part), 2) for part in PARTS] + [_times(at, 3)]
-    axis.set_xticks(
-        range(len(names)),
-        [f"{name} {value}" for name, value in zip(names, values, strict=True)],
-        rotation=35,
-        ha="right",
-        rotation_mode="anchor",
-    )
-    a, b = clip(pair.a["label"], 26), clip(pair.b["label"], 26)
-    axis.set_title(f"{clip(pair.a['benchmark'], 28)}\n{a}\n→ {b}", fontsize=11)
-    axis.grid(visible=False, axis="x")
-
-
-def _times(factor: float, digits: int) -> str:
-    return f"×{float(f'{factor:.{digits}g}'):,g}"
+def _bars(row: dict[str, Any]) -> pd.DataFrame:
+    """The bars of one pair: where each factor begins and ends, then the total from 1."""
+    names = (row["counts"], "speed each", "epochs", "staging", "other")
+    reached, lines = 1.0, []
+    for part, name in zip(NAMES[:5], names, strict=True):
+        kind = "faster" if row[part] >= 1 else "slower"
+        lines.append({"_part": name, "_from": reached, "_to": reached * row[part], "_factor": row[part], "_kind": kind})
+        reached *= row[part]
+    lines.append({"_part": "total", "_from": 1.0, "_to": reached, "_factor": reached, "_kind": "total"})
+    bars = pd.DataFrame(lines)
+    own = {name: [value] * len(bars) for name, value in row.items() if name in ("_row", "_of", "_pair", "from", "to")}
+    return bars.assign(_top=bars[["_from", "_to"]].max(axis=1), **own)
 
 
 def _pairs(study: Study) -> list[Pair]:
@@ -256,3 +242,6 @@ def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
     for _, series in known.groupby(["round", "division", "machine", "device"], sort=True):
         ordered = [row for _, row in series.sort_values(["extent", "run_s.mean"]).iterrows()]
         yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["extent"] < b["extent"])
+
+
+VIEWS = (View("waterfall", TITLE, CAPTION, table, answer, chart),)

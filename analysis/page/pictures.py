@@ -1,9 +1,9 @@
-"""The figures of the page and the questions they answer. A figure without data states what is missing."""
+"""The figures of the page and the questions that their views answer. A view without data states what is missing."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.drawing.digits import count_text
+from analysis.drawing.view import View
 from analysis.page.cells import HtmlTable, html_table
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
@@ -21,33 +22,36 @@ from suite.errors import keep_traceback
 from suite.files import one_line
 
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
-TALLEST_PRINTED = 1.8  # height over width: at two thirds of the paper's width, 11 px text is 6 pt
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
+    """A view of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
     kept.
 
-    ``files`` has the figure in the forms that were asked for ("png": bytes).
+    ``specification`` is the Vega-Lite document as JSON that is safe inside of a page. ``files`` has the chart in the
+    forms that were asked for ("png": bytes).
     """
 
     name: str
     title: str
     question: str
     caption: str
-    svg: str = ""
+    specification: str = ""
     table: HtmlTable | None = None
     missing: str = ""
     answer: str = ""
     defect: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
-    @property
-    def tall(self) -> bool:
-        """True if the figure is too tall to be shrunk to one printed page; it is continued on the next."""
-        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
-        return box is not None and float(box[2]) > TALLEST_PRINTED * float(box[1])
+
+@dataclass(frozen=True)
+class Block:
+    """A figure of the page: its views that have data, between which a reader chooses."""
+
+    name: str
+    title: str
+    views: tuple[Picture, ...]
 
 
 @dataclass(frozen=True)
@@ -98,23 +102,22 @@ class Waiting:
 
 def cannot_draw() -> str:
     """Why no figure can be drawn; "" if they can."""
-    return (
-        "" if importlib.util.find_spec("matplotlib") else "matplotlib is not installed (pip install 'mlhpc[analysis]')"
-    )
+    missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
+    return f"{missing[0]} is not installed (pip install 'mlhpc[analysis]')" if missing else ""
 
 
 def draw_pictures(
     study: Study, forms: Sequence[str] = (), tell: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every figure, and return the numbers of those that have data, by name. No figure where none can be drawn.
+    """Draw every view, and return the numbers of those that have data, by name. No view where none can be drawn.
 
-    ``forms`` are those of files to make of each (svg, png, pdf). ``tell`` is called with figures done and in total.
+    ``forms`` are those of files to make of each (svg, png, pdf). ``tell`` is called with views done and in total.
     """
     if cannot_draw():
         return [], {}
-    from analysis.figures import figures
+    from analysis.figures import views
 
-    names = list(figures())
+    names = list(views())
     many = len(study.results) >= POOL_FROM_RESULTS
     drawn = mapped(partial(_picture, study, forms), names, tell=tell, alone=not many)
     return [picture for picture, _ in drawn], {
@@ -122,35 +125,55 @@ def draw_pictures(
     }
 
 
-def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd.DataFrame | None]:
-    from analysis.drawing.axes import style
-    from analysis.drawing.vector import save, svg
-    from analysis.figures import figures
+def blocks(pictures: Sequence[Picture]) -> list[Block]:
+    """The figures that have a view with data, in the order of the page."""
+    if not pictures:
+        return []
+    from analysis.figures import modules
 
-    module = figures()[name]
-    title, caption = module.TITLE, module.CAPTION
+    known = {picture.name: picture for picture in pictures if not picture.missing}
+    found = []
+    for name, module in modules().items():
+        shown = tuple(known.pop(view.name) for view in module.VIEWS if view.name in known)
+        if shown:
+            found.append(Block(name, module.TITLE, shown))
+    return found
+
+
+def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd.DataFrame | None]:
+    from analysis.drawing.charts import specification
+    from analysis.figures import views
+    from analysis.page.vega import save
+
+    view = views()[name]
     question = ""
     try:
         question = question_of(name)
-        with style():
-            figure = module.draw(study)
-        numbers, answer = module.table(study), module.answer(study)
-        picture = svg(figure, name.replace("_", "-"), title, answer)
-        table = html_table(numbers.to_dict("list"), f"{title}: the numbers", of=_results_of(study, numbers))
-        files = {form: save(figure, form) for form in forms}
+        numbers, answer = view.table(study), view.answer(study)
+        of = _results_of(study, numbers)
+        marked = numbers.reset_index(drop=True).assign(_row=range(len(numbers)))
+        drawn = specification(view.chart(marked.assign(_of=of) if of else marked))
+        table = html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
+        files = {form: save(drawn, form) for form in forms}
     except NotAnswerableError as missing:
-        return Picture(name, title, question, caption, missing=str(missing)), None
+        return Picture(name, view.title, question, view.caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones
         why = f"{type(error).__name__}: {one_line(error)}"
-        defect = f"figure {name!r} failed: {why} ({keep_traceback(_authors(module))})"
+        defect = f"figure {name!r} failed: {why} ({keep_traceback(_authors(view))})"
         return Picture(
-            name, title, question, caption, missing=f"a figure that works: it failed with {why}", defect=defect
+            name,
+            view.title,
+            question,
+            view.caption,
+            missing=f"a figure that works: it failed with {why}",
+            defect=defect,
         ), None
-    return Picture(name, title, question, caption, picture, table, answer=answer, files=files), numbers
+    text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return Picture(name, view.title, question, view.caption, text, table, answer=answer, files=files), numbers
 
 
-def _authors(module: Any) -> str:
-    package = module.__name__.partition(".")[0]
+def _authors(view: View) -> str:
+    package = view.table.__module__.partition(".")[0]
     return "" if package == "analysis" else f" to the authors of {package}"
 
 

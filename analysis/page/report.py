@@ -20,7 +20,7 @@ from analysis.page.cells import is_absent
 from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
 from analysis.page.contests import Section, contest_section
 from analysis.page.issues import Issue, failed_steps, issues
-from analysis.page.pictures import Picture, answer_goals, cannot_draw, draw_pictures, waiting
+from analysis.page.pictures import Picture, answer_goals, blocks, cannot_draw, draw_pictures, waiting
 from analysis.page.scores import score_sections
 from analysis.page.summary import summary
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
@@ -32,6 +32,7 @@ from suite.files import harmless_cell
 from suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
+VEGA = "/* vega */"  # where the page has the script that draws charts
 NOT_VERIFIED = "Result not verified by MLCommons Association"
 LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clock
 
@@ -110,6 +111,8 @@ def _page(
     form: str,
     contests: Sequence[Section],
 ) -> str:
+    from analysis.page.vega import script
+
     goals = answer_goals(pictures)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"),
@@ -127,7 +130,7 @@ def _page(
         waiting=waiting(goals),
         headline=score_sections(study),
         contests=contests,
-        pictures=pictures,
+        blocks=blocks(pictures),
         issues=doubts,
         findings=findings_table(checked),
         findings_hidden=max(0, len(findings(checked)) - FINDINGS_SHOWN),
@@ -141,7 +144,7 @@ def _page(
         tables=form,
         version=VERSION,
     )
-    return _printable(html)
+    return _printable(html).replace(VEGA, script() if pictures else "")
 
 
 def _document(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -11,6 +12,7 @@ from suite.errors import InputError
 from suite.log.comparable import era
 
 CLASS = ["benchmark", "size", "mode"]
+PROBLEM = ["benchmark", "size"]
 FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 MACHINES = {  # start of a published system's folder name: the machine's name
     "abci": "ABCI",
@@ -137,3 +139,11 @@ def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
     if len(groups) > 1:
         raise InputError(f"{name!r} is the name of {len(groups)} results of {title}: {', '.join(fits['label'])}")
     return str(groups[0]) if len(groups) else None
+
+
+def result_table(
+    results: pd.DataFrame, identity: Sequence[str], values: Mapping[str, pd.Series | list[float | None]]
+) -> pd.DataFrame:
+    """A figure's table with one row per result: benchmark, size and the columns of ``identity`` first, then the values."""
+    columns = {name: results[name] for name in (*PROBLEM, *identity)}
+    return pd.DataFrame(columns | dict(values)).reset_index(drop=True)

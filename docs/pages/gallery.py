@@ -11,12 +11,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from analysis.drawing.axes import style
-from analysis.drawing.vector import svg
-from analysis.figures import FigureModule, figures
+from analysis.drawing.charts import specification
+from analysis.drawing.view import View
+from analysis.figures import modules, views
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from analysis.page.questions import goals
+from analysis.page.vega import save
 from analysis.sources.readers import read_inputs
 from analysis.study import Study, study
 from suite.descriptor import installed_cards
@@ -31,7 +32,6 @@ from tests.analysis.conftest import (
 )
 from tests.analysis.network.test_network import sweep, written
 
-PAPER = '<rect width="100%" height="100%" fill="#ffffff"/>'
 INTRODUCTION = """# Gallery
 
 Every figure of the report (`mlhpc report`), in the order of the page. Titles, questions, captions
@@ -51,7 +51,10 @@ SIZES = (
 
 def page(example: Study) -> str:
     """The page. Every figure has a section."""
-    return "\n".join([INTRODUCTION, *(_section(name, module, example) for name, module in figures().items())])
+    parts = [INTRODUCTION]
+    for module in modules().values():
+        parts += [f"## {module.TITLE}\n", *(_section(view, example) for view in module.VIEWS)]
+    return "\n".join(parts)
 
 
 def example(root: Path) -> Study:
@@ -122,22 +125,18 @@ def _goodput(text: LogText, seconds: float, nodes: int, name: str) -> None:
     text.event(10.0**5 * 12, "goodput", value)
 
 
-def _section(name: str, module: FigureModule, example: Study) -> str:
-    question = next(q for goal in goals() for q in goal.questions if q.figure == name)
+def _section(view: View, example: Study) -> str:
+    question = next(q for goal in goals() for q in goal.questions if q.figure == view.name)
     decision = f"\n\n**Decision.** {question.decision}." if question.decision else ""
     return (
-        f"## {module.TITLE}\n\n*{question.question}*\n\n![{module.TITLE}](gallery/{name}.svg)\n\n"
-        f"**How to read it.** {module.CAPTION}{decision}\n\n**What it says here.** {module.answer(example)}\n\n"
-        f"Module `analysis/figures/{name}.py`; numbers in `tables/figure_{name}.csv`.\n"
+        f"### {view.title}\n\n*{question.question}*\n\n![{view.title}](gallery/{view.name}.svg)\n\n"
+        f"**How to read it.** {view.caption}{decision}\n\n**What it says here.** {view.answer(example)}\n\n"
+        f"Module `{view.table.__module__}`; numbers in `tables/figure_{view.name}.csv`.\n"
     )
 
 
 def pictures(example: Study) -> dict[str, str]:
-    """Every figure as the text of an SVG file on white paper, by name."""
-    drawn = {}
-    for name, module in figures().items():
-        with style():
-            picture = svg(module.draw(example), name.replace("_", "-"), module.TITLE, module.answer(example))
-        head = picture.index(">") + 1
-        drawn[name] = picture[:head] + PAPER + picture[head:] + "\n"
-    return drawn
+    """Every view as the text of an SVG file on white paper, by name."""
+    return {
+        name: save(specification(view.chart(view.table(example))), "svg").decode() + "\n" for name, view in views().items()
+    }

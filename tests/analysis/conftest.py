@@ -363,7 +363,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures have their answers and tables, and one empty picture: drawing is most of a report's time."""
     from matplotlib.figure import Figure
 
-    from analysis.figures import figures
+    from analysis.figures import views
 
-    for module in figures().values():
+    for module in views().values():
         monkeypatch.setattr(module, "draw", lambda study: Figure(figsize=(1, 1)))

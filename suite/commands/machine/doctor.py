@@ -54,7 +54,7 @@ PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
     ("numpy", "local", "run"),
     ("google-crc32c", "local", "run"),
     ("pandas", "extra", "analysis"),
-    ("matplotlib", "extra", "analysis"),
+    ("altair", "extra", "analysis"),
     ("mlperf_logging", "extra", "official"),
 )
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis.drawing.axes import style
 from analysis.drawing.labels import name_panels
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.study import NotAnswerableError, Study, study
 from suite.descriptor import installed_cards
 from tests.fixtures.boxes import collisions
@@ -20,13 +20,13 @@ from tests.fixtures.boxes import collisions
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
 
 
-@pytest.mark.parametrize("name", sorted(figures()))
+@pytest.mark.parametrize("name", sorted(views()))
 def test_no_text_lies_on_anything(name: str, rich: Study, crowded: Study, sizes: Study) -> None:
     drawn = 0
     for known in (rich, crowded, sizes) if name in ("scaling", "stragglers") else (rich, crowded):
         with style():
             try:
-                figure = figures()[name].draw(known)
+                figure = views()[name].draw(known)
             except NotAnswerableError:
                 continue
             assert collisions(figure) == [], name
@@ -42,7 +42,7 @@ def test_no_text_of_the_published_rounds_lies_on_anything(rounds: tuple[str, ...
     if not all(path.is_dir() for path in paths):
         pytest.skip("set MLHPC_PUBLISHED_RESULTS to a folder with hpc_results_v* checkouts")
     known = study(paths, installed_cards())
-    for name, module in figures().items():
+    for name, module in views().items():
         with style():
             try:
                 found = collisions(module.draw(known))

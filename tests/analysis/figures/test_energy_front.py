@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.page.scores import _headline_table
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
@@ -40,23 +40,23 @@ def test_the_front_says_what_speed_costs(tmp_path: Path, package: Callable[..., 
     unmeasured = study(list(made.values()), cards)
     assert not [name for name in unmeasured.results if "energy" in name]
     with pytest.raises(NotAnswerableError, match=r"docs/energy\.md"):
-        figures()[FIGURE].table(unmeasured)
+        views()[FIGURE].table(unmeasured)
     for name, watts in (("fast", 9000.0), ("slow", 1000.0), ("worse", 1100.0)):
         counted(made[name], "pm_counters/node", watts)
     counted(made["part"], "nvml/gpu", 100.0)
     data = study(list(made.values()), cards)
-    rows = figures()[FIGURE].table(data).set_index("label")
+    rows = views()[FIGURE].table(data).set_index("label")
     assert rows["on the front"].to_dict() == {"fast": True, "slow": True, "worse": False, "part": True}
     assert rows.loc["part", "energy of"] == "device, AC or DC not stated"
     times = rows["time to train [min]"] * 60
     assert rows.loc["slow", "energy [MJ]"] == pytest.approx(1000 * times["slow"] / 1e6, rel=1e-3)
     assert (rows["energy, low [MJ]"] < rows["energy [MJ]"]).all()
     assert (rows["energy, high [MJ]"] > rows["energy [MJ]"]).all()
-    answer = figures()[FIGURE].answer(data)
+    answer = views()[FIGURE].answer(data)
     speed, cost = times["slow"] / times["fast"], rows.loc["fast", "energy [MJ]"] / rows.loc["slow", "energy [MJ]"]
     assert f"fast is {speed:.3g} times faster than slow for {cost:.3g} times the energy" in answer
     assert "part is both" in answer  # devices alone are in a panel of their own
-    assert len([axis for axis in figures()[FIGURE].draw(data).axes if axis.axison]) == 2
+    assert len([axis for axis in views()[FIGURE].draw(data).axes if axis.axison]) == 2
     strong = data.results[data.results["mode"] == "strong"]
     assert "energy [MJ]" in str(_headline_table(strong, "scores"))
     assert "energy [MJ]" not in str(_headline_table(unmeasured.results, "scores"))

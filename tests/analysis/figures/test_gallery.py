@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import analysis.figures as figure_package
-from analysis.figures import FIGURES, figures
+from analysis.figures import FIGURES, views
 from docs.pages import gallery
 
 
@@ -15,15 +15,17 @@ def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     assert sorted(FIGURES) == sorted(modules)
 
 
-def test_the_gallery_has_every_figure_with_a_picture(drawn_gallery: tuple[str, dict[str, str]]) -> None:
-    page, pictures = drawn_gallery
+def test_the_gallery_has_every_figure_with_a_picture(tmp_path: Path) -> None:
+    example = gallery.example(tmp_path)
+    page = gallery.page(example)
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    assert titles == [module.TITLE for module in figures().values()]
-    for name, module in figures().items():
+    assert titles == [module.TITLE for module in views().values()]
+    for name, module in views().items():
         assert f"![{module.TITLE}](gallery/{name}.svg)" in page
         assert module.CAPTION in page
-    assert set(pictures) == set(figures())
+    pictures = gallery.pictures(example)
+    assert set(pictures) == set(views())
     for name, picture in pictures.items():
         root = ElementTree.fromstring(picture)
-        assert root.findtext("{http://www.w3.org/2000/svg}title") == figures()[name].TITLE
+        assert root.findtext("{http://www.w3.org/2000/svg}title") == views()[name].TITLE
         assert gallery.PAPER in picture

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, FancyArrowPatch, Rectangle
 
 from analysis.drawing.axes import BLUE, VERMILION, style
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.figures.scaling import SCALING
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import Study, study
@@ -26,7 +26,7 @@ Build = Callable[..., Any]
 
 def draw(name: str, known: Study) -> Figure:
     with style():
-        return figures()[name].draw(known)
+        return views()[name].draw(known)
 
 
 def test_many_results_are_rows_and_few_are_curves(crowded: Study, sizes: Study) -> None:
@@ -83,7 +83,7 @@ def test_a_short_run_is_as_visible_as_a_long_one(crowded: Study) -> None:
 def test_the_split_mentions_no_part_that_nobody_spends_time_on(
     tmp_path: Path, run_folder: Build, cards: dict[str, Card]
 ) -> None:
-    said = figures()["time_split"].answer(study([run_folder(tmp_path, runs=3, gap_s=0.0, staging=None)], cards))
+    said = views()["time_split"].answer(study([run_folder(tmp_path, runs=3, gap_s=0.0, staging=None)], cards))
     assert "other" not in said
     assert "staging" not in said
     assert re.search(r"training \d+ %; evaluation \d+ %", said)
@@ -105,7 +105,7 @@ def test_the_direction_of_the_spread_has_two_colours_and_names(
     assert len(colours) == 2
     names = {text.get_text() for axis in figure.axes for text in axis.texts}
     assert names >= {"by-machine", "by-seed"}
-    assert "along epochs in 1 of 2 results" in figures()["spread_ellipse"].answer(known)
+    assert "along epochs in 1 of 2 results" in views()["spread_ellipse"].answer(known)
     assert {BLUE, VERMILION} == {line.get_color() for line in figure.axes[0].lines if not len(line.get_xdata())}
 
 
@@ -114,7 +114,7 @@ def test_the_four_views_name_results_and_join_the_sizes_of_one_machine(sizes: St
     for axis in figure.axes:
         assert {"of2", "of128"} & {text.get_text() for text in axis.texts}
         assert any(isinstance(text.arrow_patch, FancyArrowPatch) for text in axis.texts if hasattr(text, "arrow_patch"))
-    assert "64 times the compute units (of2 to of128) gave" in figures()["two_by_two"].answer(sizes)
+    assert "64 times the compute units (of2 to of128) gave" in views()["two_by_two"].answer(sizes)
 
 
 def test_unlike_divisions_are_no_scaling_series(tmp_path: Path, package: Build, cards: dict[str, Card]) -> None:
@@ -122,38 +122,38 @@ def test_unlike_divisions_are_no_scaling_series(tmp_path: Path, package: Build, 
     for system, division, nodes in (("daint_a", "closed", 2), ("daint_b", "closed", 4), ("daint_c", "open", 64)):
         package(root, system=system, division=division, nodes=nodes, train_s=20.0 / nodes, submitter=system)
     known = study([root], cards)
-    assert figures()["scaling"].table(known)["size"].tolist() == [4, 8]
-    waterfall = figures()["waterfall"].table(known)
+    assert views()["scaling"].table(known)["size"].tolist() == [4, 8]
+    waterfall = views()["waterfall"].table(known)
     assert not (waterfall["from"].str.contains("open") ^ waterfall["to"].str.contains("open")).any()
     open_group, closed_group = (known.results.set_index("system")["group"][name] for name in ("daint_c", "daint_a"))
     asked = replace(known, between=((closed_group, open_group),))
-    assert "unlike divisions" in figures()["waterfall"].answer(asked)
+    assert "unlike divisions" in views()["waterfall"].answer(asked)
 
 
 def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
-    rows = figures()["scaling"].table(sizes)
+    rows = views()["scaling"].table(sizes)
     assert SCALING in rows
     last = rows.iloc[-1]
     assert last["further size"] == 256
     assert last["there from"] <= last["s/epoch there"] <= last["there to"]
-    said = figures()["scaling"].answer(sizes)
+    said = views()["scaling"].answer(sizes)
     assert re.search(r"by the models [\d.]+ m?s \[[\d.]+, [\d.]+\] per epoch at 256", said)
     assert "(the upper end holds if no limit begins beyond 128)" in said
 
 
 def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:
-    said = figures()["extended_roofline"].answer(rich)
+    said = views()["extended_roofline"].answer(rich)
     ranges = re.findall(r"reached at ([\d,]+) to ([\d,]+) ranks", said)
     assert ranges
     for ends in ranges:
         for end in ends:
             assert len(end.replace(",", "").rstrip("0")) <= 2
-    row = figures()["extended_roofline"].table(rich).iloc[0]
+    row = views()["extended_roofline"].table(rich).iloc[0]
     assert row["network roof from [ranks]"] < row["network roof to [ranks]"]
 
 
 def test_a_predicted_step_has_the_digits_of_its_band(rich: Study) -> None:
-    said = figures()["what_if"].answer(rich)
+    said = views()["what_if"].answer(rich)
     found = re.search(r"a step of ([\d.]+) ms \[([\d.]+), ([\d.]+)\]", said.replace("1,000", "1000"))
     assert found is not None
     value, low, high = map(float, found.groups())
@@ -173,7 +173,7 @@ def test_what_the_page_holds_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_published_machines_are_named_with_their_round(rich: Study) -> None:
-    said = figures()["beside_published"].answer(rich)
+    said = views()["beside_published"].answer(rich)
     assert "(v3.0)" in said
-    rows = pd.DataFrame(figures()["beside_published"].table(rich))
+    rows = pd.DataFrame(views()["beside_published"].table(rich))
     assert {"round", "division"} <= set(rows.columns)

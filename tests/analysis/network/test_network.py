@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from analysis.commands.report import report
-from analysis.figures import figures as all_figures
+from analysis.figures import views as all_figures
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from analysis.commands.report import report as command
 from analysis.drawing.axes import style
 from analysis.drawing.vector import svg
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.page.cells import range_texts, spread_texts
 from analysis.page.checked import check_path
 from analysis.page.questions import goals
@@ -86,7 +86,7 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
 
 # figures of ceilings files and all-to-all sweeps: tests/analysis/roofline and tests/analysis/network
 NEED_A_FILE = {
-    name for name in figures() if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
+    name for name in views() if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
 }  # or power readings, which these runs lack
 
 
@@ -109,14 +109,14 @@ def test_every_figure_has_a_title_a_caption_and_its_numbers(rich: Report) -> Non
         if figure["answer"]:
             name, said = figure["name"].replace("_", "-"), escape(figure["answer"], quote=False)
             assert f'<desc id="{name}-desc">{said}</desc>'.replace('"', "&quot;") in rich.html.replace('"', "&quot;")
-    assert set(figures()) - set(drawn) <= {"throughput_mode", *NEED_A_FILE}
+    assert set(views()) - set(drawn) <= {"throughput_mode", *NEED_A_FILE}
     assert {f"figure_{name}" for name in drawn} <= set(rich.csv)
     assert rich.html.count("The numbers behind this figure") == len(drawn)
 
 
 def test_every_figure_answers_a_question_and_every_metric_is_a_column(rich: Report) -> None:
     asked = [question for goal in goals() for question in goal.questions]
-    assert {question.figure for question in asked if question.figure} == set(figures())
+    assert {question.figure for question in asked if question.figure} == set(views())
     assert all(question.figure or question.missing for question in asked)
     columns = {*rich.frames["runs"].columns, *rich.frames["results"].columns}
     own = {figure["name"]: set(figure["table"][0]) for figure in json.loads(rich.json)["figures"] if figure["table"]}
@@ -175,7 +175,7 @@ def test_the_same_logs_give_the_same_bytes(tmp_path: Path, run_folder: Build, ca
 def test_drawing_twice_gives_the_same_svg(rich_study: tuple[Study, list[Path]], rich: Report) -> None:
     """The second time here; the first is on the page."""
     seen = set()
-    for name, module in figures().items():
+    for name, module in views().items():
         with suppress(NotAnswerableError), style():
             drawn = svg(module.draw(rich_study[0]), name.replace("_", "-"), module.TITLE, module.answer(rich_study[0]))
             assert drawn in rich.html, name
@@ -287,7 +287,7 @@ def test_a_report_without_a_check_does_not_claim_compliance(tmp_path: Path, run_
 def test_a_missing_figure_says_what_is_missing(tmp_path: Path, package: Build, cards: Cards) -> None:
     data = study([package(tmp_path)], cards)
     with pytest.raises(NotAnswerableError, match="step_phases"):
-        figures()["phases"].draw(data)
+        views()["phases"].draw(data)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -339,7 +339,7 @@ def test_a_speed_up_is_split_between_the_two_results_that_are_named(
     ((start, end),) = study_of.between
     assert "/c3/" in start
     assert "/a1/" in end
-    waterfall = figures()["waterfall"]
+    waterfall = views()["waterfall"]
     row = waterfall.table(study_of).iloc[0]
     assert ("c3" in row["from"], "a1" in row["to"], bool(row["shown"])) == (True, True, True)
     parts = row["size"] * row["speed/size"] * row["epochs"] * row["staging"] * row["other"]
@@ -386,7 +386,7 @@ def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: 
     shutil.copytree(one, tmp_path / "copy")
     data = study([one, tmp_path / "copy"], cards)
     with pytest.raises(NotAnswerableError, match="two time-to-train results"):
-        figures()["comparison"].table(data)
+        views()["comparison"].table(data)
 
 
 def test_four_views_of_one_machine_size_and_batch_answer_nothing(
@@ -394,7 +394,7 @@ def test_four_views_of_one_machine_size_and_batch_answer_nothing(
 ) -> None:
     data = study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
     with pytest.raises(NotAnswerableError):
-        figures()["two_by_two"].draw(data)
+        views()["two_by_two"].draw(data)
 
 
 def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
@@ -411,14 +411,14 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
     assert [len(rows) for *_, rows in study_of.tasks()] == [1, 1, 1]
     for name in ("comparison", "waterfall"):
         with pytest.raises(NotAnswerableError):
-            figures()[name].table(study_of)
-    assert "may be ranked" in figures()["time_and_units"].answer(study_of)
-    assert figures()["pareto"].table(study_of)["on the front"].all()
+            views()[name].table(study_of)
+    assert "may be ranked" in views()["time_and_units"].answer(study_of)
+    assert views()["pareto"].table(study_of)["on the front"].all()
     like = study([*unlike, made("v1.0", "d4", 5)], cards)
-    compared = figures()["comparison"].table(like)
+    compared = views()["comparison"].table(like)
     assert [(row["label"][:2], row["against"][:2]) for row in compared.to_dict("records")] == [("a1", "d4")]
     assert "closed · v1.0 and v2.0" in compared["class"].iloc[0]
-    answer = figures()["time_and_units"].answer(like)
+    answer = views()["time_and_units"].answer(like)
     assert "fastest d4" in answer
     assert "b2" not in answer
 
@@ -427,7 +427,7 @@ def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package:
     def made(system: str, **more: Any) -> Path:
         return package(tmp_path / "hpc_results_v9.9", system=system, submitter=system, **more)
 
-    waterfall, first = figures()["waterfall"], made("a1")
+    waterfall, first = views()["waterfall"], made("a1")
     luck = study([first, made("b2", eval_s=2.3, nodes=4)], cards)
     row = waterfall.table(luck).iloc[0]
     assert (row["verdict"], bool(row["shown"])) == ("inconclusive", False)
@@ -449,7 +449,7 @@ def test_the_share_of_epochs_in_the_variance_is_a_share(
     for trial, (seconds, errors) in enumerate([(10.0, (0.5, 0.1)), (6.4, (0.5, 0.3, 0.1))] * 2):
         text = log(train_s=seconds + trial / 10, errors=errors, seed=trial, start_s=1000.0 * trial)
         text.write(root / "results" / "a1" / "strong" / "cosmoflow" / f"result_{trial}.txt")
-    row = figures()["run_to_run"].table(study([root], cards)).iloc[0]
+    row = views()["run_to_run"].table(study([root], cards)).iloc[0]
     assert row["2 x covariance"] < -2 * min(row["variance of log(epochs)"], row["variance of log(seconds per epoch)"])
     assert 0 < row["from epochs [%]"] < 100
 
@@ -457,8 +457,8 @@ def test_the_share_of_epochs_in_the_variance_is_a_share(
 def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     whole, part = run_folder(tmp_path, "whole"), run_folder(tmp_path, "part", runs=1)
     data = study([whole, part], cards)
-    assert "fastest whole" in figures()["time_and_units"].answer(data)
+    assert "fastest whole" in views()["time_and_units"].answer(data)
     with pytest.raises(NotAnswerableError):  # one point is no front
-        figures()["pareto"].table(data)
+        views()["pareto"].table(data)
     parts = study([part, run_folder(tmp_path, "other", runs=1, seed=7)], cards)
-    assert "none with a score" in figures()["time_and_units"].answer(parts)
+    assert "none with a score" in views()["time_and_units"].answer(parts)

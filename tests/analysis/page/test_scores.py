@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.page.checked import CheckedPath
 from analysis.page.scores import score_sections
 from analysis.page.tiles import tiles
@@ -53,10 +53,10 @@ def test_a_throughput_table_is_sorted_by_what_is_bold(throughput: Study) -> None
 
 
 def test_the_throughput_figure_has_the_most_models_first(throughput: Study) -> None:
-    rows = figures()["throughput_mode"].table(throughput)
+    rows = views()["throughput_mode"].table(throughput)
     assert rows["label"].tolist() == ["many", "middle", "few"]
     assert rows["compute units of the system"].tolist() == [160, 48, 4]
-    assert "on 160 compute units (many)" in figures()["throughput_mode"].answer(throughput)
+    assert "on 160 compute units (many)" in views()["throughput_mode"].answer(throughput)
 
 
 def verdict(path: str, *files: str) -> CheckedPath:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.page.issues import issues
 from analysis.page.summary import Summary, summary
 from analysis.page.tiles import tiles
@@ -22,7 +22,7 @@ Cards = dict[str, Card]
 
 def of(data: Study) -> Summary:
     try:
-        return summary(data, {"comparison": figures()["comparison"].table(data)})
+        return summary(data, {"comparison": views()["comparison"].table(data)})
     except NotAnswerableError:
         return summary(data, {})
 
@@ -48,7 +48,7 @@ def made(tmp_path: Path, package: Build) -> Build:
 def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(made: Build, cards: Cards) -> None:
     data = study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     (line,) = lines(data)
-    row = figures()["comparison"].table(data).iloc[0]
+    row = views()["comparison"].table(data).iloc[0]
     assert line["who is faster"] == "quick"
     assert line["by how much"].startswith(
         f"{row['ratio of times']:.3g} times as fast as slow (95 %: {row['95 % from']:.3g}"

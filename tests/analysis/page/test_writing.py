@@ -22,9 +22,9 @@ def invoke(*arguments: object) -> Any:
 
 
 def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.figures import figures
+    from analysis.figures import views
 
-    kept = {name: figures()[name] for name in ("time_split", "comparison", "startup")}
+    kept = {name: views()[name] for name in ("time_split", "comparison", "startup")}
     monkeypatch.setattr("analysis.figures.figures", lambda: kept)
     folder, output = run_folder(tmp_path, runs=3), tmp_path / "report"
     said = invoke(folder, "-o", output, "--figures", "svg,png,pdf")

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.results.extent import extent, unit_names, with_extent
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
@@ -83,30 +83,30 @@ def one_node(
 
 
 def test_ranks_on_one_cpu_node_are_a_scaling_experiment(one_node: Study) -> None:
-    rows = figures()["scaling"].table(one_node)
+    rows = views()["scaling"].table(one_node)
     assert (rows["counts"].unique().tolist(), rows["size"].tolist()) == (["cores"], [2, 4, 8])
     assert rows["system"].iloc[-1] < 1  # evaluations did not become shorter
-    assert "at 8 cores" in figures()["scaling"].answer(one_node)
+    assert "at 8 cores" in views()["scaling"].answer(one_node)
     same_cores = replace(one_node, results=one_node.results.assign(cores=8))
     with pytest.raises(NotAnswerableError, match="units, nodes or cores"):
-        figures()["scaling"].table(same_cores)
+        views()["scaling"].table(same_cores)
 
 
 @pytest.mark.parametrize("name", ["time_and_units", "two_by_two", "throughput"])
 def test_every_figure_of_machine_size_counts_the_cores_of_one_node(one_node: Study, name: str) -> None:
-    rows = figures()[name].table(one_node)
+    rows = views()[name].table(one_node)
     assert rows["machine size"].tolist() == [2, 4, 8]
     assert set(rows["counts"]) == {"cores"}
 
 
 def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -> None:
-    assert "fewest core hours of2" in figures()["time_and_units"].answer(one_node)
-    cost = figures()["pareto"].table(one_node).set_index("label")
+    assert "fewest core hours of2" in views()["time_and_units"].answer(one_node)
+    cost = views()["pareto"].table(one_node).set_index("label")
     assert set(cost["cost in"]) == {"core hours"}
     assert cost[
         "on the front"
     ].all()  # fewer cores take longer and cost less: with hours of units only the fastest was there
-    assert "4 (cores)" in figures()["waterfall"].answer(one_node) or "2 (cores)" in figures()["waterfall"].answer(
+    assert "4 (cores)" in views()["waterfall"].answer(one_node) or "2 (cores)" in views()["waterfall"].answer(
         one_node
     )
 
@@ -114,10 +114,10 @@ def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -
 def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
     rows = one_node.results.assign(units=None, nodes=None, cores=None, ranks=None)
     known = replace(one_node, results=rows)
-    found = figures()["throughput"].table(known)
+    found = views()["throughput"].table(known)
     assert found["machine size"].isna().all()
     assert (found["train [samples/s], harmonic mean"] > 0).all()
-    figures()["throughput"].draw(known)
+    views()["throughput"].draw(known)
     for name in ("time_and_units", "pareto", "two_by_two"):
         with pytest.raises(NotAnswerableError):
-            figures()[name].table(known)
+            views()[name].table(known)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report
-from analysis.figures import figures
+from analysis.figures import views
 from analysis.results.prices import read_prices
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
@@ -73,20 +73,20 @@ def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., 
     text = (packages[1] / "systems" / "small.json").read_text()
     (packages[1] / "systems" / "small.json").write_text(text.replace('"A1"', '"H100"'))
     without = study(packages, cards)
-    answer = figures()["time_and_units"].answer(without)
+    answer = views()["time_and_units"].answer(without)
     assert "fewest accelerator hours small" in answer
-    assert "cheap" not in answer + figures()["pareto"].answer(without)
+    assert "cheap" not in answer + views()["pareto"].answer(without)
     file = tmp_path / "prices.yaml"
     file.write_text("A1: 1 USD/h\n")
     priced = study(packages, cards, prices=read_prices([str(file), "h100=10 USD/h"]))
-    assert "cheapest big" in figures()["time_and_units"].answer(priced)
-    rows = figures()["pareto"].table(priced).set_index("label")
+    assert "cheapest big" in views()["time_and_units"].answer(priced)
+    rows = views()["pareto"].table(priced).set_index("label")
     assert rows.loc["small", "cost"] == pytest.approx(10 * rows.loc["small", "machine hours"])
     assert set(rows["cost in"]) == {"USD"}
     assert rows["on the front"].to_dict() == {"big": True, "small": False}
     partly = study(packages, cards, prices=read_prices([str(file)]))
     with pytest.raises(NotAnswerableError, match="a price"):
-        figures()["pareto"].table(partly)
+        views()["pareto"].table(partly)
     done = CliRunner().invoke(report, [str(packages[0]), "--price", "A1=free", "-o", str(tmp_path / "none")])
     assert isinstance(done.exception, InputError)
     assert not (tmp_path / "none").exists()

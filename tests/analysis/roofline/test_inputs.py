@@ -280,10 +280,10 @@ def test_a_kernel_without_flops_is_in_the_tables_and_not_on_the_classic_roofline
     path.write_text(json.dumps(document))
     made = study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
     for name in ("roofline", "time_roofline", "hierarchical_roofline"):
-        module = figures()[name]
+        module = views()[name]
         with style():
             assert svg(module.draw(made), name, module.TITLE, module.CAPTION)
-    rows = figures()["roofline"].table(made).set_index("point")
+    rows = views()["roofline"].table(made).set_index("point")
     assert rows.loc["copy", "state"] == "not drawn: no FLOPs"
 
 
@@ -296,7 +296,7 @@ def test_results_of_one_system_with_one_label_are_predicted_one_by_one(
     elsewhere = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
     made = study([tmp_path / "ACME"], cards, read_inputs([ceilings(tmp_path / "c.json")], [elsewhere]))
     assert made.results["label"].nunique() == 1
-    rows = figures()["what_if"].table(made)
+    rows = views()["what_if"].table(made)
     assert set(rows["benchmark"]) == {"cosmoflow", "deepcam"}
 
 
@@ -343,7 +343,7 @@ def test_no_log_can_stop_the_figures(
 def of_files() -> list[FigureModule]:
     """The figures that show ceilings or counters files."""
     wanted = {"stragglers", "what_if"}
-    return [module for name, module in figures().items() if name.endswith("roofline") or name in wanted]
+    return [module for name, module in views().items() if name.endswith("roofline") or name in wanted]
 
 
 def absurd(

@@ -1,0 +1,235 @@
+"""The charts that figures share, as Vega-Lite specifications made by altair: bars of parts, points, lines, intervals.
+
+A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own: they say which row of
+the table and which results a mark stands for, so every chart keeps them. Colours are those of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), always with a shape or a place beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from analysis.drawing.digits import clip
+
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8A8A8A",
+)  # fmt: skip
+INK = "currentColor"  # the page's text colour, also in dark mode; black in a file
+CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+PANEL = "_panel"
+WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side by side
+BAR = 22  # pixels from bar to bar
+EDGE = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
+
+Chart = alt.Chart | alt.LayerChart | alt.ConcatChart
+
+_TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+THEME: dict[str, Any] = {
+    "background": None,
+    "font": "system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        **_TEXT,
+        "domainColor": GREY,
+        "tickColor": GREY,
+        "gridColor": GREY,
+        "gridOpacity": 0.25,
+        "labelLimit": 260,
+    },
+    "legend": {**_TEXT, "title": None, "orient": "top", "symbolType": "circle", "labelLimit": 300, "columns": 6},
+    "title": {"color": INK, "anchor": "start", "fontSize": 13, "fontWeight": "bold", "subtitleColor": INK},
+    "text": {"color": INK, "fontSize": 12},
+    "rule": {"color": INK},
+    "concat": {"spacing": 30},
+    "range": {"category": list(CYCLE), "symbol": list(SHAPES)},
+}
+
+
+def column(name: str) -> str:
+    """The name of a column as Vega-Lite takes it: dots and brackets would mean a path inside of the value."""
+    return "".join(f"\\{letter}" if letter in ".[]\\'\"" else letter for letter in name)
+
+
+def number(
+    channel: type, name: str, title: str | None = None, *, log: bool = False, prefix: bool = False, **scale: Any
+) -> Any:
+    """A channel for a column of numbers, titled by the column's name. ``scale`` are properties of its scale.
+
+    ``prefix`` writes the ticks with decimal prefixes: 1k, 1M, 1m.
+    """
+    kind: dict[str, Any] = {"type": "log", "nice": False, "padding": EDGE} if log else {"zero": False}
+    axis = alt.Axis(format="~s" if prefix else ".6~g", tickCount=6 if log else 8)
+    return channel(
+        field=column(name), type="quantitative", title=title or name, scale=alt.Scale(**(kind | scale)), axis=axis
+    )
+
+
+def sign(names: Iterable[str]) -> dict[str, Any]:
+    """Colour and shape by the column ``_sign``. The same set of names always gets the same."""
+    return {
+        "color": colour(alt.Color, names),
+        "shape": alt.Shape(field="_sign", type="nominal", scale=_scale(names, SHAPES)),
+    }
+
+
+def colour(channel: type, names: Iterable[str], **options: Any) -> Any:
+    """A channel of colour by the column ``_sign``."""
+    return channel(field="_sign", type="nominal", scale=_scale(names, CYCLE), **options)
+
+
+def _scale(names: Iterable[str], looks: Sequence[str]) -> alt.Scale:
+    ordered = sorted(set(names))
+    return alt.Scale(domain=ordered, range=[looks[place % len(looks)] for place in range(len(ordered))])
+
+
+def panels(
+    table: pd.DataFrame,
+    by: Sequence[str],
+    draw: Callable[[pd.DataFrame], Chart],
+    *,
+    columns: int = 2,
+    zoom: bool = False,
+) -> Chart:
+    """One chart for the rows of each value of the columns ``by``, each titled by it. One alone is drawn wide.
+
+    ``zoom`` lets a person zoom and move the axes of each.
+    """
+    groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=True, dropna=False)]
+    width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
+    drawn = [draw(rows).properties(title=clip(title, 60), width=width) for title, rows in groups]
+    if zoom:
+        drawn = [chart.add_params(_zoom(place)) for place, chart in enumerate(drawn)]
+    if len(drawn) == 1:
+        return drawn[0]
+    return alt.concat(*drawn, columns=columns).resolve_scale(color="shared", shape="shared")
+
+
+def _zoom(place: int) -> alt.Parameter:
+    """The axes of the panel at ``place`` follow the wheel and the pointer. A name of its own keeps panels apart."""
+    return alt.selection_interval(bind="scales", name=f"zoom_{place}")
+
+
+def _title(key: tuple[Any, ...]) -> str:
+    return " · ".join(str(part) for part in key if part is not None and part == part and part != "")
+
+
+def result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **options: Any) -> Chart:
+    """One chart for each benchmark and size (and mode, where the table has several). ``options`` are those of `panels`."""
+    by = [name for name in ("benchmark", "size") if name in table]
+    if "mode" in table and table["mode"].nunique() > 1:
+        by.append("mode")
+        table = table.assign(mode=table["mode"].map({"strong": "time to train", "weak": "throughput"}))
+    return panels(table, by, draw, **options)
+
+
+def parts_bars(
+    table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None, share: bool = False
+) -> Chart:
+    """A horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
+
+    ``text`` is a column that is written at the end of the bar. ``share`` draws parts of the whole bar in per cent.
+    Names of parts in the legend are those of the columns without the unit in brackets.
+    """
+    names = {part: part.partition(" [")[0] for part in parts}
+    wide = table.reset_index(drop=True)
+    if share:
+        wide = wide.assign(**dict(100 * wide[list(parts)].div(wide[list(parts)].sum(axis=1), axis=0)))
+    kept = [name for name in wide if name not in parts]
+    long = wide.melt(id_vars=kept, value_vars=list(parts), var_name="_part", value_name="_value")
+    long["_order"] = long["_part"].map({part: place for place, part in enumerate(parts)})
+    long["_part"] = long["_part"].map(names)
+    base = alt.Chart(long).encode(y=names_axis(table))
+    colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
+    bars = base.mark_bar(height={"band": 0.75}, tooltip={"content": "data"}).encode(
+        x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
+        color=alt.Color("_part:N", scale=colours),
+        order=alt.Order("_order:Q"),
+    )
+    if text is None:
+        return bars.properties(height=BAR * len(table))
+    ends = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
+    long["_whole"] = pd.concat([wide[list(parts)].sum(axis=1)] * len(parts), ignore_index=True)
+    written = ends.encode(x=alt.X("_whole:Q"), text=alt.Text(field=column(text), type="nominal"))
+    return alt.layer(bars, written).properties(height=BAR * len(table))
+
+
+def names_axis(table: pd.DataFrame) -> alt.Y:
+    """The axis of names, in the order of the rows."""
+    return alt.Y(
+        "label:N", title=None, sort=list(dict.fromkeys(table["label"])), axis=alt.Axis(ticks=False, domain=False)
+    )
+
+
+def points(
+    table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
+    x_ends: tuple[str, str] | None = None, y_ends: tuple[str, str] | None = None, hollow: str | None = None,
+    joined: str | None = None,
+) -> Chart:  # fmt: skip
+    """A point for each row of ``table`` (columns ``_sign`` and those of the axes), with intervals where it has ends.
+
+    ``hollow`` and ``joined`` are columns of truths: which points are hollow, and which a line joins from left to right.
+    """
+    base = alt.Chart(table)
+    layers: list[alt.Chart] = []
+    if joined is not None:
+        front = base.transform_filter(f"datum[{json.dumps(joined)}]")
+        layers.append(front.mark_line(interpolate="step-after", color=INK, strokeWidth=1).encode(x=x, y=y))
+    look = sign(signs)
+    for ends, rule in ((x_ends, "x"), (y_ends, "y")):
+        if ends is not None:
+            low, high = (column(end) for end in ends)
+            along = {rule: getattr(alt, rule.upper())(field=low, type="quantitative"), f"{rule}2": {"field": high}}
+            across = {"y": y} if rule == "x" else {"x": x}
+            layers.append(base.mark_rule(strokeWidth=1.5).encode(**along, **across, color=look["color"]))
+    filled = colour(alt.Fill, signs)
+    opacity: Any = alt.value(0.85)
+    if hollow is not None:
+        opacity = alt.when(f"datum[{json.dumps(hollow)}]").then(alt.value(0)).otherwise(opacity)
+    marks = base.mark_point(size=90, strokeWidth=1.8, tooltip={"content": "data"})
+    layers.append(marks.encode(x=x, y=y, fill=filled, fillOpacity=opacity, **look))
+    return alt.layer(*layers).properties(height=300)
+
+
+def intervals(
+    table: pd.DataFrame, value: str, ends: tuple[str, str], title: str, kind: str, colours: alt.Scale, *,
+    at: float | None = None, log: bool = False, y: alt.Y | None = None,
+) -> Chart:  # fmt: skip
+    """A row for each row of ``table``: a point at ``value`` and a line between its ends, coloured by the column ``kind``.
+
+    ``at`` draws a vertical line there, such as a ratio of 1.
+    """
+    base = alt.Chart(table).encode(y=y or names_axis(table))
+    x, colour = number(alt.X, value, title, log=log), alt.Color(field=column(kind), type="nominal", scale=colours)
+    low, high = (column(end) for end in ends)
+    along = {"x": alt.X(field=low, type="quantitative", title=title), "x2": {"field": high}}
+    rule = base.mark_rule(strokeWidth=2.5).encode(**along, color=colour)
+    point = base.mark_point(size=80, filled=True, opacity=1, tooltip={"content": "data"}).encode(x=x, color=colour)
+    layers = [rule, point]
+    if at is not None:
+        layers.insert(0, alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(at)))
+    return alt.layer(*layers, data=table).properties(height=max(60, BAR * table["label"].nunique()))
+
+
+def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """A chart as a Vega-Lite document with the theme, and with only those columns that it draws, or that begin with "_"."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        document = chart.to_dict(validate=False)
+    document["config"] = THEME
+    datasets = document.pop("datasets", {})
+    text = json.dumps(document, ensure_ascii=False)
+    used = {name for rows in datasets.values() for row in rows[:1] for name in row if _is_used(name, text)}
+    document["datasets"] = {
+        key: [{name: value for name, value in row.items() if name in used} for row in rows]
+        for key, rows in datasets.items()
+    }
+    return document
+
+
+def _is_used(name: str, text: str) -> bool:
+    return name.startswith("_") or json.dumps(column(name), ensure_ascii=False)[1:-1] in text

@@ -1,0 +1,259 @@
+"""Figure: time to train against what it takes: the machine's size and hours, money, energy."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from analysis.drawing.charts import Chart, number, panels, points, result_panels
+from analysis.drawing.digits import listed, seconds
+from analysis.drawing.view import View
+from analysis.results.extent import PLURAL, with_extent
+from analysis.results.names import PROBLEM, result_table, tasks
+from analysis.study import NotAnswerableError, Study
+
+TITLE = "Time and cost"
+_MJ = 1e6
+
+
+def size_table(study: Study) -> pd.DataFrame:
+    """Score, machine size and hours by result."""
+    frame = _sized(study)
+    values = {
+        "machine size": frame["extent"],
+        "counts": frame["one"].map(PLURAL),
+        "compute units": frame["units"],
+        "score [min]": frame["score_s"] / 60,
+        "mean of runs [min]": frame["run_s.mean"] / 60,
+        "n": frame["n_averaged"],
+        "machine hours": frame["hours"],
+    }
+    return result_table(frame, ("label", "division", "device"), values)
+
+
+def size_answer(study: Study) -> str:
+    """The fastest result of each task that has several, and the one with the fewest hours."""
+    sentences = []
+    for _, short, rows in tasks(_sized(study)):
+        if len(rows) < 2:
+            continue  # nothing to rank it beside
+        scored = rows[rows["score_s"].notna()]
+        rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
+        fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["hours"].idxmin()]
+        sentences.append(
+            f"{short}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest {few['one']} hours "
+            f"{few['label']} ({few['hours']:,.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
+        )
+    return (
+        listed(sentences) or "no two of these results may be ranked against each other: other divisions, rules or data"
+    )
+
+
+def size_chart(table: pd.DataFrame) -> Chart:
+    """Log-log panels of time over machine size; hollow: the mean of runs, where there is no score."""
+    shown = table.assign(
+        _sign=table["device"], _time=table["score [min]"].fillna(table["mean of runs [min]"]),
+        _hollow=table["score [min]"].isna(),
+    )  # fmt: skip
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
+        y = number(alt.Y, "_time", "time to train [min]", log=True)
+        return points(rows, x, y, table["device"], hollow="_hollow")
+
+    return result_panels(shown, draw, zoom=True)
+
+
+def cost_table(study: Study) -> pd.DataFrame:
+    """Time, cost, what it counts, and whether a result is on the front."""
+    frame = _priced(study)
+    values = {
+        "time to train [min]": frame["run_s.mean"] / 60,
+        "machine hours": frame["hours"],
+        "cost": frame["paid"],
+        "cost in": frame["paid_in"],
+        "on the front": frame["front"],
+    }
+    return result_table(frame, ("label", "division"), values)
+
+
+def cost_answer(study: Study) -> str:
+    """The front of each benchmark."""
+    frame = _priced(study)
+    sentences = [
+        f"{short}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
+        for _, short, rows in tasks(frame)
+        if len(rows) > 1
+    ]
+    units = frame["paid_in"].unique()
+    unit = units[0] if len(units) == 1 else "machine hours"
+    return f"no other result is both faster and takes fewer {unit}: {listed(sentences)}{_unpriced(study)}"
+
+
+def cost_chart(table: pd.DataFrame) -> Chart:
+    """Log-log panels; a line joins the front of each division."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "time to train [min]", log=True)
+        y = number(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
+        return points(rows, x, y, table["division"], joined="on the front")
+
+    return result_panels(table.assign(_sign=table["division"]), draw, zoom=True)
+
+
+def energy_table(study: Study) -> pd.DataFrame:
+    """Time, energy and its interval, what it is of, power per node, energy x delay, idle share, and whether it is on
+    the front.
+    """
+    frame = _metered(study)
+    values = {
+        "time to train [min]": frame["run_s.mean"] / 60,
+        "energy [MJ]": frame["energy_j"] / _MJ,
+        "energy, low [MJ]": frame["energy_low_j"] / _MJ,
+        "energy, high [MJ]": frame["energy_high_j"] / _MJ,
+        "energy of": frame["energy_kind"],
+        "network estimated": frame["interconnect_estimated"],
+        "no score": frame["energy_note"],
+        "power per node [W]": frame["watts_per_node"],
+        "energy x delay [MJ s]": frame["energy_delay_js"] / _MJ,
+        "idle share": frame["idle_share"],
+        "on the front": frame["front"],
+    }
+    return result_table(frame, ("label", "division"), values)
+
+
+def energy_answer(study: Study) -> str:
+    """What speed costs in energy, from the least to the fastest of each front."""
+    sentences = []
+    for (benchmark, size, kind), rows in _same_place(_metered(study)):
+        title = f"{benchmark} {size} · {kind}"
+        front = rows[rows["front"]].sort_values("run_s.mean")
+        fast, slow = front.iloc[0], front.iloc[-1]
+        if len(front) < 2:
+            sentences.append(f"{title}: {fast['label']} is both the fastest and takes the least")
+            continue
+        speed, cost = slow["run_s.mean"] / fast["run_s.mean"], fast["energy_j"] / slow["energy_j"]
+        sentences.append(
+            f"{title}: {fast['label']} is {speed:.3g} times faster than {slow['label']} for {cost:.3g} times the energy"
+        )
+    return listed(sentences)
+
+
+def energy_chart(table: pd.DataFrame) -> Chart:
+    """Log-log panels with intervals of energy, of results that were measured at the same place."""
+
+    def draw(rows: pd.DataFrame) -> Chart:
+        x = number(alt.X, "time to train [min]", log=True)
+        y = number(alt.Y, "energy [MJ]", "energy of a run [MJ]", log=True)
+        ends = ("energy, low [MJ]", "energy, high [MJ]")
+        drawn = points(rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front")
+        return drawn
+
+    shown = table.assign(_sign=table["division"], _hollow=table["no score"].notna())
+    return panels(shown, [*PROBLEM, "energy of"], draw, zoom=True)
+
+
+def mark_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
+    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
+    front = pd.Series(False, index=frame.index)
+    for *_, alike in tasks(frame):
+        front.loc[alike.index] = [_unbeaten(row, alike, against) for _, row in alike.iterrows()]
+    return frame.assign(front=front)
+
+
+def _unbeaten(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
+    faster, less = others["run_s.mean"] < row["run_s.mean"], others[against] < row[against]
+    return not bool((faster & less).any())
+
+
+def _sized(study: Study) -> pd.DataFrame:
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    frame = _several(with_extent(frame[frame["run_s.mean"] > 0], PROBLEM))
+    if frame.empty:
+        raise NotAnswerableError("two time-to-train results of one benchmark and size on machines of known size")
+    return frame
+
+
+def _priced(study: Study) -> pd.DataFrame:
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    frame = with_extent(frame[frame["run_s.mean"] > 0], PROBLEM)
+    paid_in = study.prices.unit if study.prices else frame["one"] + " hours"
+    frame = frame.assign(paid=frame["cost"] if study.prices else frame["hours"], paid_in=paid_in)
+    frame = frame[frame["paid"].notna()]
+    scored = frame["score_s"].notna()
+    frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
+    frame = _several(frame)
+    if frame.empty:
+        priced = " and a price (--price)" if study.prices else ""
+        raise NotAnswerableError(
+            f"two time-to-train results of one benchmark and size on machines of known size{priced}"
+        )
+    return mark_front(frame, "paid")
+
+
+def _metered(study: Study) -> pd.DataFrame:
+    frame = study.distinct[study.distinct["mode"] == "strong"]
+    if "energy_j" in frame:
+        frame = frame[frame["energy_j"].notna() & (frame["run_s.mean"] > 0)]
+    if "energy_j" not in frame or frame.empty:
+        raise NotAnswerableError("a time-to-train result with power readings or energy counters (docs/energy.md)")
+    frame = frame.assign(energy_j=frame["energy_j"].astype(float))
+    return pd.concat([mark_front(rows, "energy_j") for _, rows in _same_place(frame)]).loc[frame.index]
+
+
+def _same_place(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+    """Results of one benchmark and size that were measured at the same place."""
+    return list(frame.groupby([*PROBLEM, "energy_kind"], sort=True, dropna=False))
+
+
+def _several(results: pd.DataFrame) -> pd.DataFrame:
+    """The results that share benchmark and size with at least one other."""
+    return results[results.groupby(PROBLEM)["group"].transform("size") > 1]
+
+
+def _cheapest(study: Study, rows: pd.DataFrame) -> str:
+    """The result that costs least, where the user gave prices."""
+    if study.prices is None or rows["cost"].isna().all():
+        return ""
+    least = rows.loc[rows["cost"].astype(float).idxmin()]
+    return f", cheapest {least['label']} ({least['cost']:.3g} {study.prices.unit})"
+
+
+def _unpriced(study: Study) -> str:
+    """The devices without a price, as the end of the answer."""
+    if study.prices is None:
+        return ""
+    strong = study.distinct[(study.distinct["mode"] == "strong") & study.distinct["unit_hours"].notna()]
+    devices = sorted(set(strong.loc[strong["cost"].isna(), "device"]))
+    return f". No price for {', '.join(devices)}" if devices else ""
+
+
+VIEWS = (
+    View(
+        "time_and_units", "Time and machine size",
+        "Time to train over the size of the machine, counted in what varies: accelerators, processors, nodes, cores or "
+        "ranks. The sign is the score (hollow: the mean of the runs, where there is no score); colour and shape tell "
+        "the accelerator, or the processor where there is none. Throughput mode is left out: there many runs share a "
+        "machine.",
+        size_table, size_answer, size_chart,
+    ),
+    View(
+        "pareto", "Time and cost",
+        "Time to train against the cost of one run: its machine hours times the prices given with --price; without "
+        "prices the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not "
+        "the same money on different devices. Further left is faster, lower is cheaper; a line joins the results that "
+        "no other of their division and rounds beats in both. Results without a score are shown only where no other "
+        "has one.",
+        cost_table, cost_answer, cost_chart,
+    ),
+    View(
+        "energy_front", "Time and energy",
+        "Time to train against the energy of one run, from run_start to run_stop, over the runs that the time score "
+        "keeps. A panel holds results measured at the same place: nodes, packages and devices, AC and DC are never "
+        "beside each other. Bars are 95 % intervals, of energy from the spread of runs, the sampling and the accuracy "
+        "of the meters (5 % where none is stated). Hollow: no score, as readings lack a part of a run. The energy of a "
+        "network may be the rules' estimate (table). A line joins the results that no other in the panel and of its "
+        "rounds beats in both.",
+        energy_table, energy_answer, energy_chart,
+    ),
+)  # fmt: skip

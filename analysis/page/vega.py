@@ -1,0 +1,41 @@
+"""The script that draws charts on the page, and charts as files, both by vl-convert: no browser, no network."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import vl_convert
+
+from suite.files import read_bytes, write_whole
+from suite.machine.choice.store import cache_folder
+
+PNG_SCALE = 2.0  # pixels of a file for one of the page
+LARGEST = 2**23  # bytes of the script
+
+
+@cache
+def script() -> str:
+    """Vega, Vega-Lite and vega-embed as one text for a page. Kept in the user's cache: making it takes three seconds."""
+    folder = cache_folder()
+    kept = folder / f"vega-{vl_convert.__version__}.js" if folder else None
+    if kept is not None:
+        with suppress(OSError, ValueError):
+            return read_bytes(kept, LARGEST).decode()
+    made = str(vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")).replace("</script", "<\\/script")
+    if kept is not None:
+        with suppress(OSError):
+            write_whole(kept, made)
+    return made
+
+
+def save(specification: dict[str, Any], form: str) -> bytes:
+    """A chart as the bytes of an SVG, PNG or PDF file, on white."""
+    document = json.dumps(specification | {"config": specification["config"] | {"background": "white"}})
+    if form == "svg":
+        return str(vl_convert.vegalite_to_svg(document)).encode()
+    if form == "png":
+        return bytes(vl_convert.vegalite_to_png(document, scale=PNG_SCALE))
+    return bytes(vl_convert.vegalite_to_pdf(document))
