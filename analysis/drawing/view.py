@@ -28,3 +28,4 @@ class View:
     table: Callable[[Study], pd.DataFrame]
     answer: Callable[[Study], str]
     chart: Callable[[pd.DataFrame], alt.TopLevelMixin]
+    fewest_rows: int = 1  # of the table: with fewer the answer says it all, and the page has no chart

@@ -13,7 +13,7 @@ from analysis.drawing.digits import clip, listed
 from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
-from suite.statistics.comparison import CONFIDENCE, Comparison, Run, compare_times, holm
+from suite.statistics.comparison import CONFIDENCE, Comparison, Run, compare_times, holm, runs_to_tell
 
 TITLE = "Is the difference real?"
 CAPTION = (
@@ -43,11 +43,15 @@ def table(study: Study) -> pd.DataFrame:
                 head = {
                     "class": title,
                     "task": short,
+                    "benchmark": row["benchmark"],
+                    "size": row["size"],
                     "label": row["label"],
                     "against": best["label"],
                     "division": row["division"],
                 }
-                part.append(head | vars(comparison) | {"ratio of scores": row["score_s"] / best["score_s"]})
+                enough = runs_to_tell(comparison) if comparison.outcome == Outcome.INCONCLUSIVE else None
+                tail = {"ratio of scores": row["score_s"] / best["score_s"], "runs to tell": enough}
+                part.append(head | vars(comparison) | tail)
         for line, adjusted in zip(part, holm([line["p"] for line in part]), strict=True):
             real = adjusted < 1 - CONFIDENCE and line["outcome"] == Outcome.SLOWER
             line["doubts"] = "; ".join(line["doubts"])

@@ -245,6 +245,6 @@ VIEWS = (
         "epochs_and_batch", "Epochs and batch size",
         "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
         "line joins the reference's convergence points at the same batch sizes.",
-        batch_table, batch_answer, batch_chart,
+        batch_table, batch_answer, batch_chart, 2,
     ),
 )  # fmt: skip

@@ -138,13 +138,13 @@ VIEWS = (
         "target. Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch "
         "do, by the machine. The table splits the variance of log time into both and their covariance; the share from "
         "epochs is that of the two variances, which the covariance is no part of.",
-        spread_table, spread_answer, spread_chart,
+        spread_table, spread_answer, spread_chart, 2,
     ),
     View(
         "spread_ellipse", "Direction of the spread",
         "A point per result: the largest spread of its scored runs on log axes of epochs and seconds per epoch (the "
         "principal axis), one standard deviation in per cent, and the direction of that axis. At the right runs differ "
         "by convergence, at the left by the speed of the machine.",
-        direction_table, direction_answer, direction_chart,
+        direction_table, direction_answer, direction_chart, 2,
     ),
 )  # fmt: skip

@@ -229,7 +229,7 @@ VIEWS = (
         "training time (evaluation and staging taken out). The table has samples per second of each accelerator, "
         "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
         "tenfold.",
-        rate_table, rate_answer, rate_chart,
+        rate_table, rate_answer, rate_chart, 2,
     ),
     View(
         "two_by_two", "What a larger machine gives and takes",
@@ -241,6 +241,6 @@ VIEWS = (
         "throughput_mode", "Many models at once",
         "Models that reached the target per minute, between the first run_start and the last run_stop of the whole "
         "system. Below 100 % of the time the system waited for its last instances. Pruned instances are left out.",
-        models_table, models_answer, models_chart,
+        models_table, models_answer, models_chart, 2,
     ),
 )  # fmt: skip

@@ -77,7 +77,8 @@ class Pair:
 def table(study: Study) -> pd.DataFrame:
     """The factors of every pair."""
     lines = [
-        {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
+        {name: pair.b[name] for name in ("benchmark", "size")}
+        | {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
         | {
             f"{name} {end}": at

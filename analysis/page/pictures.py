@@ -29,7 +29,7 @@ class Picture:
     """A view of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
     kept.
 
-    ``specification`` is the Vega-Lite document as JSON that is safe inside of a page. ``files`` has the chart in the
+    A ``hidden`` one has an answer, but so few rows that a chart would add nothing. ``specification`` is the Vega-Lite document as JSON that is safe inside of a page. ``files`` has the chart in the
     forms that were asked for ("png": bytes).
     """
 
@@ -42,6 +42,7 @@ class Picture:
     missing: str = ""
     answer: str = ""
     defect: str = ""
+    hidden: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -131,7 +132,7 @@ def blocks(pictures: Sequence[Picture]) -> list[Block]:
         return []
     from analysis.figures import modules
 
-    known = {picture.name: picture for picture in pictures if not picture.missing}
+    known = {picture.name: picture for picture in pictures if not picture.missing and not picture.hidden}
     found = []
     for name, module in modules().items():
         shown = tuple(known.pop(view.name) for view in module.VIEWS if view.name in known)
@@ -169,7 +170,10 @@ def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd
             defect=defect,
         ), None
     text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return Picture(name, view.title, question, view.caption, text, table, answer=answer, files=files), numbers
+    hidden = len(numbers) < view.fewest_rows
+    return Picture(
+        name, view.title, question, view.caption, text, table, answer=answer, hidden=hidden, files=files
+    ), numbers
 
 
 def _authors(view: View) -> str:
@@ -178,14 +182,18 @@ def _authors(view: View) -> str:
 
 
 def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
-    """For each row of a figure's table the places of the results it is about: those of its label, benchmark and size."""
-    if "label" not in numbers:
+    """For each row of a view's table the places of the results it is about: those of its label, benchmark and size.
+
+    A row about a change from one result to another is about the other.
+    """
+    label = next((name for name in ("label", "to") if name in numbers), None)
+    if label is None:
         return []
-    keys = [name for name in ("label", "benchmark", "size", "mode") if name in numbers]
+    keys = [name for name in ("benchmark", "size", "mode") if name in numbers]
     places: dict[tuple[Any, ...], list[int]] = {}
-    for place, of in enumerate(zip(*(study.results[name] for name in keys), strict=True)):
+    for place, of in enumerate(zip(*(study.results[name] for name in ("label", *keys)), strict=True)):
         places.setdefault(of, []).append(place)
-    return [places.get(row, []) for row in zip(*(numbers[name] for name in keys), strict=True)]
+    return [places.get(row, []) for row in zip(*(numbers[name] for name in (label, *keys)), strict=True)]
 
 
 def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
@@ -195,7 +203,7 @@ def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
     def answered(question: Question) -> Answered:
         picture = by_name.get(question.figure or "")
         missing = question.missing or cannot_draw() if picture is None else picture.missing
-        figure = picture.name if picture and not picture.missing else ""
+        figure = picture.name if picture and not picture.missing and not picture.hidden else ""
         needs = missing if picture is None or picture.defect else question.needs or missing
         return Answered(question.question, picture.answer if picture else "", missing, figure, needs)
 

@@ -125,7 +125,7 @@ def _page(
         dates=_dates(study),
         tiles=tiles(study, checked),
         not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
-        summary=summary(study, numbers),
+        summary=summary(study, numbers, {picture.name: picture.answer for picture in pictures}),
         goals=goals,
         waiting=waiting(goals),
         headline=score_sections(study),

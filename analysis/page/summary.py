@@ -1,27 +1,36 @@
-"""The page's first answer, for who decides: who is faster, by how much, is it sure, at what cost, and what to do."""
+"""The page's first answer: who is fastest at what, by how much, is it sure, why, at what size and cost, what to take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import count_text, number_text
+from analysis.drawing.digits import count_text, number_text, seconds
 from analysis.page.cells import HtmlTable, html_table, is_absent
 from analysis.results.names import Task
 from analysis.study import Study
-from suite.files import duration_text
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 LISTED = 3
+FACTORS = {  # of the waterfall's table: what is said of it
+    "size": "machine size",
+    "speed/size": "speed of each part",
+    "epochs": "fewer epochs",
+    "staging": "less staging",
+    "other": "less other time",
+}
+EMPTY = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A row per task with results to rank, or None, and sentences about what stands alone."""
+    """A row for each task with results to rank, those of older rounds apart, and sentences about what stands alone."""
 
     table: HtmlTable | None
+    history: HtmlTable | None
     sentences: tuple[str, ...]
 
 
@@ -32,60 +41,99 @@ class _Line:
     task: str
     who: str
     by: str
-    sure: str
+    why: str
     cost: str
     advice: str
 
 
-def summary(study: Study, numbers: Mapping[str, pd.DataFrame]) -> Summary:
-    """Summarise a study. ``numbers`` are the tables of the figures by name, so that page and summary say the same."""
-    compared = numbers.get("comparison", pd.DataFrame({"class": [], "label": [], "against": [], "verdict": []}))
-    lines, alone = [], []
+def summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
+    """Summarise a study. ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same."""
+    compared, explained = numbers.get("comparison", EMPTY), numbers.get("waterfall", EMPTY)
+    newest = _newest_rounds(study)
+    own, recent, history, alone = [], [], [], []
     for task in study.tasks():
         rows = task.rows[task.rows["score_s"].notna()]
-        line = _throughput(task, rows, study) if _is_weak(rows) else _time(task, rows, compared, study)
-        if line is not None:
-            lines.append((bool(rows["published"].all()), line))
-        else:
+        is_weak = bool((rows["mode"] == "weak").any())
+        line = _throughput(task, rows, study) if is_weak else _time(task, rows, compared, explained, study)
+        if line is None:
             alone += rows.to_dict("records")
-    ordered = [line for _, line in sorted(lines, key=lambda item: item[0])]  # tasks with results of one's own first
+        elif not rows["published"].all():
+            own.append(line)
+        else:
+            (recent if _is_newest(rows, newest) else history).append(line)
+    table = _table([*own, *recent], "Summary")
+    if table is None:
+        table, history = _table(history, "Summary"), []
+    older = _table(history, "Older rounds")
+    return Summary(table, older, tuple(_sentences(study, alone, answers, ranked=table is not None)))
+
+
+def _newest_rounds(study: Study) -> dict[tuple[str, str, str], str]:
+    """The newest round of the published results of each benchmark, size and mode."""
+    published = study.distinct[study.distinct["published"]]
+    groups = published.groupby(["benchmark", "size", "mode"])["round"].max()
+    return {key: str(newest) for key, newest in groups.items()}
+
+
+def _is_newest(rows: pd.DataFrame, newest: Mapping[tuple[str, str, str], str]) -> bool:
+    row = rows.iloc[0]
+    return newest.get((row["benchmark"], row["size"], row["mode"])) in set(rows["round"])
+
+
+def _table(lines: Sequence[_Line], title: str) -> HtmlTable | None:
     columns = {
-        "task": [line.task for line in ordered],
-        "who is faster": [line.who for line in ordered],
-        "by how much": [line.by for line in ordered],
-        "is it sure": [line.sure for line in ordered],
-        "at what cost": [line.cost for line in ordered],
-        "what to do": [line.advice for line in ordered],
+        "task": [line.task for line in lines],
+        "fastest": [line.who for line in lines],
+        "by how much, and is it sure": [line.by for line in lines],
+        "why": [line.why for line in lines],
+        "size and cost of both": [line.cost for line in lines],
+        "what to take": [line.advice for line in lines],
     }
-    return Summary(html_table(columns, "Summary") if lines else None, tuple(_sentences(study, alone, bool(lines))))
+    return html_table(columns, title) if lines else None
 
 
-def _is_weak(rows: pd.DataFrame) -> bool:
-    return bool((rows["mode"] == "weak").any())
-
-
-def _time(task: Task, rows: pd.DataFrame, compared: pd.DataFrame, study: Study) -> _Line | None:
-    """The fastest of a task by time to train against the others, as the figure of comparisons has it."""
+def _time(
+    task: Task, rows: pd.DataFrame, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
+) -> _Line | None:
+    """The fastest of a task by time to train against the next, as the figures of comparisons and factors have it."""
     others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
         return None
     best = str(others["against"].iloc[0])
-    first = others.iloc[0]
-    alike = list(others.loc[others["verdict"] != "slower", "label"])
-    by = (
-        f"{first['ratio of times']:.3g} times as fast as {first['label']}"
-        f" (95 %: {first['95 % from']:.3g} to {first['95 % to']:.3g})"
-        if not alike
-        else f"{first['label']} takes {first['ratio of times']:.3g} times as long"
+    next_one = others.iloc[0]
+    close = list(others.loc[others["verdict"] != "slower", "label"])
+    times = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long"
+    if not close:
+        interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
+        by = f"{times} ({interval}); sure, by {next_one['n of the other']:g} and {next_one['n']:g} runs"
+    else:
+        by = f"{times}; inconclusive: {_some(close)} may be as fast"
+    who = best if not close else f"{best}, or {_some(close)}"
+    why = _why(explained, str(next_one["label"]), best) if not close else "inconclusive differences are not explained"
+    a, b = (rows[rows["label"] == label].iloc[0] for label in (best, str(next_one["label"])))
+    return _Line(
+        task.short, who, by + _company(rows, study), why, _costs(a, b, study), _advice(a, b, next_one, close, study)
     )
-    sure = (
-        f"yes, by {first['n of the other']:g} and {first['n']:g} runs"
-        if not alike
-        else f"no: {_some(alike)} may be as fast; so few runs that differ so much show "
-        f"only a ratio of {first['smallest detectable ratio']:.3g} or more"
-    )
-    cost, advice = _cost(best, alike, rows, study)
-    return _Line(task.short, best, by, sure + _company(rows, study), cost, advice)
+
+
+def _why(explained: pd.DataFrame, other: str, best: str) -> str:
+    """The largest factor between two results with its interval, and the one that works most against it."""
+    pairs = explained[(explained["from"] == other) & (explained["to"] == best)]
+    if pairs.empty:
+        return "not known: machine size or epochs are not logged"
+    row = pairs.iloc[0]
+    sizes = {name: math.log(row[name]) for name in FACTORS if row[name] > 0}
+    most, least = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
+    said = f"{FACTORS[most]} × {row[most]:.3g}{_interval(row, most)}"
+    if sizes[least] < -0.01:
+        against = FACTORS[least].replace("fewer", "more").replace("less", "more")
+        said += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
+    return said
+
+
+def _interval(row: pd.Series, name: str) -> str:
+    low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
+    return f" [{low:.3g}, {high:.3g}]" if low == low else ""
 
 
 def _company(rows: pd.DataFrame, study: Study) -> str:
@@ -96,58 +144,58 @@ def _company(rows: pd.DataFrame, study: Study) -> str:
 
 
 def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
-    """The most models per minute of a task.
-
-    Each is one measurement of a whole machine, so nothing says how sure it is.
-    """
+    """The most models per minute of a task. Each is one measurement of a whole machine, so it is never sure."""
     if len(rows) < 2:
         return None
-    ordered = rows.sort_values("models_per_min", ascending=False)
-    best, second = ordered.iloc[0], ordered.iloc[1]
-    rate, other = float(best["models_per_min"]), float(second["models_per_min"])
-    by = f"{rate:.3g} models/min against {other:.3g} of {second['label']}"
-    cost, advice = _cost(str(best["label"]), [], rows, study)
-    return _Line(task.short, str(best["label"]), by, "inconclusive: one measurement of each machine", cost, advice)
+    a, b = (row for _, row in rows.sort_values("models_per_min", ascending=False).head(2).iterrows())
+    rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
+    by = f"{rate} against {other} of {_machine(b)}; inconclusive: one measurement of each machine"
+    return _Line(task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive")
 
 
-def _cost(best: str, alike: Sequence[str], rows: pd.DataFrame, study: Study) -> tuple[str, str]:
-    """What the fastest costs, and what follows. Without prices unit hours are stated, and nothing follows from them."""
-    of_best = rows[rows["label"] == best].iloc[0]
-    if study.prices is None:
-        hours = of_best["unit_hours"] / (of_best["models"] if of_best["mode"] == "weak" else 1)
-        each = " a model" if of_best["mode"] == "weak" else ""
-        known = (
-            f"{number_text(float(hours))} unit hours of {of_best['device']}{each}" if pd.notna(hours) else "not known"
-        )
-        return (
-            known,
-            f"choose {best}" if not alike else f"the cheaper of {_some([best, *alike])}: none is measurably faster",
-        )
-    unit = study.prices.unit
-    if of_best["mode"] == "weak":  # instances differ in number, so the cost is that of a model
-        unit, rows = f"{unit} a model", rows.assign(cost=rows["cost"] / rows["models"])
-        of_best = rows.loc[of_best.name]
-    priced = rows[rows["cost"].notna()]
-    if priced.empty:
-        return f"no price for {of_best['device']}", f"give the price of {of_best['device']}"
-    least = priced.loc[priced["cost"].astype(float).idxmin()]
-    if is_absent(of_best["cost"]):
-        return (
-            f"no price for {of_best['device']}; least {_money(least, unit)}",
-            f"give the price of {of_best['device']}",
-        )
-    if float(of_best["cost"]) <= SAME_COST * float(least["cost"]):
-        return f"{_money(of_best, unit)}, the least", f"choose {best}"
-    cost = f"{_money(of_best, unit)}; least {_money(least, unit)}"
-    if least["label"] in alike:
-        return cost, f"choose {least['label']}: perhaps as fast, and costs less"
-    times = float(least["score_s"]) / float(of_best["score_s"])
-    longer = "" if of_best["mode"] == "weak" else f": {times:.3g} times the time"
-    return cost, f"{best} where time counts; {least['label']} where cost does{longer}"
+def _machine(row: pd.Series) -> str:
+    """A result in throughput mode by its machine: its label names one instance."""
+    if is_absent(row["units"]):
+        return str(row["label"])
+    return f"{row['machine']} · {row['round']} ({row['models']:g} instances of {row['units']:g})"
 
 
-def _money(row: pd.Series, unit: str) -> str:
-    return f"{number_text(float(row['cost']))} {unit} ({row['label']})"
+def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
+    """Machine size and cost of two results. Without prices the cost is unit hours, which differ from device to device."""
+    parts = [f"{row['units']:g} {row['device']}" for row in (a, b) if not is_absent(row["units"])]
+    costs = [_cost(row, study) for row in (a, b)]
+    sizes = " against ".join(parts)
+    if None in costs:
+        missing = [str(row["device"]) for row, cost in zip((a, b), costs, strict=True) if cost is None]
+        return f"{sizes}; cost not known of {', '.join(dict.fromkeys(missing))}"
+    unit = study.prices.unit if study.prices else "unit hours"
+    each = " a model" if a["mode"] == "weak" else ""
+    return f"{sizes}; {number_text(costs[0])} against {number_text(costs[1])} {unit}{each}"
+
+
+def _cost(row: pd.Series, study: Study) -> float | None:
+    """What a result costs, by the user's prices or in unit hours; in throughput mode, of one model."""
+    cost = row["cost"] if study.prices else row["unit_hours"]
+    return None if is_absent(cost) else float(cost) / (float(row["models"]) if row["mode"] == "weak" else 1.0)
+
+
+def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str], study: Study) -> str:
+    """What follows: the faster one only if it costs no more; else what each is better for, or what would tell."""
+    first, second = _cost(a, study), _cost(b, study)
+    comparable = study.prices is not None or a["device"] == b["device"]
+    if close:
+        runs = compared.get("runs to tell", math.nan)
+        more = f"about {runs:g} runs of each would tell" if runs == runs else "more runs would hardly tell"
+        if first is None or second is None or not comparable:
+            return f"neither: {more}"
+        cheap = a if first <= second else b
+        return f"{cheap['label']}, the cheaper of two that may be as fast; {more}"
+    if first is None or second is None or not comparable:
+        return f"{a['label']} where time counts; state prices (--price) to compare their cost"
+    if first <= SAME_COST * second:
+        return f"{a['label']}: faster, and it costs no more"
+    share = f"{first / second:.3g} times the cost"
+    return f"{a['label']} where time counts, for {share}; {b['label']} where cost or the number of nodes does"
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -155,41 +203,40 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _sentences(study: Study, alone: Sequence[Mapping[object, object]], ranked: bool) -> list[str]:
+def _sentences(
+    study: Study, alone: Sequence[Mapping[object, object]], answers: Mapping[str, str], *, ranked: bool
+) -> Iterable[str]:
     """What is known of results without another to rank them beside, and what would make a comparison."""
-    results = study.distinct
-    without = results[results["score_s"].isna()]
-    said = [_of_one(row, study) for row in alone[:LISTED]]
-    if len(alone) > LISTED:
-        said.append(f"{count_text(len(alone) - LISTED, 'more result')} with nothing to be ranked beside.")
+    without = study.distinct[study.distinct["score_s"].isna()]
+    shown = sorted(alone, key=lambda row: bool(row["published"]))
+    yield from (_of_one(row, study) for row in shown[:LISTED])
+    if len(shown) > LISTED:
+        yield f"{count_text(len(shown) - LISTED, 'more result')} with nothing to be ranked beside."
     for row in without.head(LISTED).to_dict("records"):
-        mean = f"; its runs took {duration_text(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
-        said.append(f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{mean}.")
+        time = f"; its runs took {seconds(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
+        yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}."
     if len(without) > LISTED:
-        said.append(f"{count_text(len(without) - LISTED, 'more result')} without a score.")
-    if ranked and study.prices is None:
-        said.append(
-            "Unit hours of unlike devices are not the same money: --price states what an hour costs, and then what is "
-            "cheapest."
-        )
+        yield f"{count_text(len(without) - LISTED, 'more result')} without a score."
     if not ranked:
-        said.append("Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size.")
-    return said
+        for name, what in (
+            ("extended_roofline", "Against its ceilings"),
+            ("beside_published", "In the published field"),
+        ):
+            if answers.get(name):
+                yield f"{what}: {answers[name]}."
+        yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
 def _of_one(row: Mapping[object, object], study: Study) -> str:
     """Time and spread of one result, and how many runs had other work beside them."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
-    interval = (
-        f" (95 %: {duration_text(float(low))} to {duration_text(float(high))})"  # type: ignore[arg-type]
-        if row["mode"] != "weak" and not is_absent(low) and not is_absent(high)
-        else ""
-    )
+    interval = ""
+    if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
+        interval = f" (95 %: {seconds(float(low))} to {seconds(float(high))})"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
-        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {duration_text(float(score))}{interval}{share}; "  # type: ignore[arg-type]
-        f"{row['n_reached']} of {row['n_started']} runs reached it"
-        f"{_company(pd.DataFrame([row]), study)}."
+        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
+        f"{row['n_reached']} of {row['n_started']} runs reached it{_company(pd.DataFrame([row]), study)}."
     )

@@ -185,10 +185,13 @@ def _find_drift(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float]:
 
 
 def runs_to_tell(comparison: Comparison) -> int | None:
-    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MOST_RUNS`.
+    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MOST_RUNS`, or if the
+    spread is not known.
 
     The spread is taken from the smallest ratio that the runs at hand would detect.
     """
+    if min(comparison.n_a, comparison.n_b) < 2 or not 1.0 < comparison.detectable < math.inf:
+        return None
     seen = abs(math.log(comparison.ratio))
     dof = comparison.n_a + comparison.n_b - 2
     quantiles = student_t.quantile(0.5 + CONFIDENCE / 2, dof) + student_t.quantile(POWER, dof)
