@@ -29,8 +29,9 @@ class Picture:
     """A view of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
     kept.
 
-    A ``hidden`` one has an answer, but so few rows that a chart would add nothing. ``specification`` is the Vega-Lite document as JSON that is safe inside of a page. ``files`` has the chart in the
-    forms that were asked for ("png": bytes).
+    A ``hidden`` one has an answer, but so few rows that a chart would add nothing. ``specification`` is the Vega-Lite
+    document as JSON that is safe inside of a page. ``files`` has the chart in the forms that were asked for
+    ("png": bytes).
     """
 
     name: str
