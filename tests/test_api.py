@@ -68,7 +68,7 @@ def test_importing_it_loads_nothing_heavy_and_no_checker() -> None:
         "numpy",
         "scipy",
         "pandas",
-        "matplotlib",
+        "altair",
         "click",
         "msgspec",
         "suite",
@@ -83,7 +83,7 @@ def test_checking_and_scoring_load_no_torch_and_no_pandas(run: Path) -> None:
     probe = (
         f"import mlhpc, sys; assert mlhpc.check({str(run)!r}).compliant; mlhpc.score({str(run)!r})\n"
         f"mlhpc.compare({str(run)!r}, {str(run)!r})\n"
-        "print([name for name in ('torch', 'pandas', 'matplotlib', 'mpi4py') if name in sys.modules])"
+        "print([name for name in ('torch', 'pandas', 'altair', 'mpi4py') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
@@ -97,9 +97,11 @@ def test_results_are_tables_figures_a_page_and_a_line_in_a_notebook(run: Path, t
         assert isinstance(getattr(results, name), pd.DataFrame)
     assert len(results.evals) == results.runs["evals"].sum()
     assert "time_split" in results.figures
-    figure = results.figure("time_split")
-    figure.savefig(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 1000
+    assert results.table("time_split")["n"].tolist() == [3]
+    chart = results.chart("time_split")
+    chart.save(str(tmp_path / "figure.png"))
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "vega" in str(chart.to_html())
     html = results._repr_html_()
     minutes = mlhpc.score(run)[0]["score_min"]
     assert f"{minutes:.4g}" in html
@@ -165,9 +167,9 @@ def test_what_a_user_can_mend_is_an_input_error_of_one_line(case: str) -> None:
 def test_an_unknown_figure_and_one_without_data_are_named(run: Path) -> None:
     results = mlhpc.load(run)
     with pytest.raises(mlhpc.InputError, match="unknown figure 'convergense'.*did you mean 'convergence'"):
-        results.figure("convergense")
+        results.chart("convergense")
     with pytest.raises(mlhpc.InputError, match="sweep"):
-        results.figure("moe_network_fit")
+        results.chart("moe_network_fit")
 
 
 def test_names_of_strangers_are_escaped_in_a_notebook(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "matplotlib"}
+HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair"}
 
 LAYERS: dict[str, set[str]] = {
     "suite": set(),
@@ -216,7 +216,7 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_suite_knows_no_workload_and_no_analysis(path: Path) -> None:
-    assert not heads(path) & {"workloads", "analysis", "pandas", "matplotlib"}
+    assert not heads(path) & {"workloads", "analysis", "pandas", "altair"}
 
 
 @pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))

@@ -31,7 +31,7 @@ Chart = alt.Chart | alt.LayerChart | alt.ConcatChart
 
 _TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
 THEME: dict[str, Any] = {
-    "background": None,
+    "background": "transparent",
     "font": "system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif",
     "view": {"stroke": None},
     "axis": {

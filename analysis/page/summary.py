@@ -184,8 +184,8 @@ def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str
     first, second = _cost(a, study), _cost(b, study)
     comparable = study.prices is not None or a["device"] == b["device"]
     if close:
-        runs = compared.get("runs to tell", math.nan)
-        more = f"about {runs:g} runs of each would tell" if runs == runs else "more runs would hardly tell"
+        runs = compared.get("runs to tell")
+        more = "more runs would hardly tell" if is_absent(runs) else f"about {runs:g} runs of each would tell"
         if first is None or second is None or not comparable:
             return f"neither: {more}"
         cheap = a if first <= second else b

@@ -356,14 +356,3 @@ def counters() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def cards() -> dict[str, Card]:
     return {"cosmoflow": small_card()}
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures have their answers and tables, and one empty picture: drawing is most of a report's time."""
-    from matplotlib.figure import Figure
-
-    from analysis.figures import views
-
-    for module in views().values():
-        monkeypatch.setattr(module, "draw", lambda study: Figure(figsize=(1, 1)))

@@ -28,15 +28,14 @@ DESCRIPTOR = """
     DESCRIPTOR = Descriptor("{name}", Path(__file__).parent, Hyperparameters, "stranger.work:Work", "stranger.generate")
 """
 FIGURE = """
+    import altair as alt
     import pandas as pd
-    from matplotlib.figure import Figure
-    TITLE, CAPTION = "Strange figure", "A caption."
+    from analysis.drawing.view import View
+    TITLE = "Strange figure"
     def table(study): return pd.DataFrame({"n": [len(study.runs)]})
     def answer(study): return f"There are {len(study.runs)} strange runs."
-    def draw(study):
-        figure = Figure()
-        figure.subplots().plot([1, 2])
-        return figure
+    def chart(table): return alt.Chart(table).mark_bar().encode(x="n:Q")
+    VIEWS = (View("strange", "Strange view", "A caption.", table, answer, chart),)
 """
 QUESTIONS = """
     version: 1
@@ -81,7 +80,10 @@ def site(tmp_path: Path) -> Site:
 WORKLOAD = "[mlhpc.workloads]\nstrange = stranger:DESCRIPTOR\n"
 GOOD = DESCRIPTOR.format(name="strange")
 BROKEN_WORKLOADS = {
-    "card misses a key": ({"__init__.py": GOOD, "card.yaml": CARD.replace("title:", "titel:")}, "did you mean 'title'?"),
+    "card misses a key": (
+        {"__init__.py": GOOD, "card.yaml": CARD.replace("title:", "titel:")},
+        "did you mean 'title'?",
+    ),
     "card is not YAML": ({"__init__.py": GOOD, "card.yaml": "a: [\n"}, "card.yaml"),
     "no card": ({"__init__.py": GOOD}, "card.yaml"),
     "not importable": ({"__init__.py": "import no_such_module"}, "no_such_module"),
@@ -214,8 +216,8 @@ def test_a_figure_of_another_package_is_on_the_page_with_its_question(site: Site
 
 
 BROKEN_FIGURES = {
-    "draw fails": (
-        {"strange.py": FIGURE.replace("figure = Figure()", "{}['x']")},
+    "chart fails": (
+        {"strange.py": FIGURE.replace("return alt", "{}['x']; return alt")},
         "figure 'strange' failed: KeyError: 'x'",
     ),
     "answer fails": (
@@ -227,7 +229,7 @@ BROKEN_FIGURES = {
         {"strange.py": "import nothing_there"},
         "figure 'strange' of package stranger is left out: No module",
     ),
-    "no draw": (
+    "no views": (
         {"strange.py": "TITLE = 'x'"},
         "figure 'strange' of package stranger is left out: stranger.figures.strange lacks",
     ),
@@ -238,7 +240,7 @@ BROKEN_FIGURES = {
 
 @pytest.mark.parametrize(
     "case",
-    [case if case == "draw fails" else pytest.param(case, marks=pytest.mark.long) for case in BROKEN_FIGURES],
+    [case if case == "chart fails" else pytest.param(case, marks=pytest.mark.long) for case in BROKEN_FIGURES],
 )
 def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
     files, expected = BROKEN_FIGURES[case]
@@ -247,9 +249,9 @@ def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site
     assert done.returncode == 0, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
-    is_drawn = case in ("draw fails", "answer fails", "no question", "questions damaged")  # the others are no figures
+    is_drawn = case in ("chart fails", "answer fails", "no question", "questions damaged")  # the others are no figures
     assert ("report it to the authors of stranger with " in done.stderr) == is_drawn
-    assert "Time split" in page
+    assert "Where the time goes" in page
 
 
 def test_a_faulty_figure_of_ours_ends_with_the_code_of_a_defect_after_the_report_is_written(
@@ -261,7 +263,7 @@ def test_a_faulty_figure_of_ours_ends_with_the_code_of_a_defect_after_the_report
     def fail(study: object) -> None:
         raise KeyError("tau_s")
 
-    monkeypatch.setattr(views()["time_split"], "draw", fail)
+    monkeypatch.setitem(views(), "time_split", replace(views()["time_split"], chart=fail))
     done = mlhpc("report", run_folder(tmp_path / "run"), "-o", tmp_path / "report")
     assert done.returncode == 70
     assert "mlhpc: figure 'time_split' failed: KeyError: 'tau_s' (please report it with " in done.stderr

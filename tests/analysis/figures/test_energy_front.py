@@ -12,6 +12,7 @@ from analysis.figures import views
 from analysis.page.scores import _headline_table
 from analysis.study import NotAnswerableError, study
 from suite.card import Card
+from tests.fixtures.charts import drawn, panels
 
 FIGURE = "energy_front"
 
@@ -56,7 +57,7 @@ def test_the_front_says_what_speed_costs(tmp_path: Path, package: Callable[..., 
     speed, cost = times["slow"] / times["fast"], rows.loc["fast", "energy [MJ]"] / rows.loc["slow", "energy [MJ]"]
     assert f"fast is {speed:.3g} times faster than slow for {cost:.3g} times the energy" in answer
     assert "part is both" in answer  # devices alone are in a panel of their own
-    assert len([axis for axis in views()[FIGURE].draw(data).axes if axis.axison]) == 2
+    assert len(panels(drawn(FIGURE, data))) == 2
     strong = data.results[data.results["mode"] == "strong"]
     assert "energy [MJ]" in str(_headline_table(strong, "scores"))
     assert "energy [MJ]" not in str(_headline_table(unmeasured.results, "scores"))

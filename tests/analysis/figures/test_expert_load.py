@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.drawing.axes import readable_on
-from analysis.drawing.vector import svg
-from analysis.figures import expert_load
+from analysis.figures import expert_load, views
 from analysis.study import NotAnswerableError, Study, study
 from analysis.tables.ingest import counts
 from suite.card import Card
 from tests.analysis.conftest import LogText
+from tests.fixtures.charts import drawn, panels
 
 Build = Callable[..., LogText]
 
@@ -72,7 +71,11 @@ def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str,
     _, layers, shares = next(expert_load._found(data)).last_epoch()
     assert layers == ["a", "b"]
     assert shares.tolist() == [[2.5, 0.5, 0.5, 0.5], [1.0] * 4]
-    assert "<title" in svg(expert_load.draw(data), "load", "Expert load", "")
+    cells = views()["expert_tokens"].table(data).set_index(["layer", "expert"])["tokens / mean"]
+    assert cells["a"].tolist() == [2.5, 0.5, 0.5, 0.5]
+    assert "most tokens has expert 0 of a (2.50 times the mean)" in views()["expert_tokens"].answer(data)
+    (rows,) = panels(drawn("expert_tokens", data)).values()
+    assert len(rows) == 8
 
 
 def test_without_experts_it_says_what_is_missing(tmp_path: Path, log: Build, cards: dict[str, Card]) -> None:
@@ -111,7 +114,8 @@ def test_no_load_stops_the_answer(
 
 def check_figure(folder: Path, log: Build, cards: dict[str, Card], load: Any) -> None:
     data = made(folder, log, cards, load, {"a": layer([1, 2, 3])})
-    svg(expert_load.draw(data), "load", "Expert load", "")
+    for name in ("expert_load", "expert_tokens"):
+        assert drawn(name, data)["datasets"]
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
@@ -129,14 +133,3 @@ def test_no_load_of_many_stops_the_figure(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
 ) -> None:
     check_figure(tmp_path_factory.mktemp("any"), log, cards, load)
-
-
-@pytest.mark.parametrize("colour", [(0.0, 0.447, 0.698), (0.835, 0.369, 0.0), (0.97, 0.97, 0.97)])
-def test_numbers_are_readable_on_their_cell(colour: tuple[float, float, float]) -> None:
-    def luminance(rgb: tuple[float, float, float]) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    ink = (1.0, 1.0, 1.0) if readable_on(colour) == "#FFFFFF" else (0.0, 0.0, 0.0)
-    high, low = sorted((luminance(ink), luminance(colour)), reverse=True)
-    assert (high + 0.05) / (low + 0.05) >= 4.5

@@ -7,25 +7,27 @@ from xml.etree import ElementTree
 
 import analysis.figures as figure_package
 from analysis.figures import FIGURES, views
+from analysis.figures import modules as figure_modules
 from docs.pages import gallery
 
 
 def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     modules = {path.stem for path in Path(figure_package.__path__[0]).glob("*.py")} - {"__init__"}
     assert sorted(FIGURES) == sorted(modules)
+    names = [view.name for module in figure_modules().values() for view in module.VIEWS]
+    assert names == list(views())
 
 
-def test_the_gallery_has_every_figure_with_a_picture(tmp_path: Path) -> None:
+def test_the_gallery_has_every_view_with_a_picture(tmp_path: Path) -> None:
     example = gallery.example(tmp_path)
     page = gallery.page(example)
-    titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    assert titles == [module.TITLE for module in views().values()]
-    for name, module in views().items():
-        assert f"![{module.TITLE}](gallery/{name}.svg)" in page
-        assert module.CAPTION in page
+    titles = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]
+    assert titles == [view.title for view in views().values()]
+    for name, view in views().items():
+        assert f"![{view.title}](gallery/{name}.svg)" in page
+        assert view.caption in page
     pictures = gallery.pictures(example)
     assert set(pictures) == set(views())
-    for name, picture in pictures.items():
-        root = ElementTree.fromstring(picture)
-        assert root.findtext("{http://www.w3.org/2000/svg}title") == views()[name].TITLE
-        assert gallery.PAPER in picture
+    for picture in pictures.values():
+        assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+        assert 'fill="white"' in picture

@@ -8,75 +8,50 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.patches import Ellipse, FancyArrowPatch, Rectangle
 
-from analysis.drawing.axes import BLUE, VERMILION, style
 from analysis.figures import views
+from analysis.figures.convergence import CURVES, RUNS
 from analysis.figures.scaling import SCALING
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import Study, study
 from suite.card import Card
+from tests.fixtures.charts import drawn, panels
 
 Build = Callable[..., Any]
 
 
-def draw(name: str, known: Study) -> Figure:
-    with style():
-        return views()[name].draw(known)
-
-
-def test_many_results_are_rows_and_few_are_curves(crowded: Study, sizes: Study) -> None:
-    rows = draw("convergence", crowded).axes
-    with_curves = crowded.distinct[crowded.distinct["benchmark"] == "cosmoflow"]
-    assert len(rows) == 2  # time to train and throughput
-    assert len([label for axis in rows for label in axis.get_yticklabels()]) == len(with_curves) > 12
-    curves = draw("convergence", sizes).axes
-    assert len([axis for axis in curves if axis.axison]) == len(sizes.distinct)
+def test_every_result_has_a_row_and_few_have_curves(crowded: Study, sizes: Study) -> None:
+    rows = panels(drawn("convergence", crowded))
+    of_title = {title: len({row["label"] for row in rows}) for title, rows in rows.items()}
+    known = views()["convergence"].table(crowded)["epochs to target, mean"].notna()
+    assert sum(of_title.values()) == known.sum() > 10
+    assert len(panels(drawn("learning_curves", sizes))) == CURVES < len(sizes.distinct)
 
 
 def test_own_results_keep_their_curves_beside_many(crowded: Study) -> None:
     own = crowded.results["published"].copy()
     own.iloc[0] = False
-    figure = draw("convergence", replace(crowded, results=crowded.results.assign(published=own)))
-    titles = [axis.get_title(loc="left") for axis in figure.axes]
-    assert len(figure.axes) == 3
-    assert "a-system-with-a-name" in titles[0]
+    known = replace(crowded, results=crowded.results.assign(published=own))
+    assert views()["learning_curves"].table(known)["label"].iloc[0] == known.results["label"].iloc[0]
 
 
-def test_a_panel_of_curves_ends_where_its_data_end(tmp_path: Path, run_folder: Build, cards: dict[str, Card]) -> None:
-    short = run_folder(tmp_path, "short", ours=False)
-    long = run_folder(tmp_path, "long", errors=(0.5,) * 30 + (0.1,), seed=9)
-    figure = draw("convergence", study([short, long], cards))
-    ends = {axis.get_title(loc="left").split("\n")[0]: axis.get_xlim()[1] for axis in figure.axes}
-    assert ends["long"] == pytest.approx(31 * 1.04)
-    assert ends["short"] < 15
-    assert len({axis.get_ylim() for axis in figure.axes}) == 1
-
-
-def test_more_than_fifty_runs_are_one_band(crowded: Study) -> None:
-    alone = crowded.results[crowded.results["mode"] == "weak"]
-    assert alone["n_started"].tolist() == [60]
-    figure = draw("convergence", replace(crowded, results=alone))
-    (axis,) = [axis for axis in figure.axes if axis.axison]
-    assert len(axis.lines) < 5
-    assert axis.collections  # the band
-    (left, *_) = draw("throughput", replace(crowded, results=alone)).axes
-    assert all(len(line.get_xdata()) <= 2 for line in left.lines)
+def test_of_many_runs_the_first_have_curves(crowded: Study) -> None:
+    alone = replace(crowded, results=crowded.results[crowded.results["mode"] == "weak"])
+    assert alone.results["n_started"].tolist() == [60]
+    assert views()["learning_curves"].table(alone)["run"].nunique() == RUNS
 
 
 def test_a_short_run_is_as_visible_as_a_long_one(crowded: Study) -> None:
     """A run of seconds beside one of hours: each has a bar of shares, not of seconds."""
     spans = crowded.distinct.groupby("benchmark")["run_s.mean"].agg(["min", "max"])
     assert (spans["max"] / spans["min"]).max() > 100
-    for axis in draw("time_split", crowded).axes:
-        ends: dict[float, float] = {}
-        for bar in (patch for patch in axis.patches if isinstance(patch, Rectangle)):
-            place = round(bar.get_y(), 3)
-            ends[place] = max(ends.get(place, 0.0), bar.get_x() + bar.get_width())
+    for rows in panels(drawn("time_split", crowded)).values():
+        ends: dict[str, float] = {}
+        for row in rows:
+            if row["_part"] != "staging before the run":
+                ends[row["label"]] = ends.get(row["label"], 0.0) + row["_value"]
         assert list(ends.values()) == pytest.approx([100.0] * len(ends))
 
 
@@ -99,21 +74,16 @@ def test_the_direction_of_the_spread_has_two_colours_and_names(
         text = log(errors=(0.5,) * (1 + trial % 3) + (0.1,), start_s=1000.0 * trial, train_s=10.0, staging=None)
         text.write(root / "B/results/by-seed/strong/cosmoflow" / f"result_{trial}.txt")
     known = study([root], cards)
-    figure = draw("spread_ellipse", known)
-    shapes = [patch for axis in figure.axes for patch in axis.patches if isinstance(patch, Ellipse)]
-    colours = {tuple(np.round(shape.get_edgecolor()[:3], 3)) for shape in shapes}
-    assert len(colours) == 2
-    names = {text.get_text() for axis in figure.axes for text in axis.texts}
-    assert names >= {"by-machine", "by-seed"}
+    (rows,) = panels(drawn("spread_ellipse", known)).values()
+    signs = {row["label"]: row["_sign"] for row in rows}
+    assert signs["by-machine"].startswith("along seconds per epoch")
+    assert signs["by-seed"].startswith("along epochs")
     assert "along epochs in 1 of 2 results" in views()["spread_ellipse"].answer(known)
-    assert {BLUE, VERMILION} == {line.get_color() for line in figure.axes[0].lines if not len(line.get_xdata())}
 
 
-def test_the_four_views_name_results_and_join_the_sizes_of_one_machine(sizes: Study) -> None:
-    figure = draw("two_by_two", sizes)
-    for axis in figure.axes:
-        assert {"of2", "of128"} & {text.get_text() for text in axis.texts}
-        assert any(isinstance(text.arrow_patch, FancyArrowPatch) for text in axis.texts if hasattr(text, "arrow_patch"))
+def test_a_larger_machine_gives_and_takes(sizes: Study) -> None:
+    titles = [title.rsplit(" · ", 1)[1] for title in panels(drawn("two_by_two", sizes))]
+    assert titles == ["gives", "takes"]
     assert "64 times the compute units (of2 to of128) gave" in views()["two_by_two"].answer(sizes)
 
 
@@ -136,9 +106,7 @@ def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
     last = rows.iloc[-1]
     assert last["further size"] == 256
     assert last["there from"] <= last["s/epoch there"] <= last["there to"]
-    said = views()["scaling"].answer(sizes)
-    assert re.search(r"by the models [\d.]+ m?s \[[\d.]+, [\d.]+\] per epoch at 256", said)
-    assert "(the upper end holds if no limit begins beyond 128)" in said
+    assert re.search(r"by the models [\d.]+ m?s \[[\d.]+, [\d.]+\] per epoch at 256", views()["scaling"].answer(sizes))
 
 
 def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:

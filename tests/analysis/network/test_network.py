@@ -13,10 +13,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from analysis.commands.report import report
-from analysis.figures import views as all_figures
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
@@ -287,12 +285,7 @@ def test_the_papers_rows() -> None:
     assert {row.kind for row in rows} == {"FIT", "PRED", "MISMATCH", "OPEN"}
 
 
-def test_a_report_takes_a_sweep_beside_its_logs(
-    tmp_path: Path, run_folder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, module in all_figures().items():
-        if not name.startswith("moe_"):
-            monkeypatch.setattr(module, "draw", lambda study: Figure(figsize=(1, 1)))
+def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any) -> None:
     runs, path = run_folder(tmp_path / "runs"), written(tmp_path, sweep(noise=0.05))
     output = tmp_path / "report"
     done = CliRunner().invoke(report, [str(runs), str(path), "-o", str(output)])
@@ -319,7 +312,6 @@ def test_a_report_takes_a_sweep_beside_its_logs(
     assert "extrapolat" in html
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folder: Any) -> None:
     output = tmp_path / "report"
     done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])

@@ -1,4 +1,4 @@
-"""What failed before a report stands on its page; without matplotlib there is still a page."""
+"""What failed before a report stands on its page; without altair there is still a page."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def test_a_failed_step_stands_on_the_page_and_in_the_numbers(tmp_path: Path, run
     ]
 
 
-WITHOUT_MATPLOTLIB = """
+WITHOUT_ALTAIR = """
 import importlib.machinery, sys
 find = importlib.machinery.PathFinder.find_spec
 def find_spec(name, *more):
-    return None if name.partition(".")[0] == "matplotlib" else find(name, *more)
+    return None if name.partition(".")[0] == "altair" else find(name, *more)
 importlib.machinery.PathFinder.find_spec = find_spec
 from suite.cli.main import main
 main()
 """
 
 
-def test_without_matplotlib_the_page_has_everything_but_figures(tmp_path: Path, run_folder: Build) -> None:
+def test_without_altair_the_page_has_everything_but_figures(tmp_path: Path, run_folder: Build) -> None:
     command = [
         sys.executable,
         "-c",
-        WITHOUT_MATPLOTLIB,
+        WITHOUT_ALTAIR,
         "report",
         str(run_folder(tmp_path, "one")),
         "-o",
@@ -66,8 +66,8 @@ def test_without_matplotlib_the_page_has_everything_but_figures(tmp_path: Path, 
         (tmp_path / "report/report.html").read_text(),
         json.loads((tmp_path / "report/report.json").read_text()),
     )
-    assert "<svg" not in html
-    assert "figures: none is drawn: matplotlib is not installed (pip install &#39;mlhpc[analysis]&#39;)" in html
+    assert "<figure" not in html
+    assert "figures: none is drawn: altair is not installed (pip install &#39;mlhpc[analysis]&#39;)" in html
     assert document["figures"] == []
     assert document["results"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ Cards = dict[str, Card]
 
 
 def of(data: Study) -> Summary:
-    try:
-        return summary(data, {"comparison": views()["comparison"].table(data)})
-    except NotAnswerableError:
-        return summary(data, {})
+    numbers, answers = {}, {}
+    for name in ("comparison", "waterfall", "beside_published"):
+        with suppress(NotAnswerableError):
+            numbers[name], answers[name] = views()[name].table(data), views()[name].answer(data)
+    return summary(data, numbers, answers)
 
 
 def lines(data: Study) -> list[dict[str, str]]:
@@ -49,28 +52,31 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
     data = study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     (line,) = lines(data)
     row = views()["comparison"].table(data).iloc[0]
-    assert line["who is faster"] == "quick"
-    assert line["by how much"].startswith(
-        f"{row['ratio of times']:.3g} times as fast as slow (95 %: {row['95 % from']:.3g}"
+    assert line["fastest"] == "quick"
+    said = (
+        f"slow takes {row['ratio of times']:.3g} times as long (95 %: {row['95 % from']:.3g} to {row['95 % to']:.3g})"
     )
-    assert line["is it sure"] == "yes, by 10 and 10 runs"
-    assert "unit hours of A1" in line["at what cost"]
-    assert line["what to do"] == "choose quick"
-    assert any("--price" in sentence for sentence in of(data).sentences)
+    assert line["by how much, and is it sure"] == f"{said}; sure, by 10 and 10 runs"
+    assert line["why"].startswith("speed of each part × ")
+    assert re.fullmatch(r"4 A1 against 4 A1; [\d.]+ against [\d.]+ unit hours", line["size and cost of both"])
+    assert line["what to take"] == "quick: faster, and it costs no more"
 
 
 def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
     (line,) = lines(study([made("a1"), made("b2", eval_s=2.3)], cards))
-    assert line["is it sure"].startswith("no: ")
-    assert "times as fast" not in line["by how much"]
-    assert line["what to do"].startswith("the cheaper of a1, b2")
+    assert "inconclusive: " in line["by how much, and is it sure"]
+    assert "sure, by" not in line["by how much, and is it sure"]
+    assert line["fastest"] in ("a1, or b2", "b2, or a1")
+    assert re.match(r"(a1|b2), the cheaper of two that may be as fast; (about|more) ", line["what to take"])
 
 
 def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubts(made: Build, cards: Cards) -> None:
     paths = [made("quick", train_s=5, others=0.02), made("slow", train_s=40, others=0.23), made("none", train_s=50)]
     data = study(paths, cards)
     (line,) = lines(data)
-    assert line["is it sure"] == "yes, by 10 and 10 runs; beside other work were 10 of 10 runs of slow"
+    assert line["by how much, and is it sure"].endswith(
+        "sure, by 10 and 10 runs; beside other work were 10 of 10 runs of slow"
+    )
     (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
     assert doubt.text == "10 of 10 runs had company: other work took up to 23 % of their CPUs"
@@ -88,10 +94,10 @@ def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> No
 @pytest.mark.parametrize(
     ("prices", "cost", "advice"),
     [
-        ((1.0, 1.0), "the least", "choose quick"),
-        ((50.0, 1.0), "; least ", "quick where time counts; slow where cost does: "),
-        ((None, 1.0), "no price for fast one; least ", "give the price of fast one"),
-        ((1.0, None), "the least", "choose quick"),
+        ((1.0, 1.0), " USD", "quick: faster, and it costs no more"),
+        ((50.0, 1.0), " USD", "quick where time counts, for "),
+        ((None, 1.0), "cost not known of fast one", "quick where time counts; state prices"),
+        ((1.0, None), "cost not known of slow one", "quick where time counts; state prices"),
     ],
 )
 def test_prices_decide_what_to_do(
@@ -103,15 +109,15 @@ def test_prices_decide_what_to_do(
         description.write_text(description.read_text().replace('"A1"', f'"{name}"'))
     given = [f"{name}={price} USD/h" for name, price in zip(("fast one", "slow one"), prices, strict=True) if price]
     (line,) = lines(study(paths, cards, prices=read_prices(given)))
-    assert cost in line["at what cost"]
-    assert line["what to do"].startswith(advice)
+    assert cost in line["size and cost of both"]
+    assert line["what to take"].startswith(advice)
 
 
 def test_the_same_speed_is_chosen_by_cost(made: Build, cards: Cards) -> None:
     paths = [made("a1", eval_s=2.1, nodes=8), made("b2")]
     (line,) = lines(study(paths, cards, prices=read_prices(["A1=2 USD/h"])))
     cheap = "b2"
-    assert line["what to do"] in (f"choose {cheap}: perhaps as fast, and costs less", f"choose {cheap}")
+    assert line["what to take"].startswith(f"{cheap}, the cheaper of two that may be as fast; ")
 
 
 def test_what_may_not_be_ranked_together_has_no_line(made: Build, cards: Cards) -> None:
@@ -123,7 +129,8 @@ def test_what_may_not_be_ranked_together_has_no_line(made: Build, cards: Cards) 
 def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     said = of(study([run_folder(tmp_path, "first")], cards))
     assert said.table is None
-    first, then = said.sentences
+    first, beside, then = said.sentences
+    assert beside.startswith("In the published field: ")
     assert first.startswith("first trains to the target of cosmoflow (mini) in ")
     assert "3 of 3 runs reached it" in first
     assert "% of that is training" in first

@@ -14,6 +14,7 @@ from analysis.figures import views
 from analysis.results.extent import extent, unit_names, with_extent
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
+from tests.fixtures.charts import drawn
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,7 @@ def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -
     assert cost[
         "on the front"
     ].all()  # fewer cores take longer and cost less: with hours of units only the fastest was there
-    assert "4 (cores)" in views()["waterfall"].answer(one_node) or "2 (cores)" in views()["waterfall"].answer(
-        one_node
-    )
+    assert "4 (cores)" in views()["waterfall"].answer(one_node) or "2 (cores)" in views()["waterfall"].answer(one_node)
 
 
 def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
@@ -117,7 +116,7 @@ def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
     found = views()["throughput"].table(known)
     assert found["machine size"].isna().all()
     assert (found["train [samples/s], harmonic mean"] > 0).all()
-    views()["throughput"].draw(known)
+    assert drawn("throughput", known)["datasets"]
     for name in ("time_and_units", "pareto", "two_by_two"):
         with pytest.raises(NotAnswerableError):
             views()[name].table(known)

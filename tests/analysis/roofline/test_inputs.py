@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report
-from analysis.drawing.axes import style
-from analysis.drawing.vector import svg
-from analysis.figures import FigureModule, figures
+from analysis.drawing.view import View
+from analysis.figures import views
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
 from analysis.roofline.points import machines
@@ -25,6 +24,7 @@ from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from suite.commands.machine.counters import counters as counters_command
 from suite.errors import InputError
+from tests.fixtures.charts import drawn
 from tests.fixtures.cli import mlhpc
 
 Build = Callable[..., Any]
@@ -280,9 +280,7 @@ def test_a_kernel_without_flops_is_in_the_tables_and_not_on_the_classic_roofline
     path.write_text(json.dumps(document))
     made = study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
     for name in ("roofline", "time_roofline", "hierarchical_roofline"):
-        module = views()[name]
-        with style():
-            assert svg(module.draw(made), name, module.TITLE, module.CAPTION)
+        assert all(row.get("point") != "copy" for rows in drawn(name, made)["datasets"].values() for row in rows)
     rows = views()["roofline"].table(made).set_index("point")
     assert rows.loc["copy", "state"] == "not drawn: no FLOPs"
 
@@ -336,11 +334,11 @@ def test_no_log_can_stop_the_figures(
 ) -> None:
     made = absurd(tmp_path, run_folder, ceilings, counters, cards, key, value)
     for module in of_files():
-        with suppress(NotAnswerableError), style():
-            svg(module.draw(made), "figure", module.TITLE, module.CAPTION)
+        with suppress(NotAnswerableError):
+            assert drawn(module.name, made)["datasets"]
 
 
-def of_files() -> list[FigureModule]:
+def of_files() -> list[View]:
     """The figures that show ceilings or counters files."""
     wanted = {"stragglers", "what_if"}
     return [module for name, module in views().items() if name.endswith("roofline") or name in wanted]
@@ -359,7 +357,6 @@ def absurd(
     return study([runs], cards, read_inputs(given, [ceilings(folder / "d.json", "other", faster=2.0)]))
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
     tmp_path: Path, run_folder: Build, ceilings: Build
 ) -> None:
