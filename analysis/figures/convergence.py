@@ -43,7 +43,7 @@ def epochs_table(study: Study) -> pd.DataFrame:
     bounds = [_reference(row) for row in frame.to_dict("records")]
     return result_table(
         frame,
-        ("label",),
+        ("mode", "label"),
         {
             "runs started": frame["n_started"],
             "runs that reached the target": frame["n_reached"],

@@ -18,15 +18,13 @@ def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     assert names == list(views())
 
 
-def test_the_gallery_has_every_view_with_a_picture(tmp_path: Path) -> None:
-    example = gallery.example(tmp_path)
-    page = gallery.page(example)
+def test_the_gallery_has_every_view_with_a_picture(drawn_gallery: tuple[str, dict[str, str]]) -> None:
+    page, pictures = drawn_gallery
     titles = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]
     assert titles == [view.title for view in views().values()]
     for name, view in views().items():
         assert f"![{view.title}](gallery/{name}.svg)" in page
         assert view.caption in page
-    pictures = gallery.pictures(example)
     assert set(pictures) == set(views())
     for picture in pictures.values():
         assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
