@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -186,6 +186,28 @@ def _make_one(place: Path) -> None:
         raise
     except OSError as error:
         find_folder(place, error)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
+
+    None if that belongs to somebody else: what it held would not be of this user.
+    """
+    given = environ.get("XDG_CACHE_HOME", "")
+    home = environ.get("HOME", "")
+    wanted = [Path(given)] if given.startswith("/") else [Path(home) / ".cache"] if home.startswith("/") else []
+    for folder in (base / "mlhpc" for base in wanted):
+        with suppress(OSError):
+            make_folder(folder)
+            if os.access(folder, os.W_OK):
+                return folder
+    folder = Path(tempfile.gettempdir()) / f"mlhpc-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
+            return folder
+    return None
 
 
 def find_folder(place: Path, error: OSError) -> None:

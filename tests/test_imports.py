@@ -126,7 +126,7 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
     "analysis.study": {"analysis.tables", "analysis.network", "analysis.sources", "analysis.results"},
     "analysis.published": set(),
     "analysis.roofline": {"analysis.tables", "analysis.sources", "analysis.study", "analysis.published"},
-    "analysis.drawing": {"analysis.roofline"},
+    "analysis.drawing": {"analysis.study"},
     "analysis.figures": {
         *("analysis.tables", "analysis.network", "analysis.sources", "analysis.results", "analysis.study"),
         *("analysis.published", "analysis.roofline", "analysis.drawing"),

@@ -27,7 +27,7 @@ WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side 
 BAR = 22  # pixels from bar to bar
 EDGE = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
 
-Chart = alt.Chart | alt.LayerChart | alt.ConcatChart
+Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
 
 _TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
 THEME: dict[str, Any] = {

@@ -50,7 +50,10 @@ def summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[
     """Summarise a study. ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same."""
     compared, explained = numbers.get("comparison", EMPTY), numbers.get("waterfall", EMPTY)
     newest = _newest_rounds(study)
-    own, recent, history, alone = [], [], [], []
+    own: list[_Line] = []
+    recent: list[_Line] = []
+    history: list[_Line] = []
+    alone: list[dict[object, object]] = []
     for task in study.tasks():
         rows = task.rows[task.rows["score_s"].notna()]
         is_weak = bool((rows["mode"] == "weak").any())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import vl_convert
 
-from suite.files import read_bytes, write_whole
-from suite.machine.choice.store import cache_folder
+from suite.files import cache_folder, read_bytes, write_whole
 
 PNG_SCALE = 2.0  # pixels of a file for one of the page
 LARGEST = 2**23  # bytes of the script
@@ -20,7 +20,7 @@ LARGEST = 2**23  # bytes of the script
 def script() -> str:
     """Vega, Vega-Lite and vega-embed as one text for a page. Kept in the user's cache: making it takes three seconds."""
     folder = cache_folder()
-    kept = folder / f"vega-{vl_convert.__version__}.js" if folder else None
+    kept = folder / f"vega-{version('vl-convert-python')}.js" if folder else None
     if kept is not None:
         with suppress(OSError, ValueError):
             return read_bytes(kept, LARGEST).decode()

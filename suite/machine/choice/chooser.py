@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from suite import VERSION
+from suite.files import cache_folder
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.machine.choice.store import Store, cache_folder
+from suite.machine.choice.store import Store
 from suite.machine.choice.timing import Candidate, time_candidates
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import machine_root

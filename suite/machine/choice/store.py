@@ -7,42 +7,17 @@ replaced; two runs that write at once lose an entry, which is measured again.
 from __future__ import annotations
 
 import json
-import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suite.files import make_folder, read_json, write_whole
+from suite.files import read_json, write_whole
 
 VERSION = 1
 NAME = "choices.json"  # in the user's cache folder
 LARGEST = 2**20  # bytes that are read
 MOST = 512  # entries; the oldest go first
-
-
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
-
-    None if that belongs to somebody else: what it held would not be this user's measurement.
-    """
-    given = environ.get("XDG_CACHE_HOME", "")
-    home = environ.get("HOME", "")
-    wanted = [Path(given)] if given.startswith("/") else [Path(home) / ".cache"] if home.startswith("/") else []
-    for folder in (base / "mlhpc" for base in wanted):
-        with suppress(OSError):
-            make_folder(folder)
-            if os.access(folder, os.W_OK):
-                return folder
-    folder = Path(tempfile.gettempdir()) / f"mlhpc-{os.getuid()}"
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        state = folder.lstat()
-        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
-            return folder
-    return None
 
 
 class Store:

@@ -15,12 +15,13 @@ from typing import Any, cast
 import pytest
 import torch
 
+from suite.files import cache_folder
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
 from suite.machine.choice import timing
 from suite.machine.choice.chooser import Chooser, Question, class_of, fastest
-from suite.machine.choice.store import LARGEST, MOST, NAME, Store, cache_folder
+from suite.machine.choice.store import LARGEST, MOST, NAME, Store
 from suite.world import World
 from tests.fixtures.thread_ranks import Meeting
 
