@@ -41,6 +41,7 @@ THEME: dict[str, Any] = {
         "gridColor": GREY,
         "gridOpacity": 0.25,
         "labelLimit": 260,
+        "labelSeparation": 6,
     },
     "legend": {**_TEXT, "title": None, "orient": "top", "symbolType": "circle", "labelLimit": 300, "columns": 6},
     "title": {"color": INK, "anchor": "start", "fontSize": 13, "fontWeight": "bold", "subtitleColor": INK},
@@ -112,7 +113,8 @@ def panels(
 
 def _zoom(place: int) -> alt.Parameter:
     """The axes of the panel at ``place`` follow the wheel and the pointer. A name of its own keeps panels apart."""
-    return alt.selection_interval(bind="scales", name=f"zoom_{place}")
+    wheel = "wheel![event.ctrlKey || event.metaKey]"  # the wheel alone scrolls the page
+    return alt.selection_interval(bind="scales", name=f"zoom_{place}", zoom=wheel)
 
 
 def _title(key: tuple[Any, ...]) -> str:

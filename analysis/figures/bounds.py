@@ -103,7 +103,7 @@ def bounds_chart(table: pd.DataFrame) -> Chart:
         ends = {"x": alt.X("band from \\[s\\]:Q", title="seconds of one training step"), "x2": "band to \\[s\\]:Q"}
         band = first.mark_bar(color=GREY, opacity=0.3, height={"band": 0.5}).encode(**ends)
         step = first.mark_tick(color=INK, thickness=3).encode(
-            x=number(alt.X, "step [s]", "seconds of one training step", log=True)
+            x=number(alt.X, "step [s]", "seconds of one training step", log=True, prefix=True)
         )
         marks = base.mark_point(size=80, strokeWidth=2, tooltip={"content": "data"}).encode(
             x=x, color=alt.Color("resource:N", scale=colours), shape=alt.Shape("resource:N", scale=shapes)

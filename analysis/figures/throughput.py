@@ -144,7 +144,7 @@ def models_answer(study: Study) -> str:
 
 def models_chart(table: pd.DataFrame) -> Chart:
     """Models per minute, and the share of the time that an instance ran, written at the bar's end."""
-    shares = table["an instance ran, mean share [%]"].map("an instance ran {:.0f} % of the time".format)
+    shares = table["an instance ran, mean share [%]"].map("ran {:.0f} % of the time".format)
     return result_panels(
         table.assign(_end=shares),
         lambda rows: parts_bars(rows, {"models/min": BLUE}, "models per minute", text="_end"),

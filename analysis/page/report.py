@@ -181,7 +181,7 @@ def _title(study: Study) -> str:
     return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {count_text(len(study.results), 'result')}"
 
 
-FILTERS = {"benchmark": "benchmark", "size": "size", "round": "round", "division": "division", "system": "machine"}
+FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "device")} | {"system": "machine"}
 
 
 def _known(study: Study) -> str:

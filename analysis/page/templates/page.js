@@ -36,6 +36,7 @@ const known = JSON.parse(document.getElementById("known").textContent);
 const numbers = row => (row.dataset.of ?? "").split(" ").filter(text => text !== "").map(Number);
 const logs = document.getElementById("logs");
 const logRows = logs ? all("tbody tr", logs) : [];
+const rowsOf = new Map(all(".view").map(view => [view, all("tbody tr", view)]));  // as they are before any sorting
 
 // Filters and search. The address keeps the filters, so that a link shows the same view.
 const chosen = Object.fromEntries(known.filters.map(name => [name, ""]));
@@ -47,36 +48,64 @@ const filtered = () => known.filters.some(name => chosen[name] !== "");
 const kept = of => of.length === 0 || of.some(passes);
 function apply() {
   const terms = search.value.toLowerCase().split(/\s+/).filter(term => term);
-  const found = element => terms.every(term => element.textContent.toLowerCase().includes(term));
+  const holds = text => terms.every(term => text.toLowerCase().includes(term));
+  const found = element => holds(element.textContent);
   let [visible, total] = [0, 0];
   for (const row of all("#results ~ * tbody tr, .view tbody tr, #logs tbody tr, .differing tbody tr")) {
-    const heading = row.closest("[data-heading]")?.dataset.heading.toLowerCase() ?? "";
-    const text = () => heading + " " + row.textContent.toLowerCase();
-    row.hidden = !kept(numbers(row)) || !(terms.length === 0 || terms.every(term => text().includes(term)));
+    const heading = row.closest("[data-heading]")?.dataset.heading ?? "";
+    row.hidden = !kept(numbers(row)) || (terms.length > 0 && !holds(heading + " " + row.textContent));
     total += 1;
     visible += !row.hidden;
   }
   for (const block of all(".ranking")) block.hidden = !all("tbody tr", block).some(row => !row.hidden);
-  for (const section of all("section.figure")) section.hidden = terms.length > 0 && !found(section);
+  for (const section of all("section.figure")) {
+    section.hidden = terms.length > 0 && !holds(all("h2, h3, p, figcaption, table", section).map(e => e.textContent).join(" "));
+  }
   for (const item of all("ul.issues li")) item.hidden = !found(item);
   for (const term of all("dl.answers dt")) term.hidden = term.nextElementSibling.hidden = !(found(term) || found(term.nextElementSibling));
   shown.textContent = filtered() || terms.length ? `${visible} of ${total} rows` : "";
+}
+function follow() {  // after a choice: tables at once, charts in sight next, the others when there is time
+  apply();
+  for (const chart of drawn.values()) chart.finalize();
   drawn.clear();
-  for (const view of inSight) draw(view);
+  inSight.forEach(draw);
+  whenIdle(drawNext);
+}
+function address(at) {
+  const parts = known.filters.filter(name => chosen[name] !== "").map(name => [name, chosen[name]]).concat(at ? [["at", at]] : []);
+  return parts.length ? "#" + parts.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&") : location.pathname + location.search;
 }
 function choose(name, value) {
   chosen[name] = selects[name].value = value;
-  const parts = known.filters.filter(each => chosen[each] !== "").map(each => `${each}=${encodeURIComponent(chosen[each])}`);
-  history.replaceState(null, "", parts.length ? "#" + parts.join("&") : location.pathname + location.search);
-  apply();
+  history.replaceState(history.state, "", address());
+  follow();
 }
 function readAddress() {
-  for (const part of location.hash.slice(1).split("&")) {
-    const [name, value] = part.split("=");
-    if (value !== undefined && name in selects) chosen[name] = selects[name].value = decodeURIComponent(value);
+  const hash = location.hash.slice(1);
+  const parts = new URLSearchParams(hash);
+  if (hash === "" || hash.includes("=")) {
+    const before = JSON.stringify(chosen);
+    for (const [name, select] of Object.entries(selects)) {
+      select.value = parts.get(name) ?? "";
+      if (select.selectedIndex < 0) select.value = "";
+      chosen[name] = select.value;
+    }
+    if (JSON.stringify(chosen) !== before) follow();
   }
+  const target = document.getElementById(parts.get("at") ?? decodeURIComponent(hash));
+  target?.closest("section.figure")?.openView?.(target);
+  target?.scrollIntoView();
 }
-const controls = made("form", { className: "controls", role: "search" }, made("label", {}, "Search", search));
+addEventListener("hashchange", readAddress);
+document.addEventListener("click", event => {  // a link within the page keeps the filters in the address
+  const link = event.target.closest?.("a[href^='#']");
+  if (!link || !filtered() || event.defaultPrevented) return;
+  event.preventDefault();
+  location.hash = address(link.hash.slice(1));
+});
+const controls = made("form", { className: "controls" }, made("label", {}, "Search", search));
+controls.setAttribute("role", "search");
 controls.addEventListener("submit", event => event.preventDefault());
 for (const name of known.filters) {
   const values = [...new Set(known.results.map(result => result[name]))].sort();
@@ -87,65 +116,92 @@ for (const name of known.filters) {
 }
 controls.addEventListener("reset", () => setTimeout(() => {
   known.filters.forEach(name => { chosen[name] = ""; });
-  history.replaceState(null, "", location.pathname + location.search);
-  apply();
+  history.replaceState(history.state, "", address());
+  follow();
 }));
 controls.append(made("button", { type: "reset" }, "show all"), shown);
+const contents = made("details", { className: "contents" }, made("summary", {}, "Contents"), document.querySelector("nav ul").cloneNode(true));
+contents.addEventListener("click", event => { if (event.target.closest("a")) contents.open = false; });
+controls.prepend(contents);
 let waiting;
 search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 120); });
-document.querySelector("nav").after(controls);
+document.querySelector("nav").closest("section").after(controls);
 // A click on a system in a table of scores chooses it everywhere; another click shows all again.
 for (const row of all(".ranking tbody tr")) {
   const of = numbers(row);
   if (of.length !== 1 || !selects.system) continue;
   const button = made("button", { type: "button", title: "Show only this system" }, row.cells[0].textContent);
   row.cells[0].replaceChildren(button);
-  const system = known.results[of[0]].system;
-  button.addEventListener("click", () => choose("system", chosen.system === system ? "" : system));
+  button.addEventListener("click", () => toggle("system", known.results[of[0]].system));
 }
+function toggle(name, value) { choose(name, chosen[name] === value ? "" : value); }
 
-// Charts. Each is drawn when it comes into sight, with those rows of its data whose results the filters keep.
+// Charts: those in sight first, the others when there is time (a printed page needs all). A chart shows the rows of its
+// data whose results the filters keep; rows about no result stay with them.
 const drawn = new Map();  // view: what vega-embed returned
 const inSight = new Set();
 const PADDING = 90;  // pixels beside the frame of a chart: names and ticks of its axis
-function fitted(view) {  // the specification for the room that there is, or null if no row is left
+const NARROW = 500;  // pixels of a window with short names and legends of two columns
+const whenIdle = window.requestIdleCallback ?? (work => setTimeout(work, 50));
+const parts = spec => spec.concat ?? [spec];
+const datasetsOf = part => [part.data?.name, ...(part.layer ?? []).flatMap(datasetsOf)].filter(name => name);
+const hasNames = part => (part.encoding?.y?.field === "label" && part.encoding.y.type === "nominal") || (part.layer ?? []).some(hasNames);
+function fitted(view, room) {  // the specification for the room that there is, or null if nothing is left
   const spec = JSON.parse(view.querySelector("figure script").textContent);
-  const left = name => spec.datasets[name].filter(row => kept(row._of ?? []));
-  for (const name of Object.keys(spec.datasets)) spec.datasets[name] = left(name);
-  const names = part => [part.data?.name, ...(part.layer ?? []).flatMap(names)].filter(name => name);
-  const holds = part => names(part).some(name => spec.datasets[name].length > 0);
-  const room = view.querySelector(".chart").clientWidth;
-  if (spec.concat) {
-    spec.concat = spec.concat.filter(holds);
-    if (!spec.concat.length) return null;
-    spec.columns = Math.max(1, Math.min(spec.columns, Math.floor(room / (spec.concat[0].width + PADDING))));
-    for (const part of spec.concat) part.width = Math.min(part.width, room - PADDING);
-    return spec;
+  spec.description = view.dataset.title + ". " + view.querySelector(".answer").textContent;
+  const whole = spec.datasets;
+  const all = Object.values(whole).flat().filter(row => row._of?.length);
+  if (all.length && !all.some(row => kept(row._of))) return null;
+  spec.datasets = Object.fromEntries(Object.entries(whole).map(([name, rows]) => [name, rows.filter(row => kept(row._of ?? []))]));
+  const holds = part => datasetsOf(part).some(name => spec.datasets[name].length > 0);
+  if (spec.concat) spec.concat = spec.concat.filter(holds);
+  if (!parts(spec).some(holds)) return null;
+  if (spec.concat) spec.columns = Math.max(1, Math.min(spec.columns, Math.floor(room / (spec.concat[0].width + PADDING))));
+  for (const part of parts(spec)) {
+    if (part.width) part.width = Math.min(part.width, room - PADDING);
+    if (!hasNames(part)) continue;
+    const count = data => new Set(datasetsOf(part).flatMap(name => data[name].map(row => row.label))).size;
+    part.height = Math.max(40, part.height * count(spec.datasets) / count(whole));
   }
-  if (spec.width) spec.width = Math.min(spec.width, room - PADDING);
-  return holds(spec) ? spec : null;
+  if (room < NARROW) {
+    Object.assign(spec.config.axis, { labelLimit: 110 });
+    Object.assign(spec.config.legend, { columns: 2, labelLimit: 120 });
+    Object.assign(spec.config.title, { limit: room - 40 });
+  }
+  return spec;
 }
 async function draw(view) {
   if (drawn.has(view)) return;
-  drawn.set(view, null);
+  const draft = { finalize() {} };
+  drawn.set(view, draft);
   const place = view.querySelector(".chart");
-  const spec = fitted(view);
+  const room = place.clientWidth || view.parentElement.clientWidth;  // a view behind another has no width
+  const spec = fitted(view, room);
   if (spec === null) {
     place.replaceChildren(made("p", { className: "missing" }, "Nothing of this figure is in the selection."));
     return;
   }
-  if (place.clientWidth < 500) {  // a phone: short names, legends in two columns
-    spec.config.axis.labelLimit = 110;
-    spec.config.legend.columns = 2;
-    spec.config.legend.labelLimit = 120;
+  const embed = () => vegaEmbed(place, spec, { actions: false, renderer: "svg", tooltip: false });
+  let chart = await embed();
+  for (let tries = 0; tries < 3; tries++) {  // texts beside the frame may take more than the padding
+    const excess = chart.view.container().querySelector("svg").getAttribute("width") - room;
+    if (excess <= 0) break;
+    for (const part of parts(spec)) if (part.width) part.width = Math.max(100, part.width - Math.ceil(excess / (spec.columns ?? 1)));
+    chart.finalize();
+    chart = await embed();
   }
-  const made = await vegaEmbed(place, spec, { actions: false, renderer: "svg", tooltip: false });
-  drawn.set(view, made);
-  const rowOf = item => item?.datum?._row ?? item?.datum?.datum?._row;
-  made.view.addEventListener("mouseover", (event, item) => show(view, rowOf(item), event));
-  made.view.addEventListener("mouseout", () => { tip.hidden = true; });
-  made.view.addEventListener("click", (event, item) => pick(view, item));
+  if (drawn.get(view) !== draft) { chart.finalize(); return; }  // chosen anew in the meantime
+  drawn.set(view, chart);
+  chart.view.addEventListener("mouseover", (event, item) => show(view, rowOf(event, item), event));
+  chart.view.addEventListener("mouseout", () => { tip.hidden = true; });
+  chart.view.addEventListener("click", (event, item) => { if (rowOf(event, item) !== undefined) detail(view, rowOf(event, item)); });
   reachable(view, place);
+}
+async function drawNext() {
+  const next = all(".view").find(view => !drawn.has(view));
+  if (!next) return;
+  await draw(next);
+  whenIdle(drawNext);
 }
 const sight = new IntersectionObserver(entries => {
   for (const { target, isIntersecting } of entries) {
@@ -153,103 +209,129 @@ const sight = new IntersectionObserver(entries => {
   }
 }, { rootMargin: "400px" });
 
-// One view of a figure at a time: the others behind a row of buttons.
+// One view of a figure at a time: the others behind tabs.
 for (const section of all("section.figure")) {
   const views = all(".view", section);
   views.forEach(view => sight.observe(view));
   if (views.length < 2) continue;
-  const bar = made("div", { className: "tabs", role: "tablist" });
-  const buttons = views.map(view => {
-    const button = made("button", { type: "button" }, view.dataset.title);
-    button.setAttribute("role", "tab");
-    button.setAttribute("aria-controls", view.id);
-    button.addEventListener("click", () => open(view));
-    return button;
+  const bar = made("div", { className: "tabs", ariaLabel: section.getAttribute("aria-label") });
+  bar.setAttribute("role", "tablist");
+  const tabs = views.map(view => {
+    const tab = made("button", { type: "button", id: "tab-" + view.id }, view.dataset.title);
+    tab.setAttribute("role", "tab");
+    tab.setAttribute("aria-controls", view.id);
+    view.setAttribute("role", "tabpanel");
+    tab.addEventListener("click", () => section.openView(view));
+    return tab;
   });
-  bar.append(...buttons);
+  bar.append(...tabs);
+  bar.addEventListener("keydown", event => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = (tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length;
+    section.openView(views[next]);
+    tabs[next].focus();
+  });
   section.querySelector("h2").after(bar);
-  const open = shown => views.forEach((view, place) => {
-    view.classList.toggle("behind", view !== shown);
-    buttons[place].setAttribute("aria-selected", view === shown);
-  });
-  section.openView = open;
-  open(views[0]);
+  section.openView = wanted => {
+    if (!views.includes(wanted)) return;
+    views.forEach((view, place) => {
+      view.classList.toggle("behind", view !== wanted);
+      tabs[place].setAttribute("aria-selected", view === wanted);
+      tabs[place].tabIndex = view === wanted ? 0 : -1;
+    });
+  };
+  section.openView(views[0]);
 }
-function follow() {  // a link to a view opens it
-  const view = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  const section = view?.closest("section.figure");
-  if (view?.classList.contains("view")) { section.openView?.(view); view.scrollIntoView(); }
-}
-addEventListener("hashchange", follow);
 
 // Values of a mark where the pointer rests: the texts of its row of the table.
-const tip = made("div", { className: "tip", role: "status", hidden: true });
+const tip = made("div", { className: "tip", hidden: true });
+tip.setAttribute("role", "status");
 document.body.append(tip);
-function rowOf(view, number) {  // rows may have been sorted since
-  view.rows ??= all("tbody tr", view);
-  return view.rows[number];
+function rowOf(event, item) {  // the number of the row; on a line that of the nearest point
+  if (item?.mark?.marktype === "line" && event.vega) {
+    const [x, y] = event.vega.xy(item);
+    const distance = each => Math.hypot(each.x - x, each.y - y);
+    item = item.mark.items.reduce((a, b) => (distance(b) < distance(a) ? b : a));
+  }
+  return item?.datum?._row ?? item?.datum?.datum?._row;
 }
 function said(view, number) {
-  const row = rowOf(view, number);
   const heads = all("thead th", view);
-  return [...row.cells].map((cell, place) => [heads[place].textContent, cell.textContent])
+  return [...rowsOf.get(view)[number].cells].map((cell, place) => [heads[place].textContent, cell.textContent])
     .filter(([, text]) => text !== "–").map(([head, text]) => `${head}: ${text}`).join("\n");
 }
 function show(view, number, event) {
-  if (number === undefined) { tip.hidden = true; return; }
+  tip.hidden = number === undefined;
+  if (tip.hidden) return;
   tip.textContent = said(view, number);
-  tip.hidden = false;
-  const at = { x: event.clientX ?? event.touches?.[0]?.clientX ?? 0, y: event.clientY ?? event.touches?.[0]?.clientY ?? 0 };
-  tip.style.left = scrollX + Math.max(4, Math.min(at.x + 14, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px";
-  tip.style.top = scrollY + Math.max(4, Math.min(at.y + 14, innerHeight - tip.offsetHeight - 8)) + "px";
+  const at = event.touches?.[0] ?? event;
+  tip.style.left = scrollX + Math.max(4, Math.min(at.clientX + 14, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px";
+  tip.style.top = scrollY + Math.max(4, Math.min(at.clientY + 14, innerHeight - tip.offsetHeight - 8)) + "px";
 }
-// A click on a name in a legend chooses it, if it is a system or a round; a click on a mark lists its logs beside the figure.
-function pick(view, item) {
-  const datum = item?.datum;
-  const name = datum?.value;
-  const filter = known.filters.find(each => selects[each] && known.results.some(result => result[each] === name));
-  if (filter) choose(filter, chosen[filter] === name ? "" : name);
-  else if (datum?._row !== undefined) detail(view, datum._row);
-}
+// A click on a mark opens its values and logs beside the figure. Back, Escape or "close" returns.
 function detail(view, number) {
-  view.querySelector(".about")?.remove();
-  const of = numbers(rowOf(view, number));
+  const from = document.activeElement;
+  all(".about").forEach(box => box.remove());
+  const of = numbers(rowsOf.get(view)[number]);
   const rows = logRows.filter(row => numbers(row).some(each => of.includes(each)));
   const links = rows.slice(0, 12).map(row => {
     const link = made("a", { href: "#logs" }, row.cells[0].textContent);
-    link.addEventListener("click", () => {
+    link.addEventListener("click", event => {
+      event.preventDefault();
+      history.pushState({ about: view.id }, "", filtered() ? address("logs") : "#logs");
       logs.closest("details").open = true;
       for (const each of logRows) each.classList.toggle("hit", each === row);
       row.hidden = false;
-      setTimeout(() => row.scrollIntoView({ block: "center" }));
+      row.scrollIntoView({ block: "center" });
     });
     return made("li", {}, link);
   });
   if (rows.length > 12) links.push(made("li", {}, `and ${rows.length - 12} more logs`));
   const close = made("button", { type: "button" }, "close");
-  const box = made("aside", { className: "about" }, made("p", { className: "values" }, said(view, number)), made("ul", {}, ...links), close);
-  close.addEventListener("click", () => box.remove());
+  const box = made("aside", { className: "about", ariaLabel: "The mark" }, made("p", { className: "values" }, said(view, number)), made("ul", {}, ...links), close);
+  close.addEventListener("click", () => history.back());
+  box.addEventListener("keydown", event => { if (event.key === "Escape") history.back(); });
+  box.closed = () => { box.remove(); from.focus({ preventScroll: true }); };
   view.querySelector("figure").append(box);
+  if (!history.state?.about) history.pushState({ about: view.id }, "");
+  close.focus({ preventScroll: true });
 }
-// From the keyboard: one stop for a chart, arrows from mark to mark, Enter for its logs.
+addEventListener("popstate", event => { if (!event.state?.about) all(".about").forEach(box => box.closed()); });
+// From the keyboard a chart is one stop: arrows go from entries of its legend to its marks, Enter does what a click does.
 function reachable(view, place) {
-  const marks = all("[role=graphics-symbol]", place).filter(mark => mark.__data__?.datum?._row !== undefined);
-  marks.forEach((mark, at) => {
-    mark.setAttribute("tabindex", at === 0 ? "0" : "-1");
-    mark.setAttribute("aria-label", said(view, mark.__data__.datum._row).replaceAll("\n", ", "));
-    mark.addEventListener("focus", () => {
-      const box = mark.getBoundingClientRect();
-      show(view, mark.__data__.datum._row, { clientX: box.right, clientY: box.top });
+  const stops = [];
+  for (const text of all(".role-legend-label text", place)) {
+    const name = text.__data__?.datum?.value;
+    const filter = known.filters.find(each => selects[each] && known.results.some(result => result[each] === name));
+    if (!filter) continue;
+    text.setAttribute("role", "button");
+    text.setAttribute("aria-label", `Show only ${name}`);
+    text.setAttribute("aria-pressed", chosen[filter] === name);
+    text.addEventListener("click", () => toggle(filter, name));
+    stops.push({ element: text, enter: () => toggle(filter, name) });
+  }
+  for (const element of all("[role=graphics-symbol]", place)) {
+    const row = element.__data__?.datum?._row;
+    if (row === undefined) continue;
+    element.setAttribute("aria-label", said(view, row).replaceAll("\n", ", "));
+    element.addEventListener("focus", () => {
+      const box = element.getBoundingClientRect();
+      show(view, row, { clientX: box.right, clientY: box.top });
     });
-    mark.addEventListener("blur", () => { tip.hidden = true; });
-    mark.addEventListener("keydown", event => {
+    element.addEventListener("blur", () => { tip.hidden = true; });
+    stops.push({ element, enter: () => detail(view, row) });
+  }
+  stops.forEach(({ element, enter }, at) => {
+    element.setAttribute("tabindex", at === 0 ? "0" : "-1");
+    element.addEventListener("keydown", event => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (step) {
-        const next = marks[(at + step + marks.length) % marks.length];
-        mark.setAttribute("tabindex", "-1");
+        const next = stops[(at + step + stops.length) % stops.length].element;
+        element.setAttribute("tabindex", "-1");
         next.setAttribute("tabindex", "0");
         next.focus();
-      } else if (event.key === "Enter") detail(view, mark.__data__.datum._row);
+      } else if (event.key === "Enter") enter();
       else return;
       event.preventDefault();
     });
@@ -296,9 +378,11 @@ for (const files of all(".view .files")) {
     button(`chart as ${form.toUpperCase()}`, async () => offer(await picture(view, form), `${view.id}.${form}`));
   }
   button("shown rows as CSV", () => offer(new Blob([csv(view)], { type: "text/csv" }), `${view.id}.csv`));
+  if (view.querySelector("figure script").textContent.includes('"bind":"scales"')) {
+    files.append(made("span", {}, "Ctrl and the wheel zoom, a drag moves, a double click shows all."));
+  }
 }
 addEventListener("beforeprint", () => all(".view").forEach(view => draw(view)));
 
 readAddress();
-if (filtered()) apply();
-follow();
+whenIdle(drawNext);

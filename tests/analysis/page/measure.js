@@ -1,5 +1,10 @@
 // Measures the page in the frame it is in, and tells the page around it what is cut off, covered or too faint.
-addEventListener("load", () => {
+addEventListener("load", async () => {
+  const views = [...document.querySelectorAll(".view")];
+  views.forEach(view => view.classList.remove("behind"));
+  document.querySelectorAll("main details").forEach(details => { details.open = !details.matches(".contents"); });
+  const isDrawn = view => drawn.get(view)?.view || view.querySelector(".chart .missing");
+  for (let tries = 0; tries < 1000 && !views.every(isDrawn); tries++) await new Promise(resolve => setTimeout(resolve, 50));
   const found = [];
   const near = 1.5;
   const say = (what, element, more = "") => {
@@ -8,14 +13,14 @@ addEventListener("load", () => {
     found.push(`${what}: ${section} ${element.localName} "${text}" ${more}`);
   };
   const width = document.documentElement.clientWidth;
-  const seen = [...document.querySelectorAll("body *")].filter(e => e.getClientRects().length && !e.closest("svg"));
+  const seen = [...document.querySelectorAll("body *")].filter(e => e.checkVisibility() && e.getClientRects().length && !e.closest("svg"));
   if (document.documentElement.scrollWidth > width + 1)
     for (const e of seen) {
       const box = e.getBoundingClientRect();
-      if (box.right > width + 1 && !e.parentElement.closest(".scroll")) say("wider than the page", e, `${Math.round(box.right)} of ${width}`);
+      if (box.right > width + 1 && !e.parentElement.closest(".scroll, .controls")) say("wider than the page", e, `${Math.round(box.right)} of ${width}`);
     }
   for (const e of seen) {
-    if (e.closest(".hidden") || e.matches(".scroll, select, input, body, table, thead, tbody, tr")) continue;
+    if (e.closest(".hidden") || e.matches(".scroll, .chart, .controls, select, input, body, table, thead, tbody, tr")) continue;
     if (e.scrollWidth > e.clientWidth + 2 && e.clientWidth > 0 && !e.querySelector(".scroll")) say("runs over its box", e, `${e.scrollWidth} in ${e.clientWidth}`);
   }
 
@@ -41,7 +46,8 @@ addEventListener("load", () => {
   };
   for (const svg of document.querySelectorAll("figure svg")) {
     const frame = svg.getBoundingClientRect();
-    const texts = [...svg.querySelectorAll("text")].filter(text => text.textContent.trim());
+    if (svg.closest(".chart")?.scrollWidth > svg.closest(".chart")?.clientWidth + 1) say("wider than its place", svg.closest(".view").querySelector(".answer"), `${Math.round(frame.width)} px`);
+    const texts = [...svg.querySelectorAll("text")].filter(text => text.textContent.trim() && text.getAttribute("opacity") !== "0");
     const boxes = texts.map(corners);
     texts.forEach((text, i) => {
       if (boxes[i].some(([x, y]) => x < frame.left - near || x > frame.right + near || y < frame.top - near || y > frame.bottom + near))
@@ -60,8 +66,9 @@ addEventListener("load", () => {
   const page = getComputedStyle(document.body).backgroundColor;
   for (const e of document.querySelectorAll("p, dd, dt, td, th, figcaption, .tiles .value, .tiles .detail, a, summary"))
     if (e.getClientRects().length && contrast(getComputedStyle(e).color, page) < 4.5) say("too faint", e);
-  const hidden = [...document.querySelectorAll(".hint")].filter(e => getComputedStyle(e).display === "none").length;
-  const scrolled = [...document.querySelectorAll("figure .scroll")].filter(e => e.scrollWidth > e.clientWidth + 1).length;
+  for (const text of document.querySelectorAll("figure svg text"))
+    if (text.getClientRects().length && contrast(getComputedStyle(text).fill, page) < 4.5) say("too faint", text, getComputedStyle(text).fill);
+  const drawnViews = views.filter(isDrawn).length;
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  parent.postMessage({ found, width: innerWidth, dark, hidden, scrolled, texts: document.querySelectorAll("figure svg text").length }, "*");
+  parent.postMessage({ found, width: innerWidth, dark, drawn: drawnViews, views: views.length, texts: document.querySelectorAll("figure svg text").length }, "*");
 });

@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,27 +20,48 @@ from suite.descriptor import installed_cards
 from tests.fixtures.published import published_results
 
 HERE = Path(__file__).parent
+LARGEST = 3.5e6  # bytes of a page of all public rounds
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome to open the page in")
 FRAME = """<!DOCTYPE html><meta charset="utf-8">
-<iframe src="page.html" style="border: 0; width: {width}px; height: 1000px"></iframe><pre id="told"></pre>
+<iframe src="page.html{hash}" style="border: 0; width: {width}px; height: 1000px"></iframe><pre id="told"></pre>
 <script>
 const told = document.getElementById("told");
 addEventListener("message", event => told.append(JSON.stringify(event.data)));
 </script>"""
+# Runs before all scripts of the page.
+LISTEN = """<head><script>
+const told = [];
+addEventListener("error", event => told.push(event.message));
+addEventListener("unhandledrejection", event => told.push(String(event.reason?.stack ?? event.reason)));
+for (const level of ["error", "warn"]) console[level] = (...parts) => told.push(parts.join(" "));
+const ACTS = {acts};
+</script>"""
 
 
-def browse(folder: Path, page: str, script: str, width: int = 1400, *flags: str) -> dict[str, Any]:
+def browse(
+    folder: Path, page: str, script: str, width: int = 1400, *flags: str, acts: Sequence[str] = (), address: str = ""
+) -> dict[str, Any]:
     """Open a page in a frame of that width (a window is never narrower than 500 px), and return what the script tells."""
-    (folder / "page.html").write_text(page.replace("</body>", f"<script>{(HERE / script).read_text()}</script></body>"))
-    (folder / "frame.html").write_text(FRAME.replace("{width}", str(width)))
-    dom = chromium(folder, *flags, "--virtual-time-budget=60000", "--dump-dom", f"file://{folder}/frame.html")
+    listening = page.replace("<head>", LISTEN.replace("{acts}", json.dumps(acts)), 1)
+    own = f"<script>{(HERE / script).read_text()}</script></body>"
+    (folder / "page.html").write_text(own.join(listening.rsplit("</body>", 1)))
+    (folder / "frame.html").write_text(FRAME.replace("{width}", str(width)).replace("{hash}", address))
+    dom = chromium(folder, *flags, "--virtual-time-budget=300000", "--dump-dom", f"file://{folder}/frame.html")
     told = re.search(r'<pre id="told">(.*?)</pre>', dom, re.DOTALL)
     assert told is not None, dom[:2000]
     assert told[1], "the page told nothing"
     answer = json.loads(html.unescape(told[1]))
     assert isinstance(answer, dict)
     return answer
+
+
+def act(report: Report, folder: Path, *acts: str, width: int = 1400, address: str = "") -> dict[str, Any]:
+    """What a reader finds who does ``acts`` of act.js. No act leaves an error or asks the network for anything."""
+    told = browse(folder, report.html, "act.js", width, acts=acts, address=address)
+    assert told["errors"] == []
+    assert told["fetched"] == []
+    return told
 
 
 def chromium(folder: Path, *flags: str) -> str:
@@ -59,19 +82,13 @@ def printed(page: str) -> str:
     return page.replace("@media print", "@media all")
 
 
-def test_nothing_is_cut_off_covered_or_too_faint_in_a_wide_window(rich: Report, tmp_path: Path) -> None:
-    told = browse(tmp_path, rich.html, "measure.js")
+@pytest.mark.parametrize("width", [1400, 400])
+def test_nothing_is_cut_off_covered_or_too_faint(rich: Report, tmp_path: Path, width: int) -> None:
+    told = browse(tmp_path, rich.html, "measure.js", width)
+    assert told["width"] == width
     assert told["found"] == []
     assert told["texts"] > 500
-    assert told["scrolled"] == 0
-
-
-def test_on_a_phone_the_page_fits_and_figures_say_that_they_scroll(rich: Report, tmp_path: Path) -> None:
-    told = browse(tmp_path, rich.html, "measure.js", 400)
-    assert told["width"] == 400
-    assert told["found"] == []
-    assert told["hidden"] == 0
-    assert told["scrolled"] > 15
+    assert told["drawn"] == told["views"] > 15
 
 
 def test_the_measure_finds_what_is_wrong(tmp_path: Path) -> None:
@@ -102,30 +119,106 @@ def test_the_measure_finds_what_is_wrong(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_reader_searches_filters_points_and_downloads(rich: Report, tmp_path: Path) -> None:
-    told = browse(tmp_path, rich.html, "act.js")
-    assert told["errors"] == []
-    assert told["none"] == [0, 0, 0]
-    assert [name.split()[0] for name in told["searched"]] == ["older"]
-    assert told["rows"] == told["reset"] == 6
-    assert told["rounds"] == ["", "mlhpc-1.0", "v9.7", "v9.8", "v9.9"]
-    assert told["filtered"] == 1
-    assert told["dimmed"] > 5
-    assert told["undimmed"] == 0
-    assert re.fullmatch(r"\d+ of \d+ rows", told["output"])
-    text, shown, hidden = told["tip"]
-    assert (shown.removesuffix("\n(click: its logs)"), hidden) == (text, False)
-    assert "time ÷ time of" in text
+def test_an_entry_of_a_legend_filters_all_figures_and_tables(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "legend")["legend"]
+    before, during, after = told["before"], told["during"], told["after"]
+    assert during["hash"] == f"#{told['filter']}={told['name']}"
+    assert during["value"] == told["name"]
+    assert during["strangers"] == [0, 0]
+    assert 0 < during["rows"] < before["rows"]
+    assert 0 < during["marks"] < before["marks"]
+    assert after == before
+
+
+def test_a_system_of_the_score_table_filters_all_and_an_empty_figure_says_so(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "table")["table"]
+    during = told["during"]
+    assert during["hash"] == f"#system={quote(told['system'])}"
+    assert during["strangers"] == [0, 0]
+    assert 0 < during["marks"] < told["after"]["marks"]
+    assert during["missing"]
+    assert set(during["missing"]) == {"Nothing of this figure is in the selection."}
+    assert told["linked"] == f"{during['hash']}&at=provenance"
+    assert told["after"]["hash"] == ""
+
+
+def test_a_link_with_a_filter_opens_the_page_filtered(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "opened", address="#round=v9.8")["opened"]
+    assert told["value"] == "v9.8"
+    assert told["strangers"] == [0, 0]
+    assert 0 < told["rows"] < told["all"]
+
+
+def test_a_search_finds_rows_by_their_words_and_those_of_their_heading(rich: Report, tmp_path: Path) -> None:
+    none, some, every = act(rich, tmp_path, "search")["search"]
+    assert none == []
+    assert [name.split()[0] for name in some] == ["older"]
+    assert len(every) == 6
+
+
+def test_values_of_a_mark_are_those_of_its_row(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "hover")["hover"]
+    assert told["faults"] == []
+    assert told["marks"] > 100
+    assert told["values"] > 200
+
+
+def test_a_click_opens_details_beside_the_figure_and_back_returns(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "click")["click"]
+    assert told["opened"]["values"]
+    assert told["opened"]["links"] > 1
+    assert told["opened"]["pushed"] == 1
+    assert told["back"] == [0, True]
+    assert told["hit"]
     assert told["open"]
-    assert len({name.rsplit("/", 1)[0] for name in told["hits"]}) == 1
-    assert len(told["hits"]) == 10
-    (log,) = told["hit"]
-    assert log == rich.frames["runs"]["run"].iloc[int(told["dot"][1])]
-    assert log in told["dot"][0]
-    assert told["sorted"]
-    assert told["svg"] == ["svg", True, 792]
+    assert told["hash"] == "#logs"
+    assert told["returned"] == ["", 1]  # from the log to the details
+
+
+def test_a_chart_and_its_rows_are_downloaded(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "downloads")["downloads"]
+    assert told["svg"] == ["svg", True, True]
     assert told["png"] == ["image/png", True]
-    assert told["buttons"] == 2 * rich.html.count("<figure>")
+    rows, shown, head, column = told["csv"]
+    assert (rows, head) == (shown, column)
+
+
+def test_the_wheel_with_ctrl_zooms_and_alone_scrolls(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "zoom")["zoom"]
+    assert told == {"alone": True, "scrolls": True, "zoomed": True, "taken": True}
+
+
+def test_a_keyboard_reaches_every_mark(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "keyboard")["keyboard"]
+    assert told.pop("skip") == ["skip", True]
+    stops = told.pop("stops")
+    assert set(stops) == {1}
+    assert len(stops) > 15
+    assert told.pop("still") == 1
+    assert told == dict.fromkeys(("moved", "told", "inBox", "closed", "returned"), True)
+
+
+def test_tabs_show_one_view_at_a_time(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "tabs")["tabs"]
+    assert told["before"] == [["true", True], ["false", False]]
+    assert told["clicked"] == told["linked"] == [["false", False], ["true", True]]
+    assert told["roles"] == ["tablist", "tab", "tabpanel"]
+    assert told["moved"]
+
+
+def test_charts_have_texts_and_headings_are_in_order(rich: Report, tmp_path: Path) -> None:
+    told = act(rich, tmp_path, "texts")["texts"]
+    assert told["without"] == []
+    assert told["charts"] > 15
+    assert told["skipped"] == 0
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_filters_stay_in_sight_and_cover_no_heading(rich: Report, tmp_path: Path, width: int) -> None:
+    told = act(rich, tmp_path, "sticky", width=width)["sticky"]
+    assert told["top"] == 0
+    assert told["clear"]
+    assert told["height"] < 90
 
 
 def test_without_scripts_nothing_is_hidden(rich: Report) -> None:
@@ -133,7 +226,13 @@ def test_without_scripts_nothing_is_hidden(rich: Report) -> None:
     assert not re.search(r"<[^>]* hidden[ >=]", page)
     assert "numbers as CSV" in page
     assert page.count("<tr data-of=") > 20
-    assert page.count("</title>") > 200  # browsers show what a mark says by themselves
+    assert page.count('class="answer"') == page.count("<figure>") > 15
+
+
+def test_the_page_refers_to_nothing_elsewhere(rich: Report) -> None:
+    page = re.sub(r"<script>.*?</script>", "", rich.html, flags=re.DOTALL)
+    assert not re.search(r"""(src|srcset|action)\s*=|<link|@import|url\(""", page.split("<body>")[1])
+    assert not re.search(r"""<script[^>]*src|<link|@import|url\(""", page.split("<body>")[0])
 
 
 @pytest.mark.long
@@ -151,10 +250,12 @@ def test_every_window_and_medium(rich: Report, tmp_path: Path, width: int, mediu
 @pytest.mark.long
 def test_on_paper_the_page_is_a_readable_file(rich: Report, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(rich.html)
+    paper = tmp_path / "page.pdf"
     chromium(
-        tmp_path, "--no-pdf-header-footer", f"--print-to-pdf={tmp_path / 'page.pdf'}", f"file://{tmp_path}/page.html"
-    )
-    pages = len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes()))
+        tmp_path, "--no-pdf-header-footer", "--virtual-time-budget=60000", f"--print-to-pdf={paper}",
+        f"file://{tmp_path}/page.html",
+    )  # fmt: skip
+    pages = len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
     assert rich.html.count("<figure>") / 2 < pages < 2 * rich.html.count("<figure>")
 
 
@@ -163,5 +264,6 @@ def test_on_paper_the_page_is_a_readable_file(rich: Report, tmp_path: Path) -> N
 def test_public_rounds_together(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, width: int) -> None:
     rounds = sorted(published_results(tmp_path_factory).glob("hpc_results_v*"))
     made = render_report(study(rounds, installed_cards()), [])
+    assert len(made.html.encode()) < LARGEST
     told = browse(tmp_path, made.html, "measure.js", width)
     assert told["found"] == []
