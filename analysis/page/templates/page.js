@@ -141,8 +141,8 @@ function toggle(name, value) { choose(name, chosen[name] === value ? "" : value)
 const drawn = new Map();  // view: what vega-embed returned
 const inSight = new Set();
 const PADDING = 90;  // pixels beside the frame of a chart: names and ticks of its axis
-const NARROW = 500;  // pixels of a window with short names and legends of two columns
-const whenIdle = window.requestIdleCallback ?? (work => setTimeout(work, 50));
+const NARROW = 500;  // pixels of a window with short texts and legends of one column
+const whenIdle = work => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: 500 }) : setTimeout(work, 50));
 const parts = spec => spec.concat ?? [spec];
 const datasetsOf = part => [part.data?.name, ...(part.layer ?? []).flatMap(datasetsOf)].filter(name => name);
 const hasNames = part => (part.encoding?.y?.field === "label" && part.encoding.y.type === "nominal") || (part.layer ?? []).some(hasNames);
@@ -164,8 +164,9 @@ function fitted(view, room) {  // the specification for the room that there is, 
     part.height = Math.max(40, part.height * count(spec.datasets) / count(whole));
   }
   if (room < NARROW) {
-    Object.assign(spec.config.axis, { labelLimit: 110 });
-    Object.assign(spec.config.legend, { columns: 2, labelLimit: 120 });
+    Object.assign(spec.config.axis, { labelLimit: 110, titleLimit: room - 110 });
+    Object.assign(spec.config.text, { limit: 140 });
+    Object.assign(spec.config.legend, { columns: 1, labelLimit: 220 });
     Object.assign(spec.config.title, { limit: room - 40 });
   }
   return spec;

@@ -4,6 +4,7 @@ const views = () => [...document.querySelectorAll(".view")];
 const chartOf = view => drawn.get(view)?.view;
 const isDrawn = view => chartOf(view) || view.querySelector(".chart .missing");
 const settled = async () => {
+  for (const view of views()) await draw(view);  // the clock of a headless browser does not wait for idle time
   for (let tries = 0; tries < 1000 && !views().every(isDrawn); tries++) await wait(50);
   if (!views().every(isDrawn)) throw new Error("not drawn: " + views().filter(view => !isDrawn(view)).map(view => view.id));
 };

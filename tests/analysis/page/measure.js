@@ -4,6 +4,7 @@ addEventListener("load", async () => {
   views.forEach(view => view.classList.remove("behind"));
   document.querySelectorAll("main details").forEach(details => { details.open = !details.matches(".contents"); });
   const isDrawn = view => drawn.get(view)?.view || view.querySelector(".chart .missing");
+  for (const view of views) await draw(view);
   for (let tries = 0; tries < 1000 && !views.every(isDrawn); tries++) await new Promise(resolve => setTimeout(resolve, 50));
   const found = [];
   const near = 1.5;

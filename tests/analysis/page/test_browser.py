@@ -34,7 +34,7 @@ LISTEN = """<head><script>
 const told = [];
 addEventListener("error", event => told.push(event.message));
 addEventListener("unhandledrejection", event => told.push(String(event.reason?.stack ?? event.reason)));
-for (const level of ["error", "warn"]) console[level] = (...parts) => told.push(parts.join(" "));
+console.error = (...parts) => told.push(parts.join(" "));
 const ACTS = {acts};
 </script>"""
 
