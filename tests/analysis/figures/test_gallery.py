@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import analysis.figures as figure_package
 from analysis.figures import FIGURES, views
 from analysis.figures import modules as figure_modules
-from docs.pages import gallery
 
 
 def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
