@@ -1,6 +1,6 @@
 """The program `mlhpc`, which is also `python -m suite`."""
 
-import _signal  # the part of signal that is built in: PYTHONPATH cannot hide it
+import _signal  # type: ignore[import-not-found]  # built in: PYTHONPATH cannot hide it as it can signal
 import sys
 
 USAGE = 2  # of suite.exit_codes, which needs enum: PYTHONPATH may hide that too
