@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from suite.compliance.result import Result
 from suite.compliance.rules.base import OURS, ResultBreach, result_rule
 from suite.files import brief, duration_text
-from suite.log.energy.integrate import UNSTATED_ACCURACY
+from suite.log.energy.integrate import GAP_S, UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
-from suite.log.energy.score import GAP_S, offset_curve
+from suite.log.energy.score import offset_curve
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER, list_files
 from suite.log.values import finite
