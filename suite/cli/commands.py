@@ -78,7 +78,7 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         Command(
             "history",
             "analysis.commands.history:history",
-            "Follow a machine over time: add results to a folder, show them, check whether it changed",
+            "Follow a machine over time: add results to a folder, show them, check whether it is slower",
         ),
         Command(
             "ab",

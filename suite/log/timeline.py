@@ -27,6 +27,8 @@ from suite.log.values import (
     subtract_stretches,
 )
 
+STAGING_BEFORE = "staging before"  # the stretches of staging before run_start, which are no part of the run
+
 
 class Interval(NamedTuple):
     """An interval in seconds since run_start; ``number`` is its epoch_num.
@@ -162,7 +164,7 @@ class Parts(NamedTuple):
         """List when each part was. "staging before" is no part of the run; the others together are the run, once."""
         known = merge_stretches([*self.staging, *self.train, *self.waited])
         named = {"staging": self.staging, "training": self.train, "evaluation": self.waited}
-        return {"staging before": self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
+        return {STAGING_BEFORE: self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
 
 
 def parts_of(line: Timeline) -> Parts | None:

@@ -71,7 +71,7 @@ def test_every_folder_is_made_by_the_maker_of_folders() -> None:
     root = Path(__file__).resolve().parents[2]
     paths = [path for name in ("suite", "analysis", "workloads") for path in (root / name).rglob("*.py")]
     found = {str(path.relative_to(root)) for path in paths if re.search(r"\.mkdir\(|makedirs\(", path.read_text())}
-    assert found == {"suite/files.py", "suite/machine/choice/store.py", "suite/data/node_folder.py"}
+    assert found == {"suite/files.py", "suite/data/node_folder.py"}
 
 
 @pytest.mark.parametrize("what", ["file", "link to nothing", "below a file", "without right"])

@@ -29,6 +29,7 @@ from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER
 from suite.log.score import TimeToTrain
+from suite.log.timeline import STAGING_BEFORE
 from suite.statistics.intervals import log_interval
 
 _IDLE_S = 10.0
@@ -203,7 +204,7 @@ def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
         seconds=stop - start,
         uncovered_s=uncovered,
         halfwidth_j=_halfwidth(parts),
-        phases=_phases(record, logs),
+        phases=_phases(record, logs, nodes_j),
         idle_j=None if None in idle else math.fsum(w for w in idle if w is not None) * (stop - start),
         notes=tuple(note for part in parts for note in part.notes),
     )
@@ -410,8 +411,8 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
         if phase_lock(steps) > LOCKED:
             step = statistics.median(steps)
             yield (
-                f"{name}: the interval is wide because a load in step with the readings, every {step:.3g} s, would not "
-                "show; read means (reads: mean), or at random intervals"
+                f"{name}: the interval is wide because a load in step with the readings, every {duration_text(step)}, "
+                "would not show; read means (reads: mean), or at random intervals"
             )
         if log.number("rating_w") is None:
             yield f"{name}: no power above {most_w:.4g} W, the highest reading, is assumed; rating_w states the limit"
@@ -466,15 +467,21 @@ def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | No
     return factor * min(found) if found else None
 
 
-def _phases(record: RunRecord, logs: Sequence[PowerLog]) -> dict[str, float]:
-    """Joules of the nodes by phase of the run."""
+def _phases(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict[str, float]:
+    """Joules of the nodes by phase of the run; but for "staging before" they sum to ``nodes_j``.
+
+    What the ends of the run add or take, where a reading is cut there, is shared by all phases of the run.
+    """
     begin = record.run_start_s or 0.0
     lines = [(offset_curve(log), log.efficiency or 1.0) for log in logs]
 
     def joules(stretches: Sequence[tuple[float, float]]) -> float:
         return math.fsum(f * line.between(begin + a, begin + b) for line, f in lines for a, b in stretches)
 
-    return {name: joules(stretches) for name, stretches in record.stretches.items() if stretches}
+    found = {name: joules(stretches) for name, stretches in record.stretches.items() if stretches}
+    within = math.fsum(spent for name, spent in found.items() if name != STAGING_BEFORE)
+    share = nodes_j / within if within > 0.0 else 1.0
+    return {name: spent if name == STAGING_BEFORE else share * spent for name, spent in found.items()}
 
 
 def describe(log: PowerLog) -> str:
