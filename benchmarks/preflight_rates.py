@@ -1,10 +1,11 @@
 """How often `mlhpc preflight judge` calls healthy nodes bad, and what it finds, on unfriendly truths.
 
-    python benchmarks/preflight_rates.py [--fleets 200]
+    python benchmarks/preflight_rates.py [--nodes 4 8 16 64] [--healthy 12800] [--metrics 20]
 
-A row is a truth: how repetitions of a time differ. "named" is the share of healthy nodes that are called bad over all
-metrics. "found in 80 %" is how much slower one node must be in one metric to be called bad in four of five fleets.
-`tests/analysis/fleet/test_rates.py` has the fast form.
+A row is a truth: how nodes and repetitions of a time differ. "named" is the share of healthy nodes that are called bad
+over all metrics in one look, with its Wilson interval (95 %). "found in 80 %" is how much slower one node must be in one
+metric to be called bad in four of five fleets. "printed" is the median of the slowdown that the verdict says is found
+in 90 %. `tests/analysis/fleet/test_rates.py` has the fast form.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -20,104 +23,211 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.fleet.samples import Metric
-from analysis.fleet.slow_nodes import RATE, judge
+from analysis.fleet.slow_nodes import EFFECT, RATE, FleetVerdict, judge
 from benchmarks.verdict_rates import wilson
+from suite.statistics.outliers import FEW, Tails, count_outliers
 
-Noise = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+Shape = tuple[int, int, int]  # metrics, nodes, repetitions
+Noise = Callable[[np.random.Generator, Shape], np.ndarray]  # logarithms of times
 
-EFFECTS = (0.0005, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 0.9)
-
-
-def normal(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times whose logarithm has a standard deviation of 1 %."""
-    return np.exp(0.01 * chance.standard_normal(shape))
+EFFECTS = (0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95)
+FLEETS = 25  # with a slow node, for each effect
 
 
-def doubled(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times of which one in 50 is twice as long."""
-    return normal(chance, shape) * (1.0 + (chance.random(shape) < 0.02))
+def repetitions(spread: float, noise: Callable[[np.random.Generator, Shape], np.ndarray]) -> Noise:
+    """Let nodes differ normally by 1 %, and repetitions by ``spread`` times the noise."""
+
+    def draw(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+        return 0.01 * chance.standard_normal((*shape[:2], 1)) + spread * noise(chance, shape)
+
+    return draw
 
 
-def exponential(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times that are late by an exponential time, 5 % on average."""
-    return 1.0 + 0.05 * chance.exponential(1.0, shape)
+def nodes(spread: float, noise: Callable[[np.random.Generator, Shape], np.ndarray]) -> Noise:
+    """Let repetitions differ normally by 0.5 %, and nodes by ``spread`` times the noise."""
+
+    def draw(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+        return spread * noise(chance, (*shape[:2], 1)) + 0.005 * chance.standard_normal(shape)
+
+    return draw
 
 
-def student3(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times whose logarithm is Student's t with 3 degrees of freedom."""
-    return np.exp(0.02 * chance.standard_t(3, shape))
+def normal(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Draw normal values."""
+    return chance.standard_normal(shape)
 
 
-def student5(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times whose logarithm is Student's t with 5 degrees of freedom."""
-    return np.exp(0.02 * chance.standard_t(5, shape))
+def student(freedom: int) -> Noise:
+    """Draw Student's t."""
+    return lambda chance, shape: chance.standard_t(freedom, shape)
 
 
-def rounded(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times that are known to 1 %."""
-    return np.round(np.exp(0.003 * chance.standard_normal(shape)), 2)
+def exponential(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Draw exponential values."""
+    return chance.exponential(1.0, shape)
 
 
-def quiet(chance: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Draw times that differ by 1e-5."""
-    return np.exp(1e-5 * chance.standard_normal(shape))
+def doubled(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Double one time in 50; the others differ by 1 %."""
+    return np.log(2.0) * (chance.random(shape) < 0.02) + 0.01 * chance.standard_normal(shape)
 
 
-TRUTHS: dict[str, tuple[Noise, int, int]] = {  # noise, nodes, repetitions
-    "normal, 1 %": (normal, 16, 5),
-    "normal, 1 %, 4 nodes": (normal, 4, 5),
-    "1 in 50 takes twice as long": (doubled, 64, 5),
-    "1 in 50 takes twice as long, 3 repetitions": (doubled, 64, 3),
-    "exponential": (exponential, 16, 5),
-    "Student t3": (student3, 16, 5),
-    "Student t3, 1 repetition": (student3, 16, 1),
-    "Student t5": (student5, 16, 5),
-    "Student t5, 1 repetition": (student5, 16, 1),
-    "rounded to 1 %": (rounded, 8, 5),
-    "quiet": (quiet, 16, 5),
+def dependent(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Draw normal values of which each depends on the one before (0.9)."""
+    found = chance.standard_normal(shape)
+    for later in range(1, shape[2]):
+        found[..., later] = 0.9 * found[..., later - 1] + np.sqrt(1 - 0.9**2) * found[..., later]
+    return found
+
+
+def bursts(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Take 30 % longer in a share of 2 % of the time, in spells of five repetitions on average."""
+    found = np.zeros(shape)
+    slow = chance.random(shape[:2]) < 0.02
+    for number in range(shape[2]):
+        found[..., number] = 0.3 * slow
+        slow = np.where(slow, chance.random(shape[:2]) < 0.8, chance.random(shape[:2]) < 0.2 * 0.02 / 0.98)
+    return found
+
+
+def drifting(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Measure one node after the other while all become slower, by 0.5 % from node to node."""
+    return 0.005 * np.arange(shape[1])[:, None] + 0.01 * chance.standard_normal(shape)
+
+
+def warming(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Let each node become faster or slower while it is measured, by 3 % from one repetition to the next."""
+    return 0.03 * chance.standard_normal((*shape[:2], 1)) * np.arange(shape[2]) + 0.01 * chance.standard_normal(shape)
+
+
+def rounded(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Know times to 1 %."""
+    return np.log(np.round(np.exp(0.01 * chance.standard_normal(shape)), 2))
+
+
+def bimodal(share: float, slower: float) -> Noise:
+    """Let a share of the nodes be slower in each metric, others in each."""
+
+    def draw(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+        return slower * (chance.random((*shape[:2], 1)) < share) + 0.01 * chance.standard_normal(shape)
+
+    return draw
+
+
+def generations(chance: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Let the same third of the nodes be 20 % slower in all metrics, as nodes of an older kind."""
+    older = np.arange(shape[1]) % 3 == 0
+    return 0.22 * older[:, None] + 0.01 * chance.standard_normal((*shape[:2], 1)) + 0.01 * chance.standard_normal(shape)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """How nodes and repetitions differ. ``held``: the verdict promises its rate for it."""
+
+    noise: Noise
+    repetitions: int = 5
+    held: bool = True
+    looks: int = 1
+
+
+TRUTHS: dict[str, Truth] = {
+    "repetitions normal, 1 %": Truth(repetitions(0.01, normal)),
+    "repetitions normal, 10 %": Truth(repetitions(0.1, normal)),
+    "1 repetition in 50 takes twice as long": Truth(repetitions(1.0, doubled)),
+    "the same, 3 repetitions": Truth(repetitions(1.0, doubled), 3),
+    "the same, 2 repetitions": Truth(repetitions(1.0, doubled), 2),
+    "repetitions exponential, 10 %": Truth(repetitions(0.1, exponential)),
+    "repetitions Student t3, 5 %": Truth(repetitions(0.05, student(3))),
+    "repetitions Student t5, 5 %": Truth(repetitions(0.05, student(5))),
+    "repetitions dependent (0.9), 5 %": Truth(repetitions(0.05, dependent)),
+    "spells of 30 % in 2 % of the time": Truth(repetitions(1.0, bursts), held=False),
+    "the same, bad in both of two looks": Truth(repetitions(1.0, bursts), looks=2, held=False),
+    "rounded to 1 %": Truth(rounded),
+    "a quiet fleet, 0.001 %": Truth(lambda chance, shape: 1e-5 * chance.standard_normal(shape)),
+    "drift from node to node": Truth(drifting),
+    "drift from repetition to repetition": Truth(warming),
+    "nodes normal, 5 %": Truth(nodes(0.05, normal)),
+    "nodes exponential, 5 %": Truth(nodes(0.05, exponential)),
+    "nodes exponential, 5 %, 1 repetition": Truth(nodes(0.05, exponential), 1),
+    "nodes Student t3, 3 %": Truth(nodes(0.03, student(3))),
+    "nodes Student t3, 3 %, 1 repetition": Truth(nodes(0.03, student(3)), 1),
+    "nodes Student t5, 3 %": Truth(nodes(0.03, student(5))),
+    "nodes bimodal: half are 10 % slower": Truth(bimodal(0.5, 0.105), held=False),
+    "nodes bimodal: 1 in 10 is 10 % slower": Truth(bimodal(0.1, 0.105), held=False),
+    "two generations under one name": Truth(generations),
 }
 
 
-def bad_nodes(chance: np.random.Generator, truth: str, metrics: int, rate: float, slower: float = 0.0) -> set[str]:
-    """Draw a fleet whose first node is ``slower`` in the first metric, and find the nodes that are called bad."""
-    noise, nodes, repetitions = TRUTHS[truth]
-    drawn = []
-    for number in range(metrics):
-        times = noise(chance, (nodes, repetitions))
-        if number == 0:
-            times[0] /= 1.0 - slower
-        samples = {f"n{node}": tuple(row) for node, row in enumerate(times.tolist())}
-        drawn.append(Metric(f"m{number}", "", "s", "less", samples))
-    return {node for node, word in judge(drawn, rate=rate).words.items() if word == "bad"}
+def draw(chance: np.random.Generator, truth: str, shape: tuple[int, int], slower: float = 0.0) -> np.ndarray:
+    """Draw logarithms of times (metrics, nodes, repetitions). The first node is ``slower`` in the first metric."""
+    about = TRUTHS[truth]
+    drawn = about.noise(chance, (*shape, about.repetitions))
+    drawn[0, 0] -= np.log1p(-slower)
+    return drawn
+
+
+def may_be_bad(drawn: np.ndarray, rate: float) -> bool:
+    """Say whether a fleet has outliers, whatever is assumed of tails: only these can be bad, and most have none."""
+    values, margin, each = np.median(drawn, axis=2), -np.log1p(-EFFECT), rate / len(drawn)
+    least = margin / 2 if values.shape[1] < FEW else 0.0
+    return any(
+        count_outliers(values, each, margin=margin, tails=Tails(heavy=heavy, least=least)).any()
+        for heavy in (False, True)
+    )
+
+
+def verdict(drawn: np.ndarray, rate: float) -> FleetVerdict:
+    """Judge a fleet."""
+    samples = [{f"n{node}": tuple(row) for node, row in enumerate(one)} for one in np.exp(drawn).tolist()]
+    return judge([Metric(f"m{number}", "", "s", "less", one) for number, one in enumerate(samples)], rate=rate)
+
+
+def bad_nodes(
+    chance: np.random.Generator, truth: str, shape: tuple[int, int], rate: float, slower: float = 0.0
+) -> set[str]:
+    """Draw one fleet and find the nodes that are called bad, in the same metric in all looks at it."""
+    found: set[tuple[str, str]] | None = None
+    for _ in range(TRUTHS[truth].looks):
+        drawn = draw(chance, truth, shape, slower)
+        bad = set(verdict(drawn, rate).bad) if may_be_bad(drawn, rate) else set()
+        found = bad if found is None else found & bad
+    return {node for node, _ in found or ()}
+
+
+def row(chance: np.random.Generator, truth: str, nodes: int, fleets: int, metrics: int) -> str:
+    """Measure one truth with fleets of one size, and render it as a row of the table."""
+    shape = metrics, nodes
+    named = sum(len(bad_nodes(chance, truth, shape, RATE)) for _ in range(fleets))
+    low, high = wilson(named, fleets * nodes)
+    slowest, fastest = len(EFFECTS), -1  # places of effects: found, and not found
+    while slowest - fastest > 1:
+        middle = (slowest + fastest) // 2
+        found = sum("n0" in bad_nodes(chance, truth, shape, RATE, EFFECTS[middle]) for _ in range(FLEETS))
+        slowest, fastest = (middle, fastest) if found >= 0.8 * FLEETS else (slowest, middle)
+    effect = f"{EFFECTS[slowest]:.0%}" if slowest < len(EFFECTS) else "none"
+    printed = [verdict(draw(chance, truth, shape), RATE).metrics[0].found for _ in range(10)]
+    told = sorted(1.0 if one is None else one for one in printed)[5]
+    held = "" if TRUTHS[truth].held else " (not promised)"
+    return (
+        f"| {truth}{held} | {nodes} | {TRUTHS[truth].repetitions} | {fleets * nodes} | {100 * named / (fleets * nodes):.2f} % | "
+        f"{100 * max(0.0, low):.2f} to {100 * high:.2f} % | {effect} | {told:.0%} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fleets", type=int, default=200)
+    parser.add_argument("--nodes", type=int, nargs="+", default=(4, 8, 16, 64))
+    parser.add_argument("--healthy", type=int, default=12800, help="healthy nodes of each row")
     parser.add_argument("--metrics", type=int, default=20)
+    parser.add_argument("--skip", type=int, default=0, help="truths that are left out, from the first on")
     given = parser.parse_args()
-    chance = np.random.default_rng(20261127)
-    print(f"{platform.node()}, {given.fleets} fleets each, {given.metrics} metrics, {RATE:.1%} stated")
-    print("| truth | nodes | named | Wilson | found in 80 % |")
-    print("| --- | --- | --- | --- | --- |")
-    for truth, (_, nodes, _) in TRUTHS.items():
-        named = sum(len(bad_nodes(chance, truth, given.metrics, RATE)) for _ in range(given.fleets))
-        total = given.fleets * nodes
-        low, high = wilson(named, total)
-        few, each = max(20, given.fleets // 4), RATE / given.metrics
-        found = next(
-            (
-                effect
-                for effect in EFFECTS
-                if sum("n0" in bad_nodes(chance, truth, 1, each, effect) for _ in range(few)) >= 0.8 * few
-            ),
-            None,
-        )
-        print(
-            f"| {truth} | {nodes} | {100 * named / total:.2f} % | {100 * low:.2f} to {100 * high:.2f} % | "
-            f"{'none' if found is None else f'{found:.2%}'} |",
-            flush=True,
-        )
+    print(f"{date.today()}, {platform.machine()}, seed 20261127; {given.metrics} metrics, {RATE:.1%} stated")
+    print("| truth | nodes | repetitions | n | named | Wilson 95 % | found in 80 % | printed: found in 90 % |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for truth in list(TRUTHS)[given.skip :]:
+        for size in given.nodes:
+            chance = np.random.default_rng(20261127 + size)
+            print(row(chance, truth, size, -(-given.healthy // size), given.metrics), flush=True)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,14 @@ LAYERS: dict[str, set[str]] = {
     },
     "suite.training.counts": set(),
     "suite.training.parallel": {"suite", "suite.data", "suite.training.counts"},
-    "suite.training.own": {"suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.counts"},
+    "suite.training.own": {
+        "suite",
+        "suite.log",
+        "suite.machine",
+        "suite.data",
+        "suite.training",
+        "suite.training.counts",
+    },
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.machine.choice", "suite.training.counts"),
@@ -135,7 +142,7 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
         *("analysis.tables", "analysis.sources", "analysis.results", "analysis.study", "analysis.published"),
         *("analysis.drawing", "analysis.figures"),
     },
-    "analysis.fleet": set(),
+    "analysis.fleet": {"analysis.sources"},
     "analysis.history": set(),
 }
 # These may use all of it: commands, and what `mlhpc.load` returns.

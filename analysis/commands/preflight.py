@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from analysis.commands.select import select
 from analysis.commands.simulate import simulate_
 from analysis.commands.watch import watch
 from analysis.fleet import slow_nodes
+from analysis.fleet.levels import read_ceilings, read_history
+from analysis.fleet.one_metric import MANY, MetricReport
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, Finite, Whole, format_option, output_option
@@ -25,6 +28,7 @@ from suite.files import make_folder, print_line, printable, write_whole
 from suite.machine.node_samples import Sample, render
 from suite.node_list import expand_nodes
 from suite.plugins import find_plugins, leave_out, reason
+from suite.statistics.outliers import FEW
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)
@@ -37,7 +41,7 @@ PARTS = "mlhpc.preflight"  # the entry points of the commands that measure
 Examples:
   mlhpc preflight node --ranks 2 -o preflight
   mlhpc preflight judge preflight
-  mlhpc preflight judge today.jsonl --history last-week.jsonl --bounds cluster.yaml
+  mlhpc preflight judge today.jsonl --history last-week.jsonl --ceilings ceilings.json
   mlhpc preflight watch times.csv
   mlhpc preflight select --nodes spells.csv --checks checks.yaml --job 24h
   mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
@@ -78,6 +82,7 @@ for _plugin in find_plugins(PARTS).values():
 @click.option(
     "--history", multiple=True, type=_SAMPLES, help="Earlier samples of healthy nodes: were all nodes faster?"
 )
+@click.option("--ceilings", type=_FILE, help="File of `mlhpc ceilings`: a node below two thirds of it is bad.")
 @click.option(
     "--remember",
     type=click.Path(file_okay=False, path_type=Path),
@@ -94,6 +99,7 @@ def judge(
     rate: float,
     effect: float,
     history: tuple[Path, ...],
+    ceilings: Path | None,
     remember: Path | None,
     choose: int | None,
     output: Path | None,
@@ -111,14 +117,18 @@ def judge(
         raise click.UsageError("--choose writes to the folder of -o: give it too")
     nodes = expand_nodes(expected) if expected is not None else ()
     looks = [_samples(files), *([_samples(again)] if again else [])]
-    known = _history(history)
+    known = read_history(history)
     metrics = [by_metric(samples) for samples in looks]
-    limits = _bounds(bounds, [metric for of_look in metrics for metric in of_look])
+    every = [metric for of_look in metrics for metric in of_look]
+    limits = _bounds(bounds, every)
+    reached, remark = read_ceilings(ceilings, every) if ceilings is not None else ({}, "")
     verdicts = [
-        slow_nodes.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, nodes=nodes)
+        slow_nodes.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, ceilings=reached, nodes=nodes)
         for of_look in metrics
     ]
     found = verdicts[0] if len(verdicts) == 1 else slow_nodes.look_again(*verdicts)
+    if remark:
+        found = replace(found, warnings=(remark, *found.warnings))
     if output is not None:
         _keep(output, found, nodes, choose)
     if remember is not None:
@@ -137,11 +147,12 @@ def judge(
 def lines(found: slow_nodes.FleetVerdict) -> list[str]:
     """Render the verdict: metrics, nodes that are not good with their reasons, and the option for Slurm."""
     text = [
-        f"false alarms: {found.rate:g} per node over all metrics (nodes differ normally; repetitions with "
-        "the tails seen, beyond them no heavier than Student's t3; fewer than 8 nodes: nodes that differ by less than "
-        f"half of the effect); a good node is surely not {found.effect:.0%} slower, a bad one surely is"
+        f"false alarms: a healthy node is called bad with a probability of at most {found.rate:g} over all metrics; "
+        f"with the tails seen here, of {found.chance:.1g}",
+        f"assumed: {'; '.join(assumptions(found))}",
+        f"bad: surely more than {found.effect:.0%} slower; good: surely less",
     ]
-    text += [_metric_line(report, found.effect) for report in found.metrics if report.repeats is not None]
+    text += [_metric_line(report) for report in found.compared]
     alone = {report.metric.name for report in found.metrics if report.repeats is None}
     if alone:
         text.append(f"  too few nodes to compare: {', '.join(sorted(alone))}")
@@ -150,28 +161,50 @@ def lines(found: slow_nodes.FleetVerdict) -> list[str]:
         if found.words[node] != "good":
             text.append(f"{node}: {found.words[node]}")
             text += [f"  {reason}" for reason in found.reasons[node]]
-    if found.alike:
-        text.append("alike; whether all are slow was not asked: give --history or --bounds")
+    if found.are_equal:
+        text.append(_level_line(found))
     words = list(found.words.values())
     text.append(", ".join(f"{words.count(word)} {word}" for word in ("good", "bad", "inconclusive")))
     bad = sorted(node for node, word in found.words.items() if word == "bad")
     if bad:
-        text.append(f"to leave them out: --exclude={','.join(bad)}")
+        all_bad = len(bad) == len(words)
+        text.append("all nodes are bad: none is left" if all_bad else f"to leave them out: --exclude={','.join(bad)}")
     return text
 
 
-def _metric_line(report: slow_nodes.MetricReport, effect: float) -> str:
+def assumptions(found: slow_nodes.FleetVerdict) -> list[str]:
+    """List what the rate of false alarms depends on."""
+    few = any(len(report.metric.samples) < FEW for report in found.compared)
+    return [
+        "nodes of one hardware are of one kind",
+        "they differ no heavier than by Student's t3" if found.heavy else "they differ normally, as their values do",
+        *(["fewer than 8 nodes differ by less than half of the effect"] if few else []),
+        "repetitions are independent, and late no more often than seen in all metrics",
+    ]
+
+
+def _level_line(found: slow_nodes.FleetVerdict) -> str:
+    """Say of a fleet without slow nodes whether all may be slow."""
+    count, asked = len(found.metrics), sum(report.has_level for report in found.metrics)
+    equal = "The nodes are equal to each other."
+    if not asked:
+        return f"{equal} Whether all are slow was not asked: give --history, --ceilings or --bounds."
+    rest = f" In the other {count - asked}, whether all are slow was not asked." if asked < count else ""
+    return f"{equal} In {asked} metrics they are not slower than the history, ceilings or bounds.{rest}"
+
+
+def _metric_line(report: MetricReport) -> str:
     """Render a metric whose nodes could be compared: the sizes of its groups, its spread and its power."""
     slow, middle, fast = report.clusters
     kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
     repeats = report.repeats or 0.0
-    spread = f"{repeats:.2%}" if repeats < slow_nodes.MANY else f"a factor of {1 + repeats:.3g}"
+    spread = f"{repeats:.2%}" if repeats < MANY else f"a factor of {1 + repeats:.3g}"
     sure = "no slowdown would be found"
     if report.found is not None:
         sure = f"a slowdown of {report.found:.1%} is found 9 times in 10"
     return (
-        f"  {report.metric.name}{kind}: {middle} alike, {slow} slower, {fast} faster; spread between nodes {spread}; "
-        f"{sure}, of {effect:.0%} with probability {report.power:.2f}"
+        f"  {report.metric.name}{kind}: {middle} alike, {slow} slower, {fast} faster; "
+        f"spread between nodes {spread}; {sure}"
     )
 
 
@@ -180,6 +213,8 @@ def as_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
     return {
         "version": 1,
         "false_alarms": found.rate,
+        "false_alarms_for_the_tails_seen": found.chance,
+        "assumed": assumptions(found),
         "effect": found.effect,
         "nodes": {node: {"word": word, "reasons": found.reasons[node]} for node, word in sorted(found.words.items())},
         "metrics": [
@@ -188,7 +223,7 @@ def as_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
                 "hardware": report.metric.hardware,
                 "spread_between_nodes": report.repeats,
                 "found_9_in_10": report.found,
-                "power": report.power,
+                "level_was_asked": report.has_level,
                 "slower_alike_faster": report.clusters,
                 "slower": {each.node: each.slower for each in report.verdicts},
             }
@@ -221,18 +256,6 @@ def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVe
 
 def _samples(files: Iterable[Path]) -> list[Sample]:
     return [sample for path in files for sample in read_samples(path)]
-
-
-def _history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[float]]:
-    """Collect earlier node values, each the median of its repetitions, by (hardware, metric)."""
-    # A folder without samples is a history that begins today
-    found: dict[tuple[str, str], list[float]] = {}
-    for sample in _samples(path for path in files if not path.is_dir() or any(path.glob("*.jsonl"))):
-        if sample.failed:
-            continue
-        value = math.exp(slow_nodes.node_value(sample.values, "less"))
-        found.setdefault((sample.hardware, sample.metric), []).append(value)
-    return found
 
 
 def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]:

@@ -1,13 +1,14 @@
 """Outlier test: how many of N values are outliers, at a given false-alarm rate.
 
-The i worst values are outliers if every one of them lies more than c_i standard deviations of the rest above the mean
-of the rest. The largest i for which that holds is taken, so that several bad nodes do not mask each other. For i = 1
-the statistic has Student's t distribution. For more, the expected number of groups of i healthy values that pass is the
-number of groups times an integral over the mean and the standard deviation of the rest. The c_i are such that a share
-``rate`` of healthy, normal values is named in the long run, `FIRST` of it by i = 1.
+The i worst values are outliers if every one of them lies further above the mean of the rest than a limit. The largest i
+for which that holds is taken, so that several bad nodes do not mask each other. There are two kinds of limit:
 
-Where tails may be as heavy as Student's t with 3 degrees of freedom, a value must also lie as many times further away
-than the furthest of the rest as a Pareto tail of exponent 3 allows.
+- Values are normal: c_i standard deviations of the rest. For i = 1 the statistic has Student's t distribution. For
+  more, the expected number of groups of i healthy values that pass is the number of groups times an integral over the
+  mean and the standard deviation of the rest. The c_i are such that a share ``rate`` of healthy values is named in the
+  long run, `FIRST` of it by i = 1.
+- Tails are heavy, at most as those of Student's t with 3 degrees of freedom: a multiple of the distance of the furthest
+  of the rest. A Pareto tail of exponent `TAIL` gives the multiple for one value (Renyi); it is used for several, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -26,68 +29,138 @@ if TYPE_CHECKING:
 FIRST = 0.95  # share of the false alarms that is left to the test of a single value
 TAIL = 3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
 LEAST_REST = 3  # values that must be left to compare with
+FEW = 8  # fewer values than this do not show their own spread
+FEWEST_FOR_TAILS = 32  # fewer values than this do not show how heavy their tails are
+HEAVIER = 2.0  # standard errors above the skewness or kurtosis of normal values
 _S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and means
 
 
 @dataclass(frozen=True)
+class Tails:
+    """What is known of healthy values.
+
+    ``heavy``: tails may be Pareto's of exponent `TAIL`; otherwise values are normal. ``floor``: the least standard
+    deviation. ``least``: the least distance from the middle that healthy values may have, where tails are heavy.
+    """
+
+    heavy: bool = False
+    floor: float = 0.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
 class Outliers:
-    """The ``count`` worst values are outliers. ``mean`` and ``deviation`` are those of the other ``rest`` values."""
+    """The ``count`` worst values are outliers. ``mean`` and ``deviation`` are those of the other ``rest`` values.
+
+    ``limit``: one more value is an outlier if it lies further than this above the mean.
+    """
 
     count: int
     rest: int
     mean: float
     deviation: float
+    limit: float
 
 
 def find_outliers(
-    values: Floats, rate: float, *, margin: float = 0.0, floor: float = 0.0, tailed: bool = False, known: float = 0.0
+    values: Floats, rate: float, *, margin: float = 0.0, tails: Tails | None = None, most: int | None = None
 ) -> Outliers | None:
     """Find how many of the largest of N values (N,) are outliers. None if N is too small for a test.
 
     ``rate``: the share of healthy values that may be named wrongly. An outlier is surely further than ``margin`` from
-    the mean of the rest. ``floor``: the least standard deviation. ``tailed``: tails may be as heavy as `TAIL`.
-    ``known``: the furthest that a healthy value is known to lie from the others, so that a few values need not tell.
+    the mean of the rest. ``most``: the largest number of outliers; by default less than half of the values.
     """
-    import numpy as np
-
     count = len(values)
     if count < LEAST_REST + 1:
         return None
-    ordered = np.sort(values)[::-1]
-    found = 0
-    for i in range(1, most_outliers(count) + 1):
-        rest = ordered[i:]
-        deviation = max(floor, float(rest.std(ddof=1)))
-        limit = critical(count, i, rate) * spread_of_one(deviation, len(rest))
-        furthest = max(floor, known, float(np.abs(rest - np.median(rest)).max()))
-        if tailed:
-            limit = max(limit, times_further(count, i, rate) * furthest)
-        elif known:
-            limit = min(limit, times_further(count, i, rate) * furthest)
-        if ordered[i - 1] - rest.mean() - margin > limit:
-            found = i
-    rest = ordered[found:]
-    return Outliers(found, len(rest), float(rest.mean()), max(floor, float(rest.std(ddof=1))))
+    rests = _Rests(values[None], tails or Tails(), rate, most_outliers(count) if most is None else most)
+    found = int(rests.count_outliers(margin)[0])
+    return Outliers(
+        found,
+        count - found,
+        float(rests.means[0, found] + rests.middle[0, 0]),
+        float(rests.deviations[0, found]),
+        float(rests.one_more[0, found]),
+    )
 
 
-def times_further(count: int, i: int, rate: float) -> float:
-    """Compute how many times further than the rest i of ``count`` values must lie if tails are Pareto's (Renyi)."""
-    return max(1.0, math.pow(rate * count / i, -1.0 / (TAIL * i)))
+def count_outliers(values: Floats, rate: float, *, margin: float = 0.0, tails: Tails | None = None) -> Floats:
+    """Count the outliers of many samples (samples, N) at once, as `find_outliers` does for one."""
+    return _Rests(values, tails or Tails(), rate, most_outliers(values.shape[1])).count_outliers(margin)
 
 
-def chance_of_median(distance: float, deviations: Floats, repetitions: int) -> float:
-    """Compute how often the median of ``repetitions`` lies further than ``distance``, by resampling ``deviations``.
+class _Rests:
+    """Samples (samples, N) without their 0, 1, 2, ... largest values: arrays (samples, how many are left out)."""
 
-    It is exact: the binomial probability that half of the repetitions do. Beyond the furthest of the deviations their
-    tail is continued with the exponent `TAIL`.
+    def __init__(self, values: Floats, tails: Tails, rate: float, most: int) -> None:
+        import numpy as np
+
+        self._count = values.shape[1]
+        ascending = np.sort(values, axis=1)
+        self.middle = (ascending[:, [(self._count - 1) // 2]] + ascending[:, [self._count // 2]]) / 2.0
+        self._centred = centred = ascending - self.middle
+        self._rests = rests = self._count - np.arange(min(most_outliers(self._count), most) + 1)
+        self.means = np.cumsum(centred, axis=1)[:, rests - 1] / rests
+        squares = np.cumsum(centred**2, axis=1)[:, rests - 1] - rests * self.means**2
+        self.deviations = np.maximum(tails.floor, np.sqrt(np.maximum(squares, 0.0) / (rests - 1)))
+        units = np.sqrt(1.0 + 1.0 / rests) * self.deviations
+        factors = _factors(self._count, rate)
+        # The limits of the smallest of the values left out, and those of one more value than the rest
+        self._limits, self.one_more = factors[: len(rests)] * units, factors[0] * units
+        if tails.heavy:
+            middles = (centred[:, (rests - 1) // 2] + centred[:, rests // 2]) / 2.0
+            furthest = np.maximum(centred[:, rests - 1] - middles, middles - centred[:, :1])
+            self.one_more = times_further(self._count, rate) * np.maximum(furthest, max(tails.floor, tails.least))
+            # The rest of several outliers may lie close together by accident: there both limits hold
+            self._limits[:, 2:] = np.maximum(self.one_more, self._limits)[:, 2:]
+            self._limits[:, :2] = self.one_more[:, :2]
+
+    def count_outliers(self, margin: float) -> Floats:
+        """Count for each sample the most values left out that all lie beyond their limit."""
+        import numpy as np
+
+        smallest = self._centred[:, self._rests % self._count]
+        apart = smallest - self.means - margin > self._limits
+        apart[:, 0] = True  # none left out
+        return np.asarray(apart.shape[1] - 1 - apart[:, ::-1].argmax(axis=1))
+
+
+@cache
+def _factors(count: int, rate: float) -> Floats:
+    """Compute c_i for i = 1, 1, 2, 3, ... outliers: the first one is for no outlier and one more value."""
+    import numpy as np
+
+    return np.array([critical(count, max(1, i), rate) for i in range(most_outliers(count) + 1)])
+
+
+def times_further(count: int, rate: float) -> float:
+    """Compute how many times further than the rest one of ``count`` values must lie if tails are Pareto's (Renyi)."""
+    return max(1.0, math.pow(rate * count, -1.0 / TAIL))
+
+
+def have_heavy_tails(groups: Iterable[Floats]) -> bool:
+    """Say whether values of several groups, each with a level and spread of its own, have heavier tails than normal.
+
+    The skewness and the kurtosis of all groups are compared with their exact means and variances for normal values.
+    Fewer than `FEWEST_FOR_TAILS` values cannot show that tails are not heavy.
     """
-    from scipy import stats
+    import numpy as np
 
-    beyond = int((deviations >= distance).sum())
-    one = (beyond + 1) / (len(deviations) + 1)
-    if not beyond:
-        one *= (float(deviations.max(initial=0.0)) / distance) ** TAIL
-    return float(stats.binom.sf((repetitions + 1) // 2 - 1, repetitions, one))
+    skewness = kurtosis = variance3 = variance4 = 0.0
+    values = 0
+    for group in groups:
+        n = len(group)
+        centred = group - group.mean()
+        second = float(np.mean(centred**2))
+        if n < FEW or not second:
+            continue
+        values += n
+        skewness += float(np.mean(centred**3)) / second**1.5
+        kurtosis += float(np.mean(centred**4)) / second**2 - 3.0 * (n - 1) / (n + 1)
+        variance3 += 6.0 * (n - 2) / ((n + 1) * (n + 3))
+        variance4 += 24.0 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
+    is_heavier = skewness > HEAVIER * math.sqrt(variance3) or kurtosis > HEAVIER * math.sqrt(variance4)
+    return values < FEWEST_FOR_TAILS or is_heavier
 
 
 def most_outliers(count: int) -> int:
@@ -107,9 +180,8 @@ def critical(count: int, i: int, rate: float) -> float:
 
     rest = count - i
     if i == 1:
-        return float(stats.t.isf(rate * FIRST, rest - 1))
-    share = (1.0 - FIRST) / (most_outliers(count) - 1)
-    allowed = math.log(rate * count * share / i) - _log_groups(count, i)  # log of the chance of one group
+        return float(stats.t.isf(_share(count, 1, rate), rest - 1))
+    allowed = math.log(_share(count, i, rate) * count / i) - _log_groups(count, i)  # log of the chance of one group
     weights, means, deviations = _rest(rest)
 
     def excess(c: float) -> float:
@@ -122,22 +194,9 @@ def critical(count: int, i: int, rate: float) -> float:
     return float(optimize.brentq(excess, 0.0, high)) if excess(0.0) > 0.0 else 0.0
 
 
-def critical_beside(rest: int, rate: float) -> float:
-    """Compute the critical distance of one value from ``rest`` values that are known to be healthy (a history)."""
-    from scipy import stats
-
-    return float(stats.t.isf(rate, rest - 1))
-
-
-def power(distance: float, deviation: float, rest: int, c: float) -> float:
-    """Compute the power: the chance that a value ``distance`` worse than the mean of the rest is named."""
-    from scipy import stats
-
-    away = distance / spread_of_one(deviation, rest)
-    chance = float(stats.nct.sf(c, rest - 1, away))
-    if math.isnan(chance):  # scipy's answer where both are large: there the normal approximation is close
-        chance = float(stats.norm.sf((c - away) / math.sqrt(1.0 + c * c / (2 * (rest - 1)))))
-    return chance
+def _share(count: int, i: int, rate: float) -> float:
+    """Compute the share of the false alarms that groups of i outliers may cause."""
+    return rate * FIRST if i == 1 else rate * (1.0 - FIRST) / (most_outliers(count) - 1)
 
 
 def _log_groups(count: int, i: int) -> float:

@@ -25,8 +25,9 @@ from pathlib import Path
 
 from scipy import stats
 
+from analysis.fleet.one_metric import node_value
 from analysis.fleet.samples import by_metric, read_samples
-from analysis.fleet.slow_nodes import RATE, judge, look_again, node_value
+from analysis.fleet.slow_nodes import RATE, judge, look_again
 from suite.launch.slurm import Job, Launcher, sbatch_script
 from suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
@@ -102,17 +103,17 @@ def say_healthy(
         by_metric(s for path in sorted(folder.glob(f"{n:04d}-*")) for s in read_samples(path)) for n in range(looks)
     ]
     once = gate = count = 0
-    known: dict[tuple[str, str], list[float]] = {}
-    past: list[dict[tuple[str, str], list[float]]] = []
+    past: list[dict[tuple[str, str], list[float]]] = []  # of each look
     for number in range(looks - 1):
-        history = {key: [v for of in past[-HISTORY:] for v in of[key]] for key in (past[0] if past else {})}
+        history = {key: [of[key] for of in past[-HISTORY:]] for key in (past[0] if past else {})}
         if number >= HISTORY:
             first, second = (judge(metrics[n], history=history) for n in (number, number + 1))
             once += sum(word == "bad" for word in first.words.values())
             gate += sum(word == "bad" for word in look_again(first, second).words.values())
             count += len(first.words)
-        known = {(m.hardware, m.name): [values_of(m.samples[n], m.better) for n in m.samples] for m in metrics[number]}
-        past.append(known)
+        past.append(
+            {(m.hardware, m.name): [values_of(v, m.better) for v in m.samples.values()] for m in metrics[number]}
+        )
     low, high = stats.binom.interval(0.95, count, RATE)
     say(
         f"healthy: {looks} looks of {seconds:g} s at two nodes, {len(metrics[0])} metrics, beside the {HISTORY} looks before: "

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from analysis.fleet.levels import read_history
 from analysis.fleet.samples import by_metric, read_samples
 from analysis.fleet.slow_nodes import judge, look_again
 from suite.machine.node_samples import END, Sample, render
@@ -142,3 +144,57 @@ def test_a_folder_without_samples_is_told(tmp_path: Path) -> None:
     done = mlhpc("preflight", "judge", tmp_path)
     assert done.returncode == 2
     assert "no *.jsonl in it" in done.stderr
+
+
+def ceilings_file(path: Path, value: float, ranks: int = 2) -> Path:
+    curve = {
+        "resource": "compute", "name": "torch mkl", "mode": "burst", "dtype": "float32",
+        "points": [{"x": 16, "value": 1.0}, {"x": 512, "value": value}],
+    }  # fmt: skip
+    head = {"version": 1, "kind": "ceilings", "system": "here", "date": "2026-11-27", "ranks": ranks, "nodes": 1}
+    device = {"type": "cpu", "name": "EPYC", "threads": 1}
+    path.write_text(json.dumps(head | {"device": device, "roofs": [], "curves": [curve]}))
+    return path
+
+
+def test_nodes_that_are_equal_are_compared_with_ceilings_and_history(tmp_path: Path) -> None:
+    samples = [
+        Sample(
+            node=f"n{node}", hardware="8 CPUs EPYC, 2 ranks of 1 threads", metric=metric, better="more",
+            values=tuple(50.0 + 0.1 * ((node + repetition) % 5) for repetition in range(5)),
+        )
+        for metric in ("gemm/float32", "dispatch")
+        for node in range(16)
+    ]  # fmt: skip
+    (tmp_path / "now.jsonl").write_text(render(samples))
+    faster = [structs.replace(each, values=tuple(2 * value for value in each.values)) for each in samples]
+    (tmp_path / "before.jsonl").write_text(render(faster))
+
+    def judged(*words: str | Path) -> tuple[int, list[str]]:
+        done = mlhpc("preflight", "judge", "now.jsonl", *words, cwd=tmp_path)
+        return done.returncode, done.stdout.splitlines()
+
+    code, lines = judged()
+    assert code == 0
+    assert "The nodes are equal to each other. Whether all are slow was not asked: give --history" in lines[-2]
+    code, lines = judged("--ceilings", ceilings_file(tmp_path / "near.json", 60.0))
+    assert code == 0
+    assert "In 1 metrics they are not slower" in lines[-2]
+    assert "In the other 1, whether all are slow was not asked." in lines[-2]
+    code, lines = judged("--ceilings", ceilings_file(tmp_path / "far.json", 100.0))
+    assert code == 1
+    assert lines[-2:] == ["0 good, 16 bad, 0 inconclusive", "all nodes are bad: none is left"]
+    assert any("below two thirds of the ceiling of 100" in line for line in lines)
+    code, lines = judged("--ceilings", ceilings_file(tmp_path / "other.json", 100.0, ranks=4))
+    assert code == 0
+    assert any("the ceilings were not used" in line for line in lines)
+    code, lines = judged("--history", "before.jsonl")
+    assert code == 1
+    assert any("slower than 16 earlier values" in line for line in lines)
+
+
+def test_files_of_a_history_are_measurements_unless_they_hold_other_nodes(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(render(measured(nodes=NODES[:2])))
+    (tmp_path / "3.jsonl").write_text(render(measured(nodes=NODES[2:4])))
+    assert [len(values) for values in read_history([tmp_path])["", "m0"]] == [2, 2, 4]

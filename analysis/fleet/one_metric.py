@@ -1,0 +1,392 @@
+"""Judges the nodes of one metric by each other, by earlier measurements, and by absolute bounds.
+
+A node's value is the median logarithm of its repetitions, with the sign that makes more worse. A node is bad if both
+
+- its value lies further from the rest of the nodes than nodes differ (`suite.statistics.outliers`), and
+- its repetitions are later than those seen, drawn anew, would be by accident: than those of all nodes in this metric,
+  and than those in all metrics, in units of each metric's spread.
+
+Both count what exceeds the effect, so that a bad node is surely slower than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from analysis.fleet.samples import Metric
+from suite.statistics.lateness import Lateness, chance_of_median
+from suite.statistics.outliers import (
+    FEW,
+    LEAST_REST,
+    TAIL,
+    Outliers,
+    Tails,
+    find_outliers,
+    spread_of_one,
+    times_further,
+)
+
+SURE = 0.95  # confidence that a good node is not slower than the effect
+LIKELY = 0.9  # share of slow nodes that are found, for which the smallest slowdown is stated
+FEW_REPETITIONS = 3  # from this many on, repetitions show how late they are
+MOST_BAD = 3  # if more than one of so many nodes is slow, they may be nodes of another kind
+FAR_BELOW = 2.0 / 3.0  # of a ceiling: a rate below this is a finding
+FARTHEST = 700.0  # of logarithms: exp is still finite
+UNSURE = 1.5  # times: the error of the spread of few repetitions
+LEAST_SPREAD = 1e-3  # of repetitions, in logarithms: smaller ones do not matter beside the effect
+UNROUNDED = -12  # digits: values with more are not rounded
+MANY = 10.0  # times: larger differences are printed as factors
+Word = Literal["good", "bad", "inconclusive"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One node and metric. ``slower``: the part of the others' speed that it lacks, negative if it is faster."""
+
+    node: str
+    metric: str
+    word: Word
+    slower: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class MetricReport:
+    """A metric of one hardware.
+
+    ``repeats``: the coefficient of variation between nodes; None if there were too few to compare. ``found``: a node
+    that is slower by this part is found with a probability of `LIKELY`; None if none is. ``chance``: that of a healthy
+    node to be called bad, for the tails seen. ``clusters``: the numbers of slow outliers, of nodes in the middle and of
+    fast outliers. ``has_level``: the level of all nodes was compared with something. ``warning``: one line or "".
+    """
+
+    metric: Metric
+    verdicts: tuple[MetricVerdict, ...]
+    repeats: float | None = None
+    found: float | None = None
+    chance: float = 0.0
+    clusters: tuple[int, int, int] = (0, 0, 0)
+    has_level: bool = False
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The values that nodes are compared with: those of the other nodes, or earlier ones.
+
+    A healthy node lies further than ``margin`` + ``limit`` above the mean with a probability of ``chance``, for the tails
+    seen. ``limit_of_mean`` is that of the mean over the nodes. ``room``: the upper end of a node's error.
+    """
+
+    name: str
+    mean: float
+    limit: float
+    room: float
+    chance: float
+    limit_of_mean: float = math.inf
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Criteria of a verdict on one metric.
+
+    ``rate``: how often a healthy node may be called bad. ``margin``: logarithm of the slowdown that a good node must
+    not have. ``heavy``: values of healthy nodes may have heavy tails. ``bound``: the worst value allowed.
+    ``ceiling``: what the hardware has reached. ``sessions``: earlier node values, by measurement. ``lateness``: of the
+    repetitions in all metrics, in units of their spread.
+    """
+
+    rate: float
+    margin: float
+    heavy: bool = True
+    bound: float | None = None
+    ceiling: float | None = None
+    sessions: Sequence[Sequence[float]] = ()
+    lateness: Lateness | None = None
+
+
+class NodeValues:
+    """The repetitions of all nodes in logarithms that grow with slowness, and the value of each node."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.nodes = sorted(metric.samples)
+        sign = -1.0 if metric.better == "more" else 1.0
+        places: dict[int, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            places.setdefault(len(metric.samples[node]), []).append(place)
+        # Nodes with equally many repetitions, (nodes, repetitions) each, the fastest repetition first
+        self._groups = [
+            (np.array(those), np.sort(sign * np.log([metric.samples[self.nodes[place]] for place in those]), axis=1))
+            for those in places.values()
+        ]
+        self.fewest = min(places)
+        self.values = np.empty(len(self.nodes))
+        for those, ordered in self._groups:
+            count = ordered.shape[1]
+            self.values[those] = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2.0
+
+    @cached_property
+    def late(self) -> Floats:
+        """How much later all repetitions are than the median of their node; of an even number, than the lower one."""
+        return np.concatenate(
+            [(ordered - ordered[:, (ordered.shape[1] - 1) // 2, None]).ravel() for _, ordered in self._groups]
+        )
+
+    @cached_property
+    def late_unit(self) -> float:
+        """The spread of repetitions on one node: three of four lie no further from the median."""
+        return max(self.floor, LEAST_SPREAD, float(np.quantile(np.abs(self.late), 0.75)))
+
+    @cached_property
+    def floor(self) -> float:
+        """What rounding can tell, in logarithms: the last digit of the values, at most their least difference."""
+        values = sorted({value for values in self.metric.samples.values() for value in values})
+        if len(values) < 2:
+            return 0.0
+        digit = 0 if len(values) == 2 else 308  # that two values are round says little
+        for value in values:
+            digit = min(digit, int(Decimal(repr(float(value))).normalize().as_tuple().exponent))
+            if digit < UNROUNDED:
+                break
+        return float(min(10.0**digit / values[len(values) // 2], np.diff(np.log(values)).min()))
+
+    def still_needed(self, slowest: float, criteria: Criteria) -> Floats:
+        """Compute how much later each node's repetitions must be to be no accident; below 0 they are late enough.
+
+        ``slowest``: the value that a healthy node may have. Single repetitions show nothing: none is needed.
+        """
+        needed = np.full(len(self.nodes), -math.inf)
+        own = Lateness(self.late, extrapolated=True)
+        for those, ordered in self._groups:
+            repetitions = ordered.shape[1]
+            if repetitions == 1:
+                continue
+            limits = own.limits(repetitions, criteria.rate)
+            if criteria.lateness is not None:
+                limits = np.maximum(
+                    limits, UNSURE * self.late_unit * criteria.lateness.limits(repetitions, criteria.rate)
+                )
+            needed[those] = (slowest + limits - ordered[:, : len(limits)]).min(axis=1)
+        return needed
+
+    def chance_of_late(self, distance: float, criteria: Criteria) -> float:
+        """Compute how often the repetitions of a healthy node are so late that its value is."""
+        if self.fewest == 1:
+            return 0.0
+        late = Lateness(self.late, extrapolated=True).probability(distance)
+        if criteria.lateness is not None:
+            late = max(late, criteria.lateness.probability(distance / self.late_unit))
+        return chance_of_median(late, self.fewest)
+
+
+def node_value(values: Sequence[float], better: str) -> float:
+    """Compute the median logarithm, with the sign that makes more worse."""
+    middle = float(np.median(np.log(values)))
+    return -middle if better == "more" else middle
+
+
+def missing_speed(distance: float) -> float:
+    """Compute the part of the speed that is missing from the difference of logarithms."""
+    return -math.expm1(-max(distance, -FARTHEST))
+
+
+def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
+    """Judge all nodes of one metric."""
+    count, margin = len(values.nodes), criteria.margin
+    if criteria.sessions:  # three tests: a node with the others, a node with the history, all nodes with it
+        criteria = replace(criteria, rate=criteria.rate / 3)
+    rate = criteria.rate
+    past = _earlier(values, criteria)
+    tails = _tails(values, criteria)
+    outliers = find_outliers(values.values, rate, margin=margin, tails=tails)
+    if outliers is None and past is None:
+        return _judge_alone(values, criteria)
+    slow: dict[int, Reference] = {}
+    kinds: set[int] = set()
+    if past is not None:
+        slow = dict.fromkeys(_slower_than(past, values, criteria), past)
+    if outliers is None:
+        assert past is not None
+        verdicts = _verdicts(values, criteria, past, slow, kinds)
+        return MetricReport(values.metric, verdicts, None, None, past.chance, (0, count, 0), has_level=True)
+    rest = _others(outliers, tails, rate, margin)
+    order = np.argsort(values.values)[::-1].tolist()
+    named = outliers.count
+    if named > count // MOST_BAD:  # bad are those that are slower than the others of this group
+        group = find_outliers(values.values[order[:named]], rate, margin=margin, tails=tails)
+        named = group.count if group is not None else 0
+    needed = values.still_needed(rest.mean + margin, criteria)
+    chance = rest.chance + values.chance_of_late(margin + rest.limit, criteria)
+    slow |= {place: rest for place in order[:named] if needed[place] < 0.0}
+    kinds = set(order[named : outliers.count])
+    faster = find_outliers(-values.values, rate, tails=tails)
+    fast = faster.count if faster is not None else 0
+    warning = (
+        f"{fast} of {count} nodes are faster than the others, not slower: if these are the healthy ones, "
+        "most are degraded; give absolute bounds"
+    )
+    found = _found(values, criteria, tails, rest, order[outliers.count :], needed)
+    return MetricReport(
+        values.metric,
+        _verdicts(values, criteria, rest, slow, kinds),
+        math.expm1(min(outliers.deviation, FARTHEST)),
+        found,
+        min(rate, chance) + (past.chance if past is not None else 0.0),
+        (outliers.count, count - outliers.count - fast, fast),
+        past is not None or criteria.bound is not None or criteria.ceiling is not None,
+        warning if fast else "",
+    )
+
+
+def _tails(values: NodeValues, criteria: Criteria) -> Tails:
+    """Choose what is assumed of the values of healthy nodes."""
+    if len(values.nodes) < FEW:  # they do not show their spread: assume that they differ by half of the effect
+        return Tails(heavy=True, floor=values.floor, least=criteria.margin / 2)
+    return Tails(heavy=criteria.heavy or values.fewest < FEW_REPETITIONS, floor=values.floor)
+
+
+def _others(outliers: Outliers, tails: Tails, rate: float, margin: float) -> Reference:
+    """Compare nodes with the rest of the nodes."""
+    spread = spread_of_one(outliers.deviation, outliers.rest)
+    distance = margin + outliers.limit
+    if tails.heavy:
+        furthest = outliers.limit / times_further(outliers.count + outliers.rest, rate)
+        chance = (furthest / distance) ** TAIL / (outliers.rest + 1)
+    else:
+        chance = float(special.stdtr(outliers.rest - 1, -distance / spread)) if spread else 0.0
+    room = float(special.stdtrit(outliers.rest - 1, SURE)) * spread
+    return Reference("the rest", outliers.mean, outliers.limit, room, chance)
+
+
+def _earlier(values: NodeValues, criteria: Criteria) -> Reference | None:
+    """Compare nodes with earlier values, by measurement; None if these are too few.
+
+    The spread is that between measurements and that within. Few measurements do not show the first: as for few nodes,
+    it is assumed that healthy ones differ by less than half of the effect.
+    """
+    better, rate, margin = values.metric.better, criteria.rate, criteria.margin
+    past = [np.array([node_value([value], better) for value in session]) for session in criteria.sessions]
+    every = np.concatenate(past) if past else np.array([])
+    if len(every) < LEAST_REST:
+        return None
+    means = np.array([session.mean() for session in past])
+    name = f"{len(every)} earlier values"
+    if len(means) < FEW:
+        furthest = max(values.floor, margin / 2, float(np.abs(every - np.median(every)).max()))
+        limit = furthest * times_further(len(means) + 1, rate)
+        room = float(special.stdtrit(len(every) - 1, SURE)) * spread_of_one(float(every.std(ddof=1)), len(every))
+        chance = (furthest / (margin + limit)) ** TAIL / (len(means) + 1)
+        return Reference(name, float(means.mean()), limit, room, chance, limit)
+    between = max(values.floor, float(means.std(ddof=1))) ** 2 * (1.0 + 1.0 / len(means))
+    freedom = len(every) - len(means)
+    within = sum(float(((session - session.mean()) ** 2).sum()) for session in past) / freedom if freedom else 0.0
+    spread = math.sqrt(between + within)
+    factor = float(-special.stdtrit(len(means) - 1, rate))
+    chance = float(special.stdtr(len(means) - 1, -(margin / spread + factor))) if spread else 0.0
+    return Reference(
+        name,
+        float(means.mean()),
+        factor * spread,
+        float(special.stdtrit(len(means) - 1, SURE)) * spread,
+        chance,
+        factor * math.sqrt(between + within / len(values.nodes)),
+    )
+
+
+def _slower_than(past: Reference, values: NodeValues, criteria: Criteria) -> list[int]:
+    """Find the nodes that are surely slower than the history, each by itself or as all nodes are."""
+    slowest = past.mean + criteria.margin
+    away = values.values - slowest
+    all_are = float(np.median(away)) > past.limit_of_mean
+    late = values.still_needed(slowest, criteria) < 0.0
+    return np.flatnonzero(late & (away > (0.0 if all_are else past.limit))).tolist()
+
+
+def _found(
+    values: NodeValues, criteria: Criteria, tails: Tails, rest: Reference, healthy: Sequence[int], late: Floats
+) -> float | None:
+    """Compute the slowdown that is found with probability `LIKELY`: that which so many healthy nodes would need."""
+    needed = []
+    for place in healthy:
+        mean, limit = rest.mean, rest.limit
+        if len(values.nodes) < FEW:  # the node itself is much of the rest
+            slowed = values.values.copy()
+            slowed[place] = FARTHEST
+            others = find_outliers(slowed, criteria.rate, tails=tails, most=1)
+            assert others is not None
+            mean, limit = others.mean, others.limit
+        needed.append(max(mean + limit + criteria.margin - values.values[place], late[place]))
+    found = float(sorted(needed)[math.ceil(LIKELY * (len(needed) - 1))])
+    return missing_speed(found) if found < FARTHEST else None
+
+
+def _judge_alone(values: NodeValues, criteria: Criteria) -> MetricReport:
+    """Judge nodes that are too few to be compared: only by bounds."""
+    count, past = len(values.nodes), sum(map(len, criteria.sessions))
+    why = f"{count} node{'s' if count > 1 else ''} and {past} earlier values are too few to compare"
+    verdicts = []
+    for node in values.nodes:
+        bound = _by_bounds(values, node, criteria)
+        word: Word = "bad" if bound else "inconclusive"
+        verdicts.append(MetricVerdict(node, values.metric.name, word, None, bound or why))
+    return MetricReport(values.metric, tuple(verdicts), clusters=(0, count, 0))
+
+
+def _verdicts(
+    values: NodeValues, criteria: Criteria, main: Reference, slow: Mapping[int, Reference], kinds: set[int]
+) -> tuple[MetricVerdict, ...]:
+    """Judge every node. ``slow``: places of bad nodes, and what they are slower than; ``kinds``: of those in doubt."""
+    name, verdicts = values.metric.name, []
+    for place, node in enumerate(values.nodes):
+        reference = slow.get(place, main)
+        distance = float(values.values[place]) - reference.mean
+        reason = f"{name}: {_difference(missing_speed(distance))} than {reference.name}"
+        word: Word = "good"
+        if bound := _by_bounds(values, node, criteria):
+            word, reason = "bad", bound
+        elif place in slow:
+            word = "bad"
+        elif place in kinds:
+            word = "inconclusive"
+            reason += f", as {len(kinds)} of {len(values.nodes)} nodes are: nodes of another kind, or slow ones"
+        elif distance + main.room > criteria.margin:
+            word = "inconclusive"
+            reason += f", too noisy to say whether by {-math.expm1(-criteria.margin):.2g} or more"
+        verdicts.append(MetricVerdict(node, name, word, missing_speed(distance), reason))
+    return tuple(verdicts)
+
+
+def _by_bounds(values: NodeValues, node: str, criteria: Criteria) -> str:
+    """Say that a node is beyond the bound or far below the ceiling; "" if it is not."""
+    metric = values.metric
+    if criteria.bound is not None and is_beyond(metric, node, criteria.bound):
+        return f"{metric.name}: beyond the bound of {criteria.bound:g} {metric.unit}".rstrip()
+    if criteria.ceiling is not None and is_beyond(metric, node, FAR_BELOW * criteria.ceiling):
+        value = float(np.median(metric.samples[node]))
+        return f"{metric.name}: {value:.3g} {metric.unit}, below two thirds of the ceiling of {criteria.ceiling:.3g}"
+    return ""
+
+
+def is_beyond(metric: Metric, node: str, bound: float) -> bool:
+    """Say whether a node's median is worse than a bound."""
+    middle = float(np.median(metric.samples[node]))
+    return middle < bound if metric.better == "more" else middle > bound
+
+
+def _difference(slower: float) -> str:
+    if slower > 1.0 - 1.0 / MANY:
+        return f"{1.0 / max(1.0 - slower, math.exp(-FARTHEST)):.3g} times slower"
+    if slower < -MANY:
+        return f"{1.0 - slower:.3g} times faster"
+    return f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}"

@@ -1,0 +1,80 @@
+"""Is a node slow, or were its repetitions late by accident? Answered by drawing the repetitions seen anew."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING
+
+from suite.statistics.outliers import TAIL
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+class Lateness:
+    """How late repetitions are: in logarithms, or in units of their spread."""
+
+    def __init__(self, seen: Floats, *, extrapolated: bool) -> None:
+        """Take the repetitions seen. ``extrapolated``: beyond the latest a tail of exponent `TAIL` is assumed.
+
+        Otherwise a repetition is as likely to be much later than the latest as to be a little later: 1 in (N + 1).
+        """
+        import numpy as np
+
+        self._latest = np.sort(seen)[::-1]
+        self._extrapolated = extrapolated
+        self._limits: dict[tuple[int, float], Floats] = {}
+
+    def probability(self, distance: float) -> float:
+        """Compute the probability that one repetition is later than a distance."""
+        count = len(self._latest)
+        beyond = count - int(self._latest[::-1].searchsorted(distance, "right"))
+        if beyond or not self._extrapolated:
+            return (beyond + 1) / (count + 1)
+        return float(self._latest[0] / distance) ** TAIL / (count + 1) if distance else 1.0
+
+    def limits(self, repetitions: int, rate: float) -> Floats:
+        """Compute how late the fastest, the second, ... repetition up to the median must be to be no accident.
+
+        The probability that one of ``repetitions`` is later than its limit is at most ``rate`` over all limits.
+        """
+        key = repetitions, rate
+        if key not in self._limits:
+            self._limits[key] = self._find_limits(repetitions, rate)
+        return self._limits[key]
+
+    def _find_limits(self, repetitions: int, rate: float) -> Floats:
+        import numpy as np
+
+        allowed = _allowed(repetitions, rate) * (len(self._latest) + 1)
+        seen = self._latest[np.clip(allowed.astype(int) - 1, 0, len(self._latest) - 1)]
+        beyond = self._latest[0] * np.maximum(allowed, 1e-300) ** (-1.0 / TAIL)
+        if not self._extrapolated and allowed.max() >= 1.0:  # fewer repetitions show nothing without an assumption
+            beyond = np.full(len(allowed), math.inf)
+        return np.where(allowed >= 1.0, seen, beyond)
+
+
+def chance_of_median(late: float, repetitions: int) -> float:
+    """Compute how often the (lower) median of repetitions is late if one is with a probability of ``late``."""
+    from scipy import special
+
+    middle = (repetitions + 1) // 2
+    return float(special.betainc(repetitions - middle + 1, middle, late))
+
+
+@cache
+def _allowed(repetitions: int, rate: float) -> Floats:
+    """Compute how often one repetition may be late, so that all but j - 1 of them are with a probability of ``rate``.
+
+    For j up to the median, each of which has an equal part of the rate. The binomial distribution is exact.
+    """
+    import numpy as np
+    from scipy import special
+
+    most = (repetitions + 1) // 2
+    fastest = np.arange(1, most + 1)
+    return np.asarray(special.betaincinv(repetitions - fastest + 1, fastest, rate / most))
