@@ -102,7 +102,7 @@ class Criteria:
 
     ``rate``: how often a healthy node may be called bad. ``margin``: logarithm of the slowdown that a good node must
     not have. ``heavy``: values of healthy nodes may have heavy tails. ``bound``: the worst value allowed.
-    ``ceiling``: what the hardware has reached. ``sessions``: earlier node values, by measurement. ``lateness``: of the
+    ``ceiling``: the rate that the hardware has reached. ``sessions``: earlier node values, by measurement. ``lateness``: of the
     repetitions in all metrics, in units of their spread.
     """
 
@@ -272,35 +272,35 @@ def _others(outliers: Outliers, tails: Tails, rate: float, margin: float) -> Ref
 def _earlier(values: NodeValues, criteria: Criteria) -> Reference | None:
     """Compare nodes with earlier values, by measurement; None if these are too few.
 
-    The spread is that between measurements and that within. Few measurements do not show the first: as for few nodes,
-    it is assumed that healthy ones differ by less than half of the effect.
+    The spread is that between measurements and that within. Few measurements do not show the first: it is assumed that
+    healthy ones differ by less than half of the effect.
     """
     better, rate, margin = values.metric.better, criteria.rate, criteria.margin
     past = [np.array([node_value([value], better) for value in session]) for session in criteria.sessions]
-    every = np.concatenate(past) if past else np.array([])
-    if len(every) < LEAST_REST:
+    count = sum(map(len, past))
+    if count < LEAST_REST:
         return None
     means = np.array([session.mean() for session in past])
-    name = f"{len(every)} earlier values"
-    if len(means) < FEW:
-        furthest = max(values.floor, margin / 2, float(np.abs(every - np.median(every)).max()))
-        limit = furthest * times_further(len(means) + 1, rate)
-        room = float(special.stdtrit(len(every) - 1, SURE)) * spread_of_one(float(every.std(ddof=1)), len(every))
-        chance = (furthest / (margin + limit)) ** TAIL / (len(means) + 1)
-        return Reference(name, float(means.mean()), limit, room, chance, limit)
-    between = max(values.floor, float(means.std(ddof=1))) ** 2 * (1.0 + 1.0 / len(means))
-    freedom = len(every) - len(means)
+    freedom, allowed = count - len(means), 0.0
     within = sum(float(((session - session.mean()) ** 2).sum()) for session in past) / freedom if freedom else 0.0
+    if len(means) >= FEW:
+        freedom = len(means) - 1
+        between = max(values.floor**2, float(means.var(ddof=1))) * (1.0 + 1.0 / len(means))
+    else:
+        allowed = margin / 2
+        if not freedom:  # one value of each measurement: their spread is that of nodes, too
+            freedom, within = count - 1, float(means.var(ddof=1))
+        within = max(values.floor**2, within)
+        between = within / count
     spread = math.sqrt(between + within)
-    factor = float(-special.stdtrit(len(means) - 1, rate))
-    chance = float(special.stdtr(len(means) - 1, -(margin / spread + factor))) if spread else 0.0
+    factor = float(-special.stdtrit(freedom, rate))
     return Reference(
-        name,
+        f"{count} earlier values",
         float(means.mean()),
-        factor * spread,
-        float(special.stdtrit(len(means) - 1, SURE)) * spread,
-        chance,
-        factor * math.sqrt(between + within / len(values.nodes)),
+        allowed + factor * spread,
+        float(special.stdtrit(freedom, SURE)) * spread,
+        float(special.stdtr(freedom, -(margin / spread + factor))) if spread else 0.0,
+        allowed + factor * math.sqrt(between + within / len(values.nodes)),
     )
 
 
@@ -320,7 +320,7 @@ def _found(
     needed = []
     for place in healthy:
         mean, limit = rest.mean, rest.limit
-        if len(values.nodes) < FEW:  # the node itself is much of the rest
+        if tails.heavy:  # a single node may decide how far the furthest lies
             slowed = values.values.copy()
             slowed[place] = FARTHEST
             others = find_outliers(slowed, criteria.rate, tails=tails, most=1)

@@ -55,7 +55,7 @@ class Lateness:
         beyond = self._latest[0] * np.maximum(allowed, 1e-300) ** (-1.0 / TAIL)
         if not self._extrapolated and allowed.max() >= 1.0:  # fewer repetitions show nothing without an assumption
             beyond = np.full(len(allowed), math.inf)
-        return np.where(allowed >= 1.0, seen, beyond)
+        return np.asarray(np.where(allowed >= 1.0, seen, beyond))
 
 
 def chance_of_median(late: float, repetitions: int) -> float:

@@ -68,9 +68,9 @@ def test_a_slow_node_of_a_fleet_with_hardly_any_spread_is_found(truth: str) -> N
 
 
 def test_a_fleet_below_a_ceiling_is_a_finding() -> None:
-    fleet = [times_of([2.0] * 16)]
-    assert set(judge(fleet, ceilings={("", "m"): 1.0}).words.values()) == {"bad"}
-    found = judge(fleet, ceilings={("", "m"): 1.9})
+    rates = Metric("m", "", "B/s", "more", times_of([2.0] * 16).samples)
+    assert set(judge([rates], ceilings={("", "m"): 3.2}).words.values()) == {"bad"}
+    found = judge([rates], ceilings={("", "m"): 2.8})
     assert found.are_equal
     assert found.metrics[0].has_level
 
@@ -83,7 +83,7 @@ def test_sessions_that_differ_by_less_than_the_effect_make_no_fleet_slow(session
         history = {("", "m"): [[level * value for value in (0.999, 1.0, 1.001, 1.002)] for level in past]}
         well = [times_of([now] * 8, seed=int(1e6 * now))]
         assert "bad" not in judge(well, history=history).words.values()
-        slow = [times_of([2.0 * now] * 8, seed=int(1e6 * now))]
+        slow = [times_of([2.0 * now] * 8, f"m{n or ''}", seed=int(1e6 * now)) for n in range(20)]
         assert set(judge(slow, history=history).words.values()) == {"bad"}
 
 
