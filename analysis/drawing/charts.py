@@ -22,9 +22,9 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
 INK = "currentColor"  # the page's text colour, also in dark mode; black in a file
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
-PANEL = "_panel"
 WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side by side
-BAR = 22  # pixels from bar to bar
+BAR = 22  # pixels from row to row of a chart with a name at each row
+LEAST_HIGH = 60  # pixels of such a chart
 EDGE = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
 
 Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
@@ -47,6 +47,7 @@ THEME: dict[str, Any] = {
     "title": {"color": INK, "anchor": "start", "fontSize": 13, "fontWeight": "bold", "subtitleColor": INK},
     "text": {"color": INK, "fontSize": 12},
     "rule": {"color": INK},
+    "mark": {"tooltip": {"content": "data"}},  # in a notebook; the page has its own
     "concat": {"spacing": 30},
     "range": {"category": list(CYCLE), "symbol": list(SHAPES)},
 }
@@ -130,25 +131,36 @@ def result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **
     return panels(table, by, draw, **options)
 
 
-def parts_bars(
-    table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None, share: bool = False
-) -> Chart:
+def stack(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) -> pd.DataFrame:
+    """A row for each value of ``columns``: the column's name in ``name``, the value in ``value``; the others repeated."""
+    return table.melt([each for each in table if each not in columns], list(columns), name, value)
+
+
+def row_pixels(rows: int, bar: int = BAR) -> int:
+    """Pixels of a chart with so many rows."""
+    return max(LEAST_HIGH, bar * rows)
+
+
+def span(axis: str, low: str, high: str, title: str) -> dict[str, Any]:
+    """The channels of a mark from one column to another, along "x" or "y"."""
+    start = {"x": alt.X, "y": alt.Y}[axis](field=column(low), type="quantitative", title=title)
+    return {axis: start, f"{axis}2": {"field": column(high)}}
+
+
+def parts_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None) -> Chart:
     """A horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
 
-    ``text`` is a column that is written at the end of the bar. ``share`` draws parts of the whole bar in per cent.
-    Names of parts in the legend are those of the columns without the unit in brackets.
+    ``text`` is a column that is written at the end of the bar. Names of parts in the legend are those of the columns
+    without the unit in brackets.
     """
     names = {part: part.partition(" [")[0] for part in parts}
     wide = table.reset_index(drop=True)
-    if share:
-        wide = wide.assign(**dict(100 * wide[list(parts)].div(wide[list(parts)].sum(axis=1), axis=0)))
-    kept = [name for name in wide if name not in parts]
-    long = wide.melt(id_vars=kept, value_vars=list(parts), var_name="_part", value_name="_value")
+    long = stack(wide, list(parts), "_part", "_value")
     long["_order"] = long["_part"].map({part: place for place, part in enumerate(parts)})
     long["_part"] = long["_part"].map(names)
     base = alt.Chart(long).encode(y=names_axis(table))
     colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
-    bars = base.mark_bar(height={"band": 0.75}, tooltip={"content": "data"}).encode(
+    bars = base.mark_bar(height={"band": 0.75}).encode(
         x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
         color=alt.Color("_part:N", scale=colours),
         order=alt.Order("_order:Q"),
@@ -170,10 +182,9 @@ def names_axis(table: pd.DataFrame) -> alt.Y:
 
 def points(
     table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
-    x_ends: tuple[str, str] | None = None, y_ends: tuple[str, str] | None = None, hollow: str | None = None,
-    joined: str | None = None,
+    y_ends: tuple[str, str] | None = None, hollow: str | None = None, joined: str | None = None,
 ) -> Chart:  # fmt: skip
-    """A point for each row of ``table`` (columns ``_sign`` and those of the axes), with intervals where it has ends.
+    """A point for each row of ``table`` (columns ``_sign`` and those of the axes), with an interval up and down if it has ends.
 
     ``hollow`` and ``joined`` are columns of truths: which points are hollow, and which a line joins from left to right.
     """
@@ -183,39 +194,37 @@ def points(
         front = base.transform_filter(f"datum[{json.dumps(joined)}]")
         layers.append(front.mark_line(interpolate="step-after", color=INK, strokeWidth=1).encode(x=x, y=y))
     look = sign(signs)
-    for ends, rule in ((x_ends, "x"), (y_ends, "y")):
-        if ends is not None:
-            low, high = (column(end) for end in ends)
-            along = {rule: getattr(alt, rule.upper())(field=low, type="quantitative"), f"{rule}2": {"field": high}}
-            across = {"y": y} if rule == "x" else {"x": x}
-            layers.append(base.mark_rule(strokeWidth=1.5).encode(**along, **across, color=look["color"]))
+    if y_ends is not None:
+        low, high = (column(end) for end in y_ends)
+        rule = base.mark_rule(strokeWidth=1.5)
+        layers.append(
+            rule.encode(x=x, y=alt.Y(field=low, type="quantitative"), y2={"field": high}, color=look["color"])
+        )
     filled = colour(alt.Fill, signs)
     opacity: Any = alt.value(0.85)
     if hollow is not None:
         opacity = alt.when(f"datum[{json.dumps(hollow)}]").then(alt.value(0)).otherwise(opacity)
-    marks = base.mark_point(size=90, strokeWidth=1.8, tooltip={"content": "data"})
+    marks = base.mark_point(size=90, strokeWidth=1.8)
     layers.append(marks.encode(x=x, y=y, fill=filled, fillOpacity=opacity, **look))
     return alt.layer(*layers).properties(height=300)
 
 
 def intervals(
     table: pd.DataFrame, value: str, ends: tuple[str, str], title: str, kind: str, colours: alt.Scale, *,
-    at: float | None = None, log: bool = False, y: alt.Y | None = None,
+    at: float | None = None, log: bool = False,
 ) -> Chart:  # fmt: skip
     """A row for each row of ``table``: a point at ``value`` and a line between its ends, coloured by the column ``kind``.
 
     ``at`` draws a vertical line there, such as a ratio of 1.
     """
-    base = alt.Chart(table).encode(y=y or names_axis(table))
-    x, colour = number(alt.X, value, title, log=log), alt.Color(field=column(kind), type="nominal", scale=colours)
-    low, high = (column(end) for end in ends)
-    along = {"x": alt.X(field=low, type="quantitative", title=title), "x2": {"field": high}}
-    rule = base.mark_rule(strokeWidth=2.5).encode(**along, color=colour)
-    point = base.mark_point(size=80, filled=True, opacity=1, tooltip={"content": "data"}).encode(x=x, color=colour)
+    kinds = alt.Color(field=column(kind), type="nominal", scale=colours)
+    base = alt.Chart(table).encode(y=names_axis(table), color=kinds)
+    rule = base.mark_rule(strokeWidth=2.5).encode(**span("x", *ends, title))
+    point = base.mark_point(size=80, filled=True, opacity=1).encode(x=number(alt.X, value, title, log=log))
     layers = [rule, point]
     if at is not None:
         layers.insert(0, alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(at)))
-    return alt.layer(*layers, data=table).properties(height=max(60, BAR * table["label"].nunique()))
+    return alt.layer(*layers, data=table).properties(height=row_pixels(table["label"].nunique()))
 
 
 def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from analysis.drawing.charts import (
     names_axis,
     number,
     panels,
+    row_pixels,
+    span,
 )
 from analysis.drawing.digits import listed, seconds_with_interval
 from analysis.drawing.view import View
@@ -98,17 +100,16 @@ def bounds_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows[rows["label"].isin(list(dict.fromkeys(rows["label"]))[:SHOWN])]
         base = alt.Chart(rows).encode(y=names_axis(rows))
-        x = number(alt.X, "T = Q / C [s]", "seconds of one training step", log=True, prefix=True)
+        title = "seconds of one training step"
+        x = number(alt.X, "T = Q / C [s]", title, log=True, prefix=True)
         first = base.transform_filter("datum._first")
-        ends = {"x": alt.X("band from \\[s\\]:Q", title="seconds of one training step"), "x2": "band to \\[s\\]:Q"}
+        ends = span("x", "band from [s]", "band to [s]", title)
         band = first.mark_bar(color=GREY, opacity=0.3, height={"band": 0.5}).encode(**ends)
-        step = first.mark_tick(color=INK, thickness=3).encode(
-            x=number(alt.X, "step [s]", "seconds of one training step", log=True, prefix=True)
-        )
-        marks = base.mark_point(size=80, strokeWidth=2, tooltip={"content": "data"}).encode(
+        step = first.mark_tick(color=INK, thickness=3).encode(x=number(alt.X, "step [s]", title, log=True, prefix=True))
+        marks = base.mark_point(size=80, strokeWidth=2).encode(
             x=x, color=alt.Color("resource:N", scale=colours), shape=alt.Shape("resource:N", scale=shapes)
         )
-        return alt.layer(band, step, marks).properties(height=max(60, 26 * rows["label"].nunique()))
+        return alt.layer(band, step, marks).properties(height=row_pixels(rows["label"].nunique(), 26))
 
     shown = table[table["T = Q / C [s]"].notna() & ~table["state"].str.startswith("refused")]
     shown = shown.assign(_first=~shown.duplicated(["benchmark", "size", "label", "ceilings"]))
@@ -171,16 +172,14 @@ def elsewhere_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(y=names_axis(rows))
         title = f"seconds of the {rows['of'].iloc[0]}"
-        ends = {"x": alt.X("from \\[s\\]:Q", title=title), "x2": "to \\[s\\]:Q"}
+        ends = span("x", "from [s]", "to [s]", title)
         band = base.mark_bar(color=GREY, opacity=0.4, height={"band": 0.5}).encode(**ends)
-        point = base.mark_point(
-            color=BLUE, filled=True, size=90, opacity=1, shape="diamond", tooltip={"content": "data"}
-        )
+        point = base.mark_point(color=BLUE, filled=True, size=90, opacity=1, shape="diamond")
         here = base.mark_tick(color=INK, thickness=3).encode(
             x=number(alt.X, "measured [s]", title, log=True, prefix=True)
         )
         predicted = point.encode(x=number(alt.X, "predicted [s]", title, log=True, prefix=True))
-        return alt.layer(band, here, predicted).properties(height=max(60, 26 * rows["label"].nunique()))
+        return alt.layer(band, here, predicted).properties(height=row_pixels(rows["label"].nunique(), 26))
 
     shown = table[table["of"].isin(["training step", "solution"])]
     return panels(shown.assign(label=shown["label"] + " on " + shown["on"]), ["of"], draw, columns=1)

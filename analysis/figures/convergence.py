@@ -18,6 +18,8 @@ from analysis.drawing.charts import (
     panels,
     points,
     result_panels,
+    row_pixels,
+    span,
 )
 from analysis.drawing.digits import clip, listed
 from analysis.drawing.view import View
@@ -26,7 +28,6 @@ from analysis.results.names import PROBLEM, result_table
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.ingest import parsed
-from suite.compliance.rcp_limit import Limit
 
 TITLE = "Convergence"
 NAMED = 6  # results that the answer names
@@ -41,7 +42,6 @@ def epochs_table(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"].unique())]
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
-    bounds = [_reference(row) for row in frame.to_dict("records")]
     return result_table(
         frame,
         ("mode", "label"),
@@ -51,8 +51,7 @@ def epochs_table(study: Study) -> pd.DataFrame:
             "n averaged": frame["n_averaged"],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
-            "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
-            "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
+            **_references(frame),
             "target": frame["target"],
             "metric at target, mean": frame["reached_value.mean"],
         },
@@ -91,12 +90,12 @@ def epochs_chart(table: pd.DataFrame) -> Chart:
         rows = rows.sort_values("epochs to target, mean")
         base = alt.Chart(rows).encode(y=names_axis(rows))
         x = number(alt.X, "epochs to target, mean", "epochs to target", zero=True)
-        ends = {"x": alt.X("least allowed mean \\[epochs\\]:Q", title="epochs to target"), "x2": "_most:Q"}
+        ends = span("x", "least allowed mean [epochs]", "_most", "epochs to target")
         band = base.mark_bar(color=GREEN, opacity=0.25, height={"band": 0.8}).encode(**ends)
         middle = base.mark_tick(color=GREEN, thickness=2).encode(x="reference mean \\[epochs\\]:Q")
         rule = base.mark_rule(color=BLUE, strokeWidth=2).encode(x="_low:Q", x2="_high:Q")
-        point = base.mark_point(color=BLUE, filled=True, size=80, opacity=1, tooltip={"content": "data"}).encode(x=x)
-        return alt.layer(band, middle, rule, point).properties(height=max(60, 22 * len(rows)))
+        point = base.mark_point(color=BLUE, filled=True, size=80, opacity=1).encode(x=x)
+        return alt.layer(band, middle, rule, point).properties(height=row_pixels(len(rows)))
 
     return result_panels(shown, draw, columns=1)
 
@@ -141,9 +140,7 @@ def curves_chart(table: pd.DataFrame) -> Chart:
         title = str(rows["metric is"].iloc[0] or "metric")
         base = alt.Chart(rows).encode(x=number(alt.X, "epochs", "epochs trained"))
         y = number(alt.Y, "metric", clip(title, 40))
-        line = base.mark_line(
-            color=BLUE, opacity=0.6, point={"size": 18, "color": BLUE}, tooltip={"content": "data"}
-        ).encode(y=y, detail="run:N")
+        line = base.mark_line(color=BLUE, opacity=0.6, point={"size": 18, "color": BLUE}).encode(y=y, detail="run:N")
         target = alt.Chart(rows.head(1)).mark_rule(strokeDash=[5, 3], color=VERMILION).encode(y="target:Q")
         return alt.layer(line, target).properties(height=220)
 
@@ -153,8 +150,6 @@ def curves_chart(table: pd.DataFrame) -> Chart:
 def batch_table(study: Study) -> pd.DataFrame:
     """Batch, epochs and reference by result."""
     frame = _with_batch(study)
-    names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
-    bounds = [reference_limit(*row) for row in frame[names].itertuples(index=False)]
     return result_table(
         frame,
         ("label", "division"),
@@ -163,8 +158,7 @@ def batch_table(study: Study) -> pd.DataFrame:
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
             "n": frame["n_averaged"],
-            "reference mean [epochs]": [bound.mean if bound else None for bound in bounds],
-            "least allowed mean [epochs]": [bound.minimum if bound else None for bound in bounds],
+            **_references(frame),
         },
     )
 
@@ -203,10 +197,14 @@ def batch_chart(table: pd.DataFrame) -> Chart:
     return result_panels(shown, draw, zoom=True)
 
 
-def _reference(row: Row) -> Limit | None:
-    """The reference's epochs at the batch size of a result."""
-    names = ("benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs")
-    return reference_limit(*(row[name] for name in names))
+def _references(frame: pd.DataFrame) -> dict[str, list[float | None]]:
+    """The reference's epochs at the batch size of each result: their mean, and the least mean that the rules allow."""
+    names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
+    limits = [reference_limit(*row) for row in frame[names].itertuples(index=False, name=None)]
+    return {
+        "reference mean [epochs]": [limit.mean if limit else None for limit in limits],
+        "least allowed mean [epochs]": [limit.minimum if limit else None for limit in limits],
+    }
 
 
 def _baselines(text: object) -> dict[str, float]:

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, number, panels
+from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, number, panels, row_pixels, stack
 from analysis.drawing.digits import clip, listed
 from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
@@ -77,17 +77,16 @@ def answer(study: Study) -> str:
 def chart(table: pd.DataFrame) -> Chart:
     """A row per layer: the busiest expert over the mean at first, in the end and at its largest."""
     columns = {"imbalance at first": "at first", "imbalance at last": "in the end", "largest imbalance": "largest"}
-    kept = [name for name in table if name not in columns]
-    long = table.rename(columns=columns).melt(kept, list(columns.values()), "_when", "_imbalance")
+    long = stack(table.rename(columns=columns), list(columns.values()), "_when", "_imbalance")
     colours = alt.Scale(domain=list(columns.values()), range=[ORANGE, BLUE, VERMILION])
 
     def draw(rows: pd.DataFrame) -> Chart:
         layers = alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"])))
-        marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85, tooltip={"content": "data"})
+        marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
         x = number(alt.X, "_imbalance", "tokens of the busiest expert / mean", domainMin=1)
         shape = alt.Shape("_when:N", scale=alt.Scale(domain=colours.domain))
         drawn = marks.encode(x=x, y=layers, color=alt.Color("_when:N", scale=colours), shape=shape)
-        return drawn.properties(height=max(60, 22 * rows["layer"].nunique()))
+        return drawn.properties(height=row_pixels(rows["layer"].nunique()))
 
     return panels(long, ["benchmark", "size", "label"], draw)
 
@@ -123,12 +122,12 @@ def tokens_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         far = max(0.1, float((rows["tokens / mean"] - 1.0).abs().max()))
         scale = alt.Scale(domain=[1 - far, 1, 1 + far], range=[BLUE, "#F7F7F7", VERMILION])
-        cells = alt.Chart(rows).mark_rect(tooltip={"content": "data"}).encode(
+        cells = alt.Chart(rows).mark_rect().encode(
             x=alt.X("expert:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
             y=alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"]))),
             color=alt.Color("tokens / mean:Q", scale=scale, legend=alt.Legend(title="tokens / mean of the layer", columns=1)),
         )  # fmt: skip
-        return cells.properties(height=max(60, 26 * rows["layer"].nunique()))
+        return cells.properties(height=row_pixels(rows["layer"].nunique(), 26))
 
     drawn = panels(table, ["benchmark", "size", "label"], draw)
     return drawn.resolve_scale(color="independent") if isinstance(drawn, alt.ConcatChart) else drawn

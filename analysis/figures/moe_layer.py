@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREEN, ORANGE, Chart, number, panels, sign
+from analysis.drawing.charts import BLUE, GREEN, ORANGE, Chart, number, panels, sign, span
 from analysis.drawing.digits import clip
 from analysis.drawing.view import View
 from analysis.network.fit import IDEAS, Fit, best_choice, ideas_s, measured_ideas_s
@@ -54,14 +54,10 @@ def time_chart(table: pd.DataFrame) -> Chart:
         look = sign(IDEAS)
         base = alt.Chart(rows).encode(x=number(alt.X, "ranks", log=True))
         title = "layer, forward and backward [s]"
-        line = base.mark_line(tooltip={"content": "data"}).encode(
-            y=number(alt.Y, "model [s]", title, log=True, prefix=True), color=look["color"]
-        )
-        ends = {"y": alt.Y("low \\[s\\]:Q", title=title), "y2": "high \\[s\\]:Q"}
+        line = base.mark_line().encode(y=number(alt.Y, "model [s]", title, log=True, prefix=True), color=look["color"])
+        ends = span("y", "low [s]", "high [s]", title)
         band = base.transform_filter("datum.extrapolated").mark_area(opacity=0.15).encode(**ends, color=look["color"])
-        measured = base.transform_filter("isValid(datum['measured [s]'])").mark_point(
-            size=80, filled=True, opacity=1, tooltip={"content": "data"}
-        )
+        measured = base.transform_filter("isValid(datum['measured [s]'])").mark_point(size=80, filled=True, opacity=1)
         marks = measured.encode(y=number(alt.Y, "measured [s]", title, log=True, prefix=True), **look)
         return alt.layer(band, line, marks).properties(height=320)
 
@@ -100,7 +96,7 @@ def choice_chart(table: pd.DataFrame) -> Chart:
             x=alt.X("k f:O", title="rows per token, k·f", axis=alt.Axis(labelAngle=0)),
             y=alt.Y("_ranks:N", title="ranks", sort=list(dict.fromkeys(rows["_ranks"]))),
         )
-        cells = base.mark_rect(opacity=0.3, tooltip={"content": "data"}).encode(color=alt.Color("_kind:N", scale=kinds))
+        cells = base.mark_rect(opacity=0.3).encode(color=alt.Color("_kind:N", scale=kinds))
         return alt.layer(cells, base.mark_text().encode(text="_how:N")).properties(height=30 * rows["ranks"].nunique())
 
     return panels(shown, ["sweep"], draw, columns=1)
@@ -135,10 +131,10 @@ def crossover_chart(table: pd.DataFrame) -> Chart:
         look = sign(ranks)
         base = alt.Chart(rows).encode(x=number(alt.X, "bytes per rank", log=True, prefix=True))
         title = "time of linear / time of 2DH"
-        band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=title), y2="high:Q", color=look["color"])
+        band = base.mark_area(opacity=0.12).encode(**span("y", "low", "high", title), color=look["color"])
         line = base.mark_line().encode(y=number(alt.Y, "model, linear / 2DH", title, log=True), color=look["color"])
         measured = base.transform_filter("isValid(datum['measured, linear / 2DH'])").mark_point(
-            size=70, filled=True, opacity=1, tooltip={"content": "data"}
+            size=70, filled=True, opacity=1
         )
         marks = measured.encode(y=number(alt.Y, "measured, linear / 2DH", title, log=True), **look)
         one = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))

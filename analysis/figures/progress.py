@@ -75,7 +75,7 @@ def chart(table: pd.DataFrame) -> Chart:
     )
     look = sign(table["benchmark"])
     line = base.mark_line().encode(color=look["color"])
-    marks = base.mark_point(size=90, filled=True, tooltip={"content": "data"}).encode(**look)
+    marks = base.mark_point(size=90, filled=True).encode(**look)
     names = base.mark_text(align="left", dx=8, dy=-8).encode(text="machine:N")
     return alt.layer(line, marks, names).properties(width=WIDTH, height=320)
 

@@ -79,11 +79,10 @@ def roof_chart(table: pd.DataFrame) -> Chart:
     """A panel per machine: points under the memory and compute roofs of their number format."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        names = sorted(set(rows["_sign"]))
         pairs = rows[["compute roof [FLOP/s]", "memory roof [B/s]"]].drop_duplicates().itertuples(index=False)
         intensities = rows["FLOP/B"]
         roofs = pd.concat([_roof(peak, bandwidth, intensities, f"{si(bandwidth)}B/s") for peak, bandwidth in pairs])
-        return _under(roofs, rows, "FLOP/B", "FLOP/s", names)
+        return _under(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0)]
     return panels(
@@ -146,9 +145,7 @@ def time_chart(table: pd.DataFrame) -> Chart:
             .mark_line(color=INK, strokeDash=[4, 3])
             .encode(x=number(alt.X, "_x", x, log=True), y=number(alt.Y, "_x", y, log=True))
         )
-        marks = points(
-            rows, number(alt.X, x, log=True), number(alt.Y, y, log=True), sorted(set(rows["_sign"])), hollow="_hollow"
-        )
+        marks = points(rows, number(alt.X, x, log=True), number(alt.Y, y, log=True), rows["_sign"], hollow="_hollow")
         return alt.layer(diagonal, marks).properties(height=420)
 
     shown = table[(table["at the compute roof [s]"] > 0) & (table["at the memory roof [s]"] > 0)]
@@ -190,7 +187,7 @@ def level_answer(study: Study) -> str:
     """The level whose roof is nearest for the longest kernel of each result."""
     rows = level_table(study).query("state == 'drawn'")
     if rows.empty:
-        return "every counted kernel lies above a roof: see the level_table"
+        return "every counted kernel lies above a roof: see the table"
     longest = rows.sort_values(["seconds per step", "share of the roof"], ascending=False)
     first = longest.drop_duplicates(["benchmark", "size", "label"])
     return listed(
@@ -210,21 +207,29 @@ def level_chart(table: pd.DataFrame) -> Chart:
         roofs = pd.concat(
             [_roof(peak, bandwidth, rows["FLOP/B"], f"{name}: {si(bandwidth)}B/s") for name, bandwidth in levels]
         )
-        return _under(roofs, rows.assign(_hollow=False), "FLOP/B", "FLOP/s", list(dict.fromkeys(rows["level"])))
+        return _under(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0) & (table["FLOP/B"] > 0)]
-    return panels(shown.assign(_sign=shown["level"]), ["benchmark", "size", "label"], draw, columns=1, zoom=True)
-
-
-def _under(roofs: pd.DataFrame, rows: pd.DataFrame, x: str, y: str, names: list[str]) -> Chart:
-    """Points under roofs, whose names stand at their lower ends."""
-    across, up = number(alt.X, x, "arithmetic intensity [FLOP/B]", log=True), number(alt.Y, y, log=True, prefix=True)
-    base = alt.Chart(roofs).encode(x=number(alt.X, "_x", "arithmetic intensity [FLOP/B]", log=True))
-    lines = base.mark_line(color=INK, strokeWidth=1.5).encode(
-        y=number(alt.Y, "_y", y, log=True, prefix=True), detail="_roof:N"
+    return panels(
+        shown.assign(_sign=shown["level"], _hollow=False), ["benchmark", "size", "label"], draw, columns=1, zoom=True
     )
+
+
+def _under(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
+    """Points under roofs, whose names stand at their lower ends."""
+    across, up = "arithmetic intensity [FLOP/B]", "FLOP/s"
+    base = alt.Chart(roofs).encode(x=number(alt.X, "_x", across, log=True))
+    y = number(alt.Y, "_y", up, log=True, prefix=True)
+    lines = base.mark_line(color=INK, strokeWidth=1.5).encode(y=y, detail="_roof:N")
     text = base.transform_filter("datum._first").mark_text(align="left", dx=4, dy=-8).encode(y="_y:Q", text="_roof:N")
-    return alt.layer(lines, text, points(rows, across, up, names, hollow="_hollow")).properties(height=420)
+    marks = points(
+        rows,
+        number(alt.X, "FLOP/B", across, log=True),
+        number(alt.Y, "FLOP/s", up, log=True, prefix=True),
+        rows["_sign"],
+        hollow="_hollow",
+    )
+    return alt.layer(lines, text, marks).properties(height=420)
 
 
 def _roof(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:

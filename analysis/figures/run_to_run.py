@@ -6,7 +6,18 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREEN, VERMILION, Chart, names_axis, number, points, result_panels
+from analysis.drawing.charts import (
+    BLUE,
+    GREEN,
+    VERMILION,
+    Chart,
+    names_axis,
+    number,
+    points,
+    result_panels,
+    row_pixels,
+    stack,
+)
 from analysis.drawing.digits import percent_text
 from analysis.drawing.view import View
 from analysis.results.names import short_heading
@@ -54,17 +65,16 @@ def spread_answer(study: Study) -> str:
 def spread_chart(table: pd.DataFrame) -> Chart:
     """A row per result: the relative spread of time, epochs and seconds per epoch."""
     columns = {f"{title}, std/mean [%]": title for _, title, _ in PARTS}
-    kept = [name for name in table if name not in columns]
-    long = table.rename(columns=columns).melt(kept, list(columns.values()), "_of_what", "_spread")
+    long = stack(table.rename(columns=columns), list(columns.values()), "_of_what", "_spread")
     colours = alt.Scale(domain=[title for _, title, _ in PARTS], range=[colour for *_, colour in PARTS])
 
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows.sort_values(["_spread", "label"])
-        marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85, tooltip={"content": "data"})
+        marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
         return marks.encode(
             y=names_axis(rows), x=number(alt.X, "_spread", "standard deviation / mean [%]", zero=True),
             color=alt.Color("_of_what:N", scale=colours), shape=alt.Shape("_of_what:N", scale=alt.Scale(domain=colours.domain)),
-        ).properties(height=max(60, 22 * rows["label"].nunique()))  # fmt: skip
+        ).properties(height=row_pixels(rows["label"].nunique()))  # fmt: skip
 
     return result_panels(long, draw, columns=1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREY, INK, ORANGE, VERMILION, Chart, number, panels
+from analysis.drawing.charts import BLUE, GREY, INK, ORANGE, VERMILION, Chart, number, panels, stack
 from analysis.drawing.digits import listed, seconds_with_interval
 from analysis.drawing.view import View
 from analysis.results.decompose import split_of
@@ -118,8 +118,7 @@ def _further(row: Mapping[Hashable, Any]) -> str:
 
 def chart(table: pd.DataFrame) -> Chart:
     """A panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
-    kept = [name for name in table if name not in LINES]
-    long = table.melt(kept, list(LINES), "_factor", "_share")
+    long = stack(table, list(LINES), "_factor", "_share")
     colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -129,8 +128,8 @@ def chart(table: pd.DataFrame) -> Chart:
             y=alt.Y("_share:Q", title="efficiency", scale=alt.Scale(zero=True)),
             color=alt.Color("_factor:N", scale=colours),
         )
-        line = base.mark_line(tooltip={"content": "data"})
-        marks = base.mark_point(size=70, filled=True, opacity=1, tooltip={"content": "data"}).encode(
+        line = base.mark_line()
+        marks = base.mark_point(size=70, filled=True, opacity=1).encode(
             shape=alt.Shape("_factor:N", scale=alt.Scale(domain=list(LINES)))
         )
         perfect = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))

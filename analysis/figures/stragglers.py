@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, panels
+from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, panels, stack
 from analysis.drawing.digits import listed, percent_text
 from analysis.drawing.view import View
 from analysis.roofline.bounds import si
@@ -75,11 +75,11 @@ def chart(table: pd.DataFrame) -> Chart:
     parts = {"own": BLUE, "wait": ORANGE}
     shown = table.assign(own=1e3 * table["own [s/step]"], wait=1e3 * table["wait [s/step]"])
     shown["_whole"] = shown["own"] + shown["wait"]
-    long = shown.melt([name for name in shown if name not in parts], list(parts), "_part", "_ms")
+    long = stack(shown, list(parts), "_part", "_ms")
 
     def draw(rows: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(x=alt.X("rank:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)))
-        bars = base.mark_bar(tooltip={"content": "data"}).encode(
+        bars = base.mark_bar().encode(
             y=alt.Y("sum(_ms):Q", title="ms per step"),
             color=alt.Color("_part:N", scale=alt.Scale(domain=list(parts), range=list(parts.values()))),
             order=alt.Order("_part:N"),

@@ -146,7 +146,7 @@ def chart(table: pd.DataFrame) -> Chart:
         x = alt.X("_part:N", sort=None, title=None, axis=alt.Axis(labelAngle=-35))
         base = alt.Chart(rows).encode(x=x)
         colours = alt.Scale(domain=["faster", "slower", "total"], range=[GREEN, VERMILION, BLUE])
-        bar = base.mark_bar(size=26, tooltip={"content": "data"}).encode(
+        bar = base.mark_bar(size=26).encode(
             y=number(alt.Y, "_from", "speed-up", log=True), y2="_to:Q", color=alt.Color("_kind:N", scale=colours)
         )
         text = base.mark_text(dy=-8).encode(y="_top:Q", text=alt.Text("_factor:Q", format=".3~g"))

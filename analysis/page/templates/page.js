@@ -150,8 +150,8 @@ function fitted(view, room) {  // the specification for the room that there is, 
   const spec = JSON.parse(view.querySelector("figure script").textContent);
   spec.description = view.dataset.title + ". " + view.querySelector(".answer").textContent;
   const whole = spec.datasets;
-  const all = Object.values(whole).flat().filter(row => row._of?.length);
-  if (all.length && !all.some(row => kept(row._of))) return null;
+  const ofResults = Object.values(whole).flat().filter(row => row._of?.length);
+  if (ofResults.length && !ofResults.some(row => kept(row._of))) return null;
   spec.datasets = Object.fromEntries(Object.entries(whole).map(([name, rows]) => [name, rows.filter(row => kept(row._of ?? []))]));
   const holds = part => datasetsOf(part).some(name => spec.datasets[name].length > 0);
   if (spec.concat) spec.concat = spec.concat.filter(holds);
