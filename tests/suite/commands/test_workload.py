@@ -48,7 +48,9 @@ def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_p
     """As the tutorial has it: from a clone of mlhpc, in which the new folder has the name of its package."""
     shutil.copytree(site / "package", tmp_path / "tides")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\n')
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tides"]
+    # Without a folder of its own pytest would delete those of earlier sessions at its end, which may take minutes.
+    own = ["-p", "no:cacheprovider", "--basetemp", tmp_path / "inner"]
+    command = [sys.executable, "-m", "pytest", "-q", *map(str, own), "tides"]
     environment = ENV | {"PYTHONPATH": str(site)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
