@@ -1,6 +1,4 @@
-"""What all ranks agree on about once a second while they train: to stop, and to save a checkpoint, before the same
-step.
-"""
+"""Decides, about once a second, what all ranks do before their next step: stop, or save a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,14 +16,17 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 
 @dataclass(frozen=True)
 class Agreed:
-    """Equal on all ranks. ``stop``: the reason to stop before the next step, or None. ``save``: a checkpoint is due."""
+    """The common decision, equal on all ranks.
+
+    ``stop``: why training stops before the next step, or None. ``save``: a checkpoint is due.
+    """
 
     stop: str | None
     save: bool
 
 
 class StopWatch:
-    """Let all ranks agree, about every ``interval_s`` seconds, in one small sum, on what to do before the next step."""
+    """Lets all ranks agree what to do before the next step, in one small sum every ``interval_s`` seconds."""
 
     def __init__(
         self,
@@ -41,7 +42,11 @@ class StopWatch:
         self.diverged = False
 
     def check(self, *, now: bool = False) -> Agreed | None:
-        """Count one step; on steps that all ranks know, or ``now``, a collective. None where nothing is to be done."""
+        """Count one step and return what ranks agreed on, or None if there is nothing to do.
+
+        Every rank calls it before every step. It is a collective at steps that all ranks know, and always with ``now``.
+        """
+        # Not by this rank's clock: ranks must enter the sum at the same step, and their clocks differ.
         self._steps += not now
         if self._steps < self._countdown and not now:
             return None
@@ -53,6 +58,7 @@ class StopWatch:
             votes |= self._saver.votes()
         agreed = self._world.sum(votes)
         if not now:
+            # From the mean rate of all ranks, so that every rank counts to the same step.
             self._countdown = max(1, round(agreed["rate"] / self._world.size * self._interval_s))
             self._since, self._steps = time_s, 0
         if self._saver is not None:

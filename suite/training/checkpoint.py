@@ -1,10 +1,10 @@
-"""The checkpoint of a trial: training between two optimizer steps, so that the continuation has the same losses.
+"""Writes and reads the checkpoint of a trial, between two optimizer steps. Continued training has the same losses.
 
-``trial_<i>.<token>.node<n>`` is one file per node, in which every rank has a part of its own (buffers, its share of
-sharded parameters with their optimizer state, random state). Rank 0's file also has what is the same on every rank.
-``trial_<i>.pt`` is the index (suite.log.checkpoint_index): where each part lies, and its checksum. It gets its name
-after all parts are on the disk: a crash at any moment leaves the former checkpoint whole, or none.
-suite.training.saver decides when to write one and writes it in the background.
+``trial_<i>.<token>.node<n>`` is one file per node. Every rank has a part of it: buffers, random state, its share of
+sharded parameters and their optimizer state. Rank 0's file also has what is the same on every rank. ``trial_<i>.pt`` is
+the index (suite.log.checkpoint_index): where each part lies, and its checksum. It gets its name after all parts are on
+the disk. So a crash at any moment leaves the former checkpoint whole, or none. suite.training.saver decides when to
+write one, and writes it in the background.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy in host memory of what this rank writes: ``own`` at ``parts[rank]``; ``shared`` on rank 0 only."""
+    """A copy in host memory of what this rank writes.
+
+    ``own`` goes to ``parts[rank]``. ``shared`` is what all ranks have in common; None on ranks other than 0.
+    """
 
     path: Path
     token: str
@@ -81,10 +84,7 @@ class Snapshot:
         return Part(node=node, offset=offset, bytes=whole.bytes, crc32c=whole.crc32c)
 
     def commit(self) -> int:
-        """Make it the trial's checkpoint: on rank 0, after every rank has written.
-
-        Returns the bytes of all its parts.
-        """
+        """Make this the trial's checkpoint, on rank 0, once every rank has written. Returns the bytes of all parts."""
         with _named(self._unfinished) as path:
             index = read_index(path)
             force_to_disk(path.parent)  # the names of the nodes' files, before the index names them
@@ -93,7 +93,7 @@ class Snapshot:
         return index.size
 
     def discard(self) -> None:
-        """Remove this rank's part of a checkpoint that did not come about."""
+        """Remove this rank's part of a checkpoint that could not be completed."""
         for path in (self._node_file, self._unfinished):
             with suppress(OSError):
                 path.unlink()
@@ -109,9 +109,9 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Restored:
-    """What `Checkpoint.load` found: where training stands and on how many ranks it was.
+    """The position that `Checkpoint.load` restored, and the number of ranks that saved it.
 
-    ``rederived`` names what could not be restored on another number of ranks and was made anew.
+    ``rederived`` names what cannot be restored on another number of ranks and was made anew.
     """
 
     position: Position
@@ -121,16 +121,16 @@ class Restored:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint of one trial. ``identity``: what must be equal for another run to continue from it."""
+    """The checkpoint of one trial. A run continues from it only if its ``identity`` is equal."""
 
     path: Path
     identity: Mapping[str, Any]
     mesh: Mesh | None = None  # None: every rank trains on samples of its own
 
     def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
-        """Copy the training to host memory; every rank calls.
+        """Copy the training state to host memory.
 
-        One collective: the sizes of what ranks have of their own.
+        Every rank calls it; one collective exchanges the sizes of the parts.
         """
         shared, own, pieces = state.split()
         mine = _saved(own | {"random": _random_state(), "pieces": pieces})
@@ -143,6 +143,7 @@ class Checkpoint:
         for node, size, crc, _ in table.T.astype(np.int64).tolist():
             parts.append(Part(node=node, offset=ends[node], bytes=size, crc32c=crc))
             ends[node] += size
+        # Rank 0 draws the token: the sum carries it to all ranks, since others add 0.
         token = int(table[3, 0]).to_bytes(TOKEN_BYTES).hex()
         content = {
             "identity": dict(self.identity),
@@ -158,12 +159,14 @@ class Checkpoint:
         return Snapshot(self.path, token, world.rank, mine, tuple(parts), host)
 
     def load(self, world: World, state: TrainingState) -> Restored:
-        """Restore the training and this rank's random state; every rank calls.
+        """Restore the training state and this rank's random state. Every rank calls it.
 
-        It may have been saved under another plan. On another number of ranks, or of groups with different samples,
-        buffers are the means over the former ranks, as before an evaluation, and random states follow from the seed and
-        the position. InputError if a file is missing, damaged or of another run, or if ranks had shares whose place
-        nobody knows and are not as many; nothing is restored then.
+        The checkpoint may have been saved under another plan, and on another number of ranks or of groups with
+        different samples. Buffers then become the means over the former ranks, as before an evaluation. Random states
+        then follow from the seed and the position.
+
+        InputError, with nothing restored: a file is missing, damaged or of another run. Also if the number of ranks
+        differs and shares have no known place.
         """
         content, own, error = None, None, None
         gathered: dict[str, torch.Tensor] = {}
@@ -180,6 +183,7 @@ class Checkpoint:
             gathered = self._gather(index, state.wanted()) if content["pieces"] else {}
         except ValueError as caught:
             error = caught
+        # No rank may go on alone: those without an error would wait for it in a collective.
         world.check_together(error)
         assert content is not None
         position = Position(content["block"], content["step"])
@@ -198,21 +202,21 @@ class Checkpoint:
         return Restored(position, content["ranks"], rederived)
 
     def exists(self) -> bool:
-        """True if there is a checkpoint that this process can see."""
+        """Return True if this process can see a checkpoint."""
         try:
             return self.path.exists()
         except OSError:
             return False
 
     def remove_others(self, token: str | None) -> None:
-        """Remove the files of all checkpoints of this trial that are not named ``token``: of former ones, of crashes."""
+        """Remove the files of this trial's other checkpoints: former ones, and ones that a crash left."""
         for old in self.path.parent.glob(f"{self.path.stem}.{'[0-9a-f]' * (2 * TOKEN_BYTES)}.*"):
             if token is None or not old.name.startswith(f"{self.path.stem}.{token}."):
                 with suppress(OSError):  # what stays costs space and is tried again with the next checkpoint
                     old.unlink()
 
     def remove(self) -> None:
-        """Remove the checkpoint, if there is one and it can be removed: the file that names the others first."""
+        """Remove the checkpoint if there is one. The index goes first, so that no index names missing files."""
         with suppress(OSError):
             self.path.unlink()
         self.remove_others(None)
@@ -225,9 +229,9 @@ class Checkpoint:
         return bool(content["ranks"] == world.size and content["groups"] == self._groups(world))
 
     def _gather(self, index: CheckpointIndex, wanted: Mapping[str, Place]) -> dict[str, torch.Tensor]:
-        """Put together what this rank needs of tensors that were saved in parts.
+        """Assemble the values that this rank needs of tensors that were saved in parts.
 
-        One former rank's parts are read at a time.
+        Reads one former rank's parts at a time.
         """
         found: dict[str, torch.Tensor] = {}
         lacking: dict[str, int] = {}
@@ -243,12 +247,12 @@ class Checkpoint:
         return found
 
     def _read_own(self, index: CheckpointIndex, rank: int, *, pieces: bool = False) -> dict[str, Any]:
-        """Read what a rank had of its own, without its pieces unless they are asked for."""
+        """Read a rank's own part, without its pieces of tensors unless ``pieces``."""
         found = self._read(index, f"rank {rank}", index.own[rank])
         return found if pieces else {part: value for part, value in found.items() if part != "pieces"}
 
     def _read(self, index: CheckpointIndex, whose: str, part: Part) -> dict[str, Any]:
-        """Read a part once its checksum has been compared. DamagedCheckpointError if it is missing or damaged."""
+        """Compare a part with its checksum, then read it. DamagedCheckpointError if it is missing or damaged."""
         path = node_path(self.path, index.token, part.node)
         check_part(path, whose, part)
         with path.open("rb", buffering=0) as file, io.BufferedReader(_Range(file, part.offset, part.bytes)) as source:
@@ -256,7 +260,7 @@ class Checkpoint:
 
 
 class _Range(io.RawIOBase):
-    """A range of a file as a file of its own, so that torch.load needs no copy of it."""
+    """Presents a range of a file as a file of its own. torch.load then needs no copy of it."""
 
     def __init__(self, file: io.FileIO, begin: int, size: int) -> None:
         super().__init__()
@@ -284,7 +288,10 @@ class _Range(io.RawIOBase):
 
 
 class _Whole:
-    """What torch.save writes to: every write is complete or raises the system's own error. Counts and sums up."""
+    """The file that torch.save writes to.
+
+    Every write is complete or raises the system's own error; counts bytes and CRC.
+    """
 
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
@@ -304,7 +311,7 @@ class _Whole:
 
 @contextmanager
 def _named(path: Path) -> Iterator[Path]:
-    """Give an OSError of the body, which may know no file, the name of this one."""
+    """Name ``path`` in an OSError of the body, which may not know its file."""
     try:
         yield path
     except OSError as error:
@@ -313,7 +320,7 @@ def _named(path: Path) -> Iterator[Path]:
 
 
 def _host_copy(value: Any) -> Any:
-    """A copy in host memory of nested dictionaries, lists and tensors, so that training can go on changing them."""
+    """Copy nested dictionaries, lists and tensors to host memory, so that training can go on changing them."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -324,7 +331,7 @@ def _host_copy(value: Any) -> Any:
 
 
 def _merge(owns: list[dict[str, Any]]) -> dict[str, Any]:
-    """What stands for the own states of several ranks: means of floating-point buffers, rank 0's values of others."""
+    """Merge the own parts of several ranks: means of floating-point buffers, rank 0's values of others."""
     first = owns[0]
     parts = {part: first[part] for part in first if part != "random"}
     for part in parts.keys() - {"optimizer"}:
@@ -344,7 +351,7 @@ def _saved(own: Any) -> bytes:
 
 
 def _derived_seed(seed: int, rank: int, position: Position) -> int:
-    """A seed for the random numbers of a rank that continues another number of ranks' training."""
+    """Derive a rank's random seed for a training that continues on another number of ranks."""
     text = f"{seed} {rank} {position.block} {position.step}"
     return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1
 

@@ -1,4 +1,4 @@
-"""What a rank computes on: its device, its number of threads, and how batches come to the device."""
+"""Sets up what a rank computes with: its device and threads, and how batches get to the device."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocato
 
 
 def threads_per_rank(world: World) -> int:
-    """OMP_NUM_THREADS if the launcher set it, else the cores this process may use shared among the node's ranks; at
-    least 1.
+    """Return OMP_NUM_THREADS if the launcher set it, else this process's cores divided by the node's ranks;
+    at least 1.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
 
 
 def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
-    """Set this process up as a rank of a trial computes: threads, device, precision, memory; torch's compiler only if
-    asked for.
+    """Set up this process for a trial: threads, device, precision, memory, and torch's compiler only if asked for.
 
-    Returns its device, and whether freed memory is kept. InputError as `pick_device` and `use_precision`.
+    Returns the device, and whether freed memory is kept. InputError as in `pick_device` and `use_precision`.
     """
     if not config.compile:
         leave_compiler_unloaded()
@@ -56,9 +55,9 @@ def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
 
 
 def use_precision(precision: str, device: torch.device) -> None:
-    """Let a GPU compute products and convolutions of float32 numbers in TF32 if the config says so, and only then.
+    """Allow TF32 for float32 products and convolutions on a GPU if the config asks for it, else forbid it.
 
-    torch's own default is TF32 for convolutions and float32 for products. InputError if the device has no TF32.
+    torch's own default is TF32 for convolutions only. InputError if the device has no TF32.
     """
     wanted = precision == "tf32"
     if wanted and (
@@ -73,9 +72,8 @@ def use_precision(precision: str, device: torch.device) -> None:
 
 
 def pick_device(wanted: str, world: World) -> torch.device:
-    """This rank's device: ``auto``, ``cpu`` or ``cuda``.
-
-    InputError if CUDA is asked for and there is none for this rank.
+    """Return this rank's device: ``auto``, ``cpu`` or ``cuda``. InputError if CUDA is asked for and this rank
+    has none.
     """
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and available == 0):
@@ -89,14 +87,14 @@ def pick_device(wanted: str, world: World) -> torch.device:
 
 @dataclass(frozen=True)
 class Parcel:
-    """The tensors of a batch, one behind another in one buffer, so that one copy brings them all to a device."""
+    """The tensors of a batch in one buffer, so that one copy brings all of them to a device."""
 
     buffer: Tensor
     contents: dict[str, tuple[int, torch.Size, torch.dtype]]
 
     @staticmethod
     def pack(batch: Batch, *, pinned: bool) -> Parcel:
-        """Copy a batch into one buffer, in memory that a GPU can read by itself if ``pinned``."""
+        """Copy a batch into one buffer; ``pinned``: in memory that a GPU can read by itself."""
         contents, end = {}, 0
         for name, tensor in batch.items():
             begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
@@ -108,11 +106,11 @@ class Parcel:
         return parcel
 
     def to(self, device: torch.device) -> Parcel:
-        """Begin to copy; on a GPU in the current stream."""
+        """Start to copy the buffer to a device; on a GPU in the current stream."""
         return Parcel(self.buffer.to(device, non_blocking=True), self.contents)
 
     def unpack(self) -> dict[str, Tensor]:
-        """The tensors, as views of the buffer."""
+        """Return the tensors as views of the buffer."""
         return {
             name: self.buffer[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for name, (begin, shape, dtype) in self.contents.items()
@@ -122,8 +120,8 @@ class Parcel:
 class Feed:
     """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
 
-    On a CPU batches stay where they are. ``alone``: ranks compute on every core, so a loader's thread would take its
-    time from the training thread's.
+    On a CPU batches stay where they are. ``alone``: the ranks compute on every core, so a loader thread would only slow
+    the training thread down.
     """
 
     def __init__(self, device: torch.device, *, alone: bool = False) -> None:
@@ -132,7 +130,7 @@ class Feed:
 
     @property
     def copies(self) -> bool:
-        """True if batches go to another memory."""
+        """True if batches are copied to the device's own memory."""
         return self._stream is not None
 
     def pack(self, batch: Batch) -> Batch | Parcel:
@@ -140,26 +138,27 @@ class Feed:
         return batch if self._stream is None else Parcel.pack(batch, pinned=True)
 
     def begin(self, packed: Batch | Parcel) -> Batch | Parcel:
-        """Begin to copy, beside what the device computes."""
+        """Start the copy, which runs while the device computes."""
         if isinstance(packed, Parcel):
             with self._stream:
                 return packed.to(self._device)
         return packed
 
     def end(self, packed: Batch | Parcel) -> Batch:
-        """Let the device wait for the copy before it computes further; the host does not wait."""
+        """Make the device wait for the copy before it computes further. The host does not wait."""
         if not isinstance(packed, Parcel):
             return packed
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
+        # The buffer belongs to the copy's stream: without this the allocator could reuse it while the step reads it.
         packed.buffer.record_stream(current)
         return packed.unpack()
 
 
 def cores_are_taken(world: World) -> bool:
-    """Whether this node's ranks, of one thread each, compute on every core that they may use.
+    """Return True if this node's single-threaded ranks compute on every core that they may use.
 
-    A rank that may use only a part of the node's CPUs is taken to have them for itself.
+    A rank that may use only some of the node's CPUs is assumed to have them for itself.
     """
     allowed = usable()
     sharing = world.local_size if len(allowed.cpus) == os.cpu_count() else 1
@@ -167,18 +166,19 @@ def cores_are_taken(world: World) -> bool:
 
 
 def loaded_ahead(threads: int) -> int:
-    """How many batches a pool of threads loads, or holds ready, beside the one that is used."""
+    """Return how many batches a pool of threads loads or holds ready, besides the one in use."""
     return 2 * threads + 1
 
 
 def prefetch(
     load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: Feed
 ) -> Iterator[tuple[Item, Batch]]:
-    """Load the batches of items in order, ahead of their use by a pool of threads, and bring them to the device.
+    """Load the batches of items in order, ahead of their use, and bring them to the device.
 
-    Where one thread would load on a core that the ranks compute on (`Feed.alone`), the caller loads each batch when it
-    needs it: the thread would save nothing, and to hand a batch over takes time. When storage lets the caller wait, a
-    thread loads the next batches, each time twice as many, before that is tried again.
+    Usually a pool of threads loads. If it would take a core that the ranks compute on (`Feed.alone`), the caller loads
+    each batch when it needs it. A thread would save nothing there, and handing a batch over costs time. If storage
+    makes the caller wait, a thread loads for a while, each time for twice as many batches, before the caller tries
+    again.
     """
     left, most = iter(items), RETRIED
     while feed.alone and threads == 1:
@@ -192,9 +192,9 @@ def prefetch(
 
 
 def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator[tuple[Item, Batch]]:
-    """Load where a batch is used, until loading waits: the time it takes less the time it computes.
+    """Load each batch where it is used, until loading waits for storage. Leaves the other items.
 
-    Leaves the other items.
+    Waiting is the time of a load minus the CPU time of this thread.
     """
     waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
     for item in items:
@@ -214,13 +214,9 @@ def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator
 def _by_threads(
     load: Callable[[Item], Batch], left: Iterator[Item], *, threads: int, feed: Feed
 ) -> Iterator[tuple[Item, Batch]]:
-    """Load with a pool of threads.
+    """Load with a pool of threads, up to two batches per thread ahead.
 
-    Two batches per thread are being loaded or ready on the host. The copy of the next one begins before a batch is
-    used, if it is loaded by then: no batch waits for a later one.
-
-    A thread of the pool computes with one OpenMP thread. With as many as the rank has, it took the cores that the
-    training step needs: DeepCAM's took twice as long.
+    The next batch's copy starts before a batch is used, if it is loaded by then. No batch waits for a later one.
     """
     waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()
     coming: tuple[Item, Batch | Parcel] | None = None
@@ -229,6 +225,8 @@ def _by_threads(
         item, future = waiting.popleft()
         return item, feed.begin(future.result())
 
+    # With as many OpenMP threads as the rank has, loading took the cores that the step needs: DeepCAM's step took twice
+    # as long.
     alone = partial(torch.set_num_threads, 1)  # of the calling thread
     with ThreadPoolExecutor(threads, thread_name_prefix="loader", initializer=alone) as pool:
 
@@ -241,6 +239,7 @@ def _by_threads(
             while waiting or coming is not None:
                 item, packed = coming or take()
                 batch = feed.end(packed)
+                # Only if it is loaded already: to wait for it here would delay this batch.
                 coming = take() if feed.copies and waiting and _is_loaded(waiting[0][1]) else None
                 yield item, batch
                 submit(loaded_ahead(threads))

@@ -1,6 +1,6 @@
-"""Exchanges gradients between data-parallel ranks: the communication hooks of DDP, with the marks that time them.
+"""Exchanges gradients between data-parallel ranks by DDP's communication hooks, and times the exchange.
 
-The hooks are the all-reduce itself on GPUs and where MPI carries collectives. With gloo DDP's own all-reduce does it.
+On GPUs, and where MPI carries collectives, the hooks do the all-reduce. With gloo DDP's own all-reduce does it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTim
 
 
 def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
-    """Let the exchange of gradients be measured; return what to call after each backward pass that exchanges them.
+    """Set up the timing of the gradient exchange; return what to call after each backward pass that exchanges.
 
-    It marks where computing ended and waiting for the exchange began, and where that ended. Without data parallelism,
-    or in a run that is not measured, it marks nothing but computing, and DDP exchanges as it does by default.
+    The call marks where computing ended, where waiting for the exchange began, and where it ended. Without data
+    parallelism, or in a run that is not measured, it marks only computing. DDP then exchanges as by default.
     """
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)
@@ -36,13 +36,14 @@ def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: L
 
 
 def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook for GPUs, where DDP's own times would wait for the device: mean of a gradient bucket.
+    """Average a gradient bucket (DDP communication hook for GPUs, where DDP's own times would wait for the device).
 
     When the last bucket is ready, only communication is left to wait for.
     """
     if bucket.is_last():
         timer.mark(FORWARD_BACKWARD)
     begin = timer.stamp()
+    # Before the sum, as DDP does: the sum of many ranks' float16 gradients could overflow.
     buffer = bucket.buffer().div_(dist.get_world_size())
     future = dist.all_reduce(buffer, async_op=True).get_future()
 
@@ -54,7 +55,7 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Fu
 
 
 def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook for collectives that are done when they return: mean of a gradient bucket."""
+    """Average a gradient bucket (DDP communication hook for collectives that are done when they return)."""
     begin = timer.mark(FORWARD_BACKWARD)
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
     dist.all_reduce(buffer)

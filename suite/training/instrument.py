@@ -1,8 +1,6 @@
-"""What a rank measures of itself while it trains: bytes read, bytes communicated, memory, energy. It counts and never
-waits.
+"""Measures what a rank reads, communicates, holds in memory and consumes in energy. It counts and never waits.
 
-Where a step's time goes is suite.training.timing's. Everything is gathered once per block of steps and logged by rank
-0.
+suite.training.timing measures where a step's time goes. Rank 0 gathers and logs everything once per block of steps.
 """
 
 from __future__ import annotations
@@ -54,9 +52,9 @@ COLLECTIVES: dict[str, tuple[str, int, str]] = {
 
 
 class Ledger:
-    """Calls of collectives and the bytes this rank gave to them, by kind.
+    """Counts calls of collectives and the bytes that this rank gave to them, by kind.
 
-    Any thread may add; ``on_call`` gets the kind.
+    Any thread may add. ``on_call`` is called with the kind.
     """
 
     def __init__(self, on_call: Callable[[str], None] = lambda kind: None) -> None:
@@ -66,7 +64,7 @@ class Ledger:
         self._thread = threading.local()
 
     def add(self, kind: str, payload: int, calls: int = 1) -> None:
-        """Calls with their bytes together."""
+        """Add calls of one kind, with the sum of their bytes."""
         if getattr(self._thread, "control", False):
             return
         if kind != CONTROL:
@@ -78,7 +76,7 @@ class Ledger:
 
     @contextmanager
     def control(self, payload: int) -> Iterator[None]:
-        """A body that is one piece of control traffic, whatever it calls."""
+        """Count the body as one piece of control traffic, whatever it calls."""
         self.add(CONTROL, payload)
         self._thread.control = True
         try:
@@ -87,7 +85,7 @@ class Ledger:
             self._thread.control = False
 
     def take(self) -> dict[str, float]:
-        """``<kind>_calls`` and ``<kind>_bytes`` since the last call."""
+        """Return ``<kind>_calls`` and ``<kind>_bytes`` since the last call."""
         with self._lock:
             entries, self._entries = self._entries, {}
         return {
@@ -99,9 +97,10 @@ class Ledger:
 
 @contextmanager
 def counted_collectives(ledger: Ledger) -> Iterator[None]:
-    """Within the body every collective called as ``torch.distributed.<name>`` is entered into the ledger."""
+    """Count every collective that the body calls as ``torch.distributed.<name>``."""
     originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
     for name, original in originals.items():
+        # DDP's reducer calls collectives in C++, which this does not see: `ReducerTimes` counts those.
         setattr(dist, name, _counted(original, ledger, *COLLECTIVES[name]))
     try:
         yield
@@ -111,7 +110,7 @@ def counted_collectives(ledger: Ledger) -> Iterator[None]:
 
 
 def counted_transport(transport: Transport, ledger: Ledger) -> ObservedTransport:
-    """Return a transport whose traffic is entered into a ledger as control; that of its parts is not."""
+    """Return a transport that counts its traffic as control. Traffic of its parts is not counted."""
 
     def count(name: str, payload: int) -> AbstractContextManager[None]:
         return nullcontext() if name == "split" else ledger.control(payload)
@@ -120,14 +119,14 @@ def counted_transport(transport: Transport, ledger: Ledger) -> ObservedTransport
 
 
 class ReducerTimes:
-    """DDP's own times and counts, read once per step: no Python runs in the backward pass. Its times are the host's."""
+    """Reads DDP's own times and counts once per step, by the host's clock. No Python runs in the backward pass."""
 
     def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
         self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
         wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
-        """After the backward pass."""
+        """Mark the phases of a backward pass that has just ended."""
         now, wall_ns = _both_clocks()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
@@ -140,9 +139,9 @@ class ReducerTimes:
 
 
 def _both_clocks() -> tuple[float, int]:
-    """The same moment on the monotonic clock (s) and on the wall clock (ns).
+    """Read the same moment on the monotonic clock (s) and on the wall clock (ns).
 
-    A process can be suspended between reading the one and the other, so the closest of a few readings counts.
+    A process can be suspended between the two readings, so the closest of a few pairs counts.
     """
     readings = []
     for _ in range(CLOCK_READINGS):
@@ -155,9 +154,9 @@ def _both_clocks() -> tuple[float, int]:
 
 
 class Meters:
-    """This rank's counts since the last `restart`.
+    """Counts what this rank read and communicated since the last `restart`.
 
-    ``absent`` names what this machine does not tell, with the reason.
+    ``absent``: what this machine does not show, with the reason.
     """
 
     def __init__(self, device: torch.device, ledger: Ledger) -> None:
@@ -166,13 +165,14 @@ class Meters:
         self._begin = self._counts()
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start counting anew."""
         self._ledger.take()
         self._begin = self._counts()
 
     def read(self) -> dict[str, float]:
-        """Bytes read and communicated since the restart; the peaks of memory since the process began."""
+        """Return bytes read and communicated since the restart, and peaks of memory since the process began."""
         counts = {name: value - self._begin[name] for name, value in self._counts().items()}
+        # Linux gives kibibytes.
         peaks = {"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
         if self._device.type == "cuda":
             peaks["peak_device_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
@@ -190,7 +190,7 @@ class Meters:
 
 
 class EnergyReader:
-    """The energy of all nodes and GPUs of a run. Each node, and each GPU that ranks share, is read by one rank."""
+    """Reads the energy of all nodes and GPUs of a run. One rank reads each node and each GPU that ranks share."""
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
@@ -210,14 +210,14 @@ class EnergyReader:
         self._since = time.perf_counter()
 
     def restart(self) -> None:
-        """Begin anew; no collective."""
+        """Start counting anew, without a collective."""
         self.meter.take()
         self._since = time.perf_counter()
 
     def take(self) -> EnergyUse:
-        """The energy of the run since the last call.
+        """Return the energy of the run since the last call. Every rank calls it.
 
-        Every rank calls it; log that of rank 0, which has rank 0's ``absent``.
+        Log rank 0's: only that has rank 0's ``absent``.
         """
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
@@ -226,7 +226,7 @@ class EnergyReader:
 
 
 class Instruments:
-    """All that a run measures of itself. ``world`` is the given one, its traffic counted while `counting`."""
+    """All measurements of a run. ``world`` is the given one with its traffic counted during `counting`."""
 
     def __init__(
         self, world: World, device: torch.device, clock: Clock, on_call: Callable[[str], None] = lambda kind: None
@@ -238,14 +238,14 @@ class Instruments:
         self.energy = EnergyReader(world, device)
 
     def counting(self) -> AbstractContextManager[None]:
-        """Within the body collectives are counted."""
+        """Count collectives within the body."""
         return counted_collectives(self.ledger)
 
 
 def by_rank(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Per quantity the distribution over ranks and who is at its ends; a rank without a quantity counts as 0.
+    """Return each quantity's distribution over ranks and which ranks have the extremes; an absent quantity counts as 0.
 
-    ``values`` lists every rank's, in rank order, unless there are too many.
+    ``values`` lists every rank's value in rank order, up to 64 ranks.
     """
     summary: dict[str, dict[str, Any]] = {}
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,4 +1,4 @@
-"""The training loop and the evaluation, for every workload and any number of ranks. It writes events and no other file.
+"""Trains and evaluates any workload on any number of ranks. It writes events and no other file.
 
 One trial in short, with the file of each call (below suite/training/ where no folder is named):
 
@@ -27,8 +27,8 @@ One trial in short, with the file of each call (below suite/training/ where no f
         log run_stop                               statement.py
 
 Every rank runs every line; only rank 0's log writes to a file. Collectives outside the gradient path go through
-`World`. Decisions that change the control flow (stop, converged, diverged) depend on numbers that are equal on every
-rank.
+`World`. Decisions that change the control flow (stop, converged, diverged) depend only on numbers that are equal on
+every rank.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended. ``reached`` is computed from an evaluation; ``reason`` is one line for people."""
+    """How training ended. ``reached`` follows from an evaluation; ``reason`` is one line for people."""
 
     reached: bool
     reason: str
@@ -90,9 +90,10 @@ class Outcome:
 
 
 class PlannedBatch(NamedTuple):
-    """One part of a training step, before its data are loaded: 0-based global step, 1-based epoch, this rank's samples.
+    """One part of a training step, before its data are loaded.
 
-    A step has as many parts as the gradient is accumulated over; ``begins``: the first part, ``ends``: the last.
+    ``step`` is global and 0-based, ``epoch`` 1-based, ``indices`` are this rank's samples. With gradient accumulation a
+    step has several parts; ``begins`` and ``ends`` mark the first and the last.
     """
 
     step: int
@@ -103,25 +104,23 @@ class PlannedBatch(NamedTuple):
 
 
 class Splits(Protocol):
-    """The data of a trial.
-
-    The trainer asks once per block, so that staged data can replace the originals between two blocks.
-    """
+    """Gives the data of a trial, block by block, so that staged data can replace the originals between two blocks."""
 
     def train(self, block: int) -> Dataset:
-        """Training data of a block."""
+        """Return the training data of a block."""
         ...
 
     def validation(self, block: int) -> Dataset:
-        """Evaluation data after a block."""
+        """Return the evaluation data after a block."""
         ...
 
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains one trial. ``stop_signal`` returns the name of a signal that asked this rank to stop, or None.
+    """Trains one trial in blocks, each followed by an evaluation.
 
-    Training goes in blocks, each followed by an evaluation: epochs, or the card's ``eval_every_steps``.
+    A block is an epoch, or the card's ``eval_every_steps``. ``stop_signal`` returns the name of a signal that asked
+    this rank to stop, or None.
     """
 
     plan: TrialPlan
@@ -157,7 +156,7 @@ class Trainer:
         )
 
     def run(self, start: Position) -> Outcome:
-        """Train from a position until the target is met, the epochs are used up or a signal says stop."""
+        """Train from a position until the target is met, the epochs are used up, or a signal stops it."""
         with self.records.counting():
             outcome = self._run(start)
             self.records.log_first_losses(self._first_losses)
@@ -193,14 +192,12 @@ class Trainer:
         return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
     def epoch_num(self, block: int) -> int:
-        """The ``epoch_num`` of a block in the log: the epoch, or the samples seen by its end, as OpenFold's rules
-        count.
-        """
+        """Return a block's ``epoch_num`` in the log: the epoch, or the samples seen by its end (OpenFold's rules)."""
         every = self.size_card.eval_every_steps
         return block if every is None else block * every * self.config.global_batch_size
 
     def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
-        """Train up to the next evaluation. Returns an Outcome only if training stopped before that."""
+        """Train up to the next evaluation. Returns an Outcome only if training stopped earlier."""
         data = self.data.train(block)
         label = self.epoch_num(block)
         per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
@@ -229,7 +226,7 @@ class Trainer:
         return None
 
     def batches(self, data: Dataset, begin: int, end: int) -> Iterator[tuple[PlannedBatch, Batch]]:
-        """Load this rank's batches for the global steps ``begin`` to ``end`` (excluded), on its device."""
+        """Load this rank's batches for the global steps ``begin`` to ``end`` (excluded) onto its device."""
         return prefetch(
             lambda item: data.load(item.indices, seed=self.state.seed, epoch=item.epoch),
             self._plan(len(data), steps_per_epoch(len(data), self.config.global_batch_size), begin, end),
@@ -238,7 +235,7 @@ class Trainer:
         )
 
     def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
-        """List this rank's samples for the global steps ``begin`` to ``end`` (excluded), across epochs."""
+        """List this rank's samples of the global steps ``begin`` to ``end`` (excluded), across epochs."""
         step, parts = begin, self.config.gradient_accumulation_steps
         while step < end:
             epoch, within = divmod(step, per_epoch)
@@ -257,16 +254,18 @@ class Trainer:
                 step += 1
 
     def part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
-        """Run the forward and backward pass of one part of a step and, after the last part, the optimizer."""
+        """Run forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         self.progress.enter("forward pass of step", item.step)
         if item.begins:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
+        # Gradients add up locally until the last part: one exchange per step.
         with nullcontext() if item.ends else self._without_exchange():
             with autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch)
                 parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
                 loss = loss if parts == 1 else loss / parts
+                # DDP takes the mean over all ranks, also where several of them share a sample.
                 loss = loss if factor == 1.0 else loss * factor
             self.progress.enter("backward pass of step", item.step)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -286,7 +285,7 @@ class Trainer:
             self._recomputed = None
 
     def _keep_first(self, loss: Tensor, item: PlannedBatch) -> None:
-        """Keep the losses of the run's first steps, of which the parts sum, on the device until they are logged."""
+        """Keep the losses of the run's first steps on the device until they are logged. A step's parts are added up."""
         if self._first_losses is None:
             return
         if not item.begins:
@@ -317,7 +316,7 @@ class Trainer:
         return Outcome(False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved)
 
     def evaluate_block(self, block: int) -> float:
-        """Evaluate, log, and return the card's metric."""
+        """Evaluate, log the result, and return the card's metric."""
         label = self.epoch_num(block)
         where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
         self.log.start(mllog.EVAL, metadata=where)
@@ -347,19 +346,19 @@ class Trainer:
 
 
 class Window:
-    """The steps between two step_phases events; losses stay on the device until the window closes."""
+    """The steps between two step_phases events. Losses stay on the device until the window closes."""
 
     def __init__(self, epoch: int, first_step: int) -> None:
         self.epoch, self.first_step, self.steps = epoch, first_step, 0
         self._losses: list[Tensor] = []
 
     def add(self, loss: Tensor, *, ends_step: bool) -> None:
-        """Add one part of a step. The losses of the parts sum to the loss of the step."""
+        """Add one part of a step. The losses of a step's parts sum to the step's loss."""
         self.steps += ends_step
         self._losses.append(loss)
 
     def mean_loss(self) -> float:
-        """Mean loss per step on this rank; waits for the device."""
+        """Return this rank's mean loss per step. Waits for the device."""
         return float(torch.stack(self._losses).sum()) / self.steps if self._losses else math.nan
 
 
@@ -400,5 +399,6 @@ def evaluate(
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 autocast if the config asks for it; entering one that is not enabled takes a hundredth of a small step."""
+    """Return a bfloat16 autocast context if the config asks for it, else an empty one."""
+    # A disabled torch.autocast would do, but entering it takes a hundredth of a small step.
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()

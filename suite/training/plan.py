@@ -1,4 +1,4 @@
-"""TrialPlan: what one trial is to do. It is the same on every rank and is made before torch is imported."""
+"""States what one trial is to do, before torch is imported. It is the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from suite.log.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Trial number ``trial`` of the ``runs`` of a run folder. ``mode`` is strong (time to train) or weak (throughput).
+    """Trial number ``trial`` of the ``runs`` of a run folder.
 
-    ``base_seed`` None: the seed is drawn from the operating system. ``resume``: continue the trial, in the worker from
-    wherever it stands (suite.log.resume), in `run_trial` from its checkpoint. ``replace_failed``: a run that began
-    and failed runs again.
+    ``mode``: strong (time to train) or weak (throughput). ``base_seed`` None: the operating system draws the seed.
+    ``resume``: continue the trial. The worker decides from where (suite.log.resume); `run_trial` loads its checkpoint.
+    ``replace_failed``: repeat a run that began and failed.
     """
 
     descriptor: Descriptor
@@ -36,5 +36,5 @@ class TrialPlan:
 
     @property
     def target(self) -> Target:
-        """What the trial must reach."""
+        """The metric's value that the trial must reach."""
         return self.descriptor.card().target(self.config.size)

@@ -1,4 +1,4 @@
-"""What a rank is doing: marks that the watchdog reads. A mark costs a few assignments and waits for nothing."""
+"""Marks what a rank is doing, for the watchdog. A mark costs a few assignments and waits for nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TRAINING, STAGING = "training", "staging"  # both go on at the same time where s
 
 
 class Progress:
-    """The last mark of this rank. ``counts``: marks that every rank makes in the same order, by what goes on at the
-    same time.
+    """The last mark of this rank.
 
-    A rank whose count is lower than the others' is the one they wait for.
+    ``counts``: marks that every rank makes in the same order, by channel (training, staging). The others wait for a
+    rank with a lower count.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,14 @@ class Progress:
 
     @property
     def waits(self) -> bool:
-        """True in a call or a part of the trial, False after a call has returned: the others may have no more to do
-        with it.
+        """True in a call or a part of the trial.
+
+        False after a call has returned: the others may no longer need this rank.
         """
         return not self.label.startswith(AFTER)
 
     def enter(self, where: str, number: int | None = None) -> None:
-        """Mark the beginning of a part of the trial, which every rank begins in the same order: its name, and its
-        number.
-        """
+        """Mark the beginning of a part of the trial (name, number). Every rank begins the parts in the same order."""
         self._where = where, number
         self._mark("", TRAINING)
 
@@ -55,12 +54,12 @@ class Progress:
         self._mark(f"{what} in {self._place()}", channel)
 
     def collective(self, kind: str) -> None:
-        """Mark a collective of the model, which all ranks make in the same order on the main thread."""
+        """Mark a collective of the model. All ranks make them in the same order on the main thread."""
         if threading.current_thread() is threading.main_thread():
             self.call(kind)
 
     def tick(self) -> None:
-        """Mark that work goes on."""
+        """Mark that work is still going on."""
         self._last = time.monotonic()
 
     def returned(self) -> None:
@@ -81,7 +80,7 @@ class Progress:
 def marked_transport(
     transport: Transport, progress: Progress, channel: str = TRAINING, *, counted: bool = True
 ) -> ObservedTransport:
-    """Return a transport whose calls are marks. ``counted``: all ranks of the run make them in the same order."""
+    """Return a transport that marks its calls. ``counted``: all ranks of the run make them in the same order."""
 
     @contextmanager
     def mark(name: str, payload: int) -> Iterator[None]:

@@ -1,7 +1,4 @@
-"""What training measures, as events: windows of steps, blocks of them, evaluations.
-
-For the harness's loop and own ones.
-"""
+"""Logs what training measures as events: windows of steps, blocks of them, evaluations. Own loops use it too."""
 
 from __future__ import annotations
 
@@ -32,10 +29,10 @@ FIRST_LOSSES = 20  # steps whose losses are logged one by one
 
 
 class Records:
-    """The events of one trial's training. All ranks make every call, rank 0's log writes.
+    """Writes the events of one trial's training. All ranks make every call, rank 0's log writes.
 
-    ``timer`` gets the marks of the steps. ``world`` is the given one, its traffic counted where the run is measured
-    (``instruments``; None: it is not, and only throughput, losses and evaluations are logged).
+    ``timer`` gets the marks of the steps. ``world`` is the given one; in a measured run its traffic is counted.
+    ``instruments`` is None in a run that is not measured: then only throughput, losses and evaluations are logged.
     """
 
     def __init__(
@@ -50,19 +47,17 @@ class Records:
         self._totals: dict[str, float] = {}
 
     def counting(self) -> AbstractContextManager[None]:
-        """Within the body, which is the run, collectives and energy are counted."""
+        """Count collectives and energy within the body, which is the run."""
         if self.instruments is None:
             return nullcontext()
         self.instruments.energy.restart()
         return self.instruments.counting()
 
     def begin_block(self, label: int) -> None:
-        """Begin the steps up to the next evaluation, of epoch ``label``, on all ranks at once.
-
-        A rank that began before rank 0 logged the epoch would count its waiting for rank 0 as time of its steps.
-        """
+        """Begin the steps up to the next evaluation, of epoch ``label``, on all ranks at once."""
         self._totals = {}
         self._progress.enter(f"beginning of epoch {label}")
+        # Otherwise a rank's wait for rank 0, which writes the log, would count as time of its steps.
         self.world.barrier()
         self.timer.restart()
         if self.instruments is not None:
@@ -76,10 +71,10 @@ class Records:
         *,
         until: Any = None,
     ) -> float:
-        """Write a window. ``mine``: this rank's mean loss per step; None if none was given. Returns the mean over
-        ranks.
+        """Write a window of steps and return its loss, the mean over ranks.
 
-        ``where`` has ``epoch_num``, ``first_step`` and ``steps``. The window ends now, or at the stamp ``until``.
+        ``where`` has ``epoch_num``, ``first_step`` and ``steps``. ``mine`` is this rank's mean loss per step, or None.
+        The window ends now, or at the stamp ``until``.
         """
         loss = self.world.sum({"loss": math.nan if mine is None else mine})["loss"] / self.world.size
         stats = window_stats()
@@ -95,9 +90,8 @@ class Records:
         return loss
 
     def log_first_losses(self, losses: Sequence[torch.Tensor] | None) -> None:
-        """Write the losses of the run's first steps, their mean over ranks.
-
-        All ranks call it; nothing if there are none.
+        """Write the losses of the run's first steps, as means over ranks. All ranks call it; writes nothing if there
+        are none.
         """
         if losses:
             total = self.world.sum({str(step): float(loss) for step, loss in enumerate(losses)})
@@ -105,16 +99,16 @@ class Records:
             self._log.event(mllog.FIRST_LOSSES, mean, metadata={"first_step": 0, "steps": len(mean)})
 
     def log_recomputed(self, flops: int, samples: int) -> None:
-        """Write what blocks computed again in a step of so many samples of all ranks. All ranks call it."""
+        """Write the FLOPs per sample that blocks computed again in a step of ``samples`` samples. All ranks call it."""
         total = self.world.sum({"flops": float(flops)})["flops"]
         self._log.event(mllog.RECOMPUTED_FLOPS, total / samples)
 
     def end_block(
         self, label: int, steps: int, samples: int, elapsed_s: Callable[[], float], *, until: Any = None
     ) -> float:
-        """Write what a block of steps took. ``samples`` are those of all ranks. Returns samples per second.
+        """Write what a block of steps took, and return samples per second. ``samples`` are those of all ranks.
 
-        ``elapsed_s`` says how long the block took; it is asked when the device has done its steps. The block ends now,
+        ``elapsed_s`` returns the block's seconds. It is called once the device has done the steps. The block ends now,
         or at the stamp ``until``.
         """
         self.timer.mark(OTHER, until)
@@ -133,17 +127,17 @@ class Records:
         return throughput
 
     def step_s(self) -> float:
-        """Seconds of the block's steps up to the last window; 0.0 where the run is not measured."""
+        """Return seconds of the block's steps up to the last window; 0.0 if the run is not measured."""
         return self._totals.get("step", 0.0)
 
     def log_energy(self, label: int) -> None:
-        """Write the energy since the last such event or the beginning of the run."""
+        """Write the energy since the last such event, or since the run began."""
         if self.instruments is not None:
             used = self.instruments.energy.take()
             self._log.event(mllog.ENERGY, used.value(), metadata={"epoch_num": label} | used.metadata())
 
     def log_value(self, metric: str, value: float, where: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write a value of the metric, with all metrics of the evaluation."""
+        """Write a value of the card's metric, with all metrics of the evaluation."""
         if math.isfinite(value):  # MLCommons' engine cannot compare text or null with the target
             self._log.event(metric, value, metadata={**where, "metrics": metrics})
 
@@ -153,9 +147,7 @@ class Records:
 
 
 class _Told(NamedTuple):
-    """What a rank knows of the CPUs at the end of a run; of the whole node, at its ``begin`` and ``end``, only one rank
-    of it.
-    """
+    """One rank's CPU use at the end of a run. Only one rank of each node has the node's ``begin`` and ``end``."""
 
     node: int
     own_s: float
@@ -166,9 +158,9 @@ class _Told(NamedTuple):
 
 
 class OtherWork:
-    """Follows what other processes take of the CPUs that the ranks may use, from its making to `log`.
+    """Measures what other processes take of the ranks' CPUs, from its construction to `log`.
 
-    Costs nothing between.
+    Costs nothing in between.
     """
 
     def __init__(self, world: World, root: Path | None = None) -> None:
@@ -178,7 +170,7 @@ class OtherWork:
         self._own_s = read_own_s(self._root)
 
     def log(self, log: EventLog) -> None:
-        """Write the event of the run: one entry per node. All ranks call it."""
+        """Write the run's event, one entry per node. All ranks call it."""
         own_s, end = read_own_s(self._root) - self._own_s, self._read_node()
         allowed = read_allowance(self._root)
         rows = self._world.gather(_Told(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end), _Told)
@@ -199,12 +191,12 @@ class OtherWork:
         log.event(mllog.OTHER_WORK, value, metadata={"seconds": seconds, "nodes": len(uses), "absent": absent})
 
     def _read_node(self) -> NodeTimes | None:
-        """One rank reads what is of the whole node."""
+        """Read the whole node's times, on one rank of it."""
         return read_node_times(self._root) if self._world.local_rank == 0 else None
 
 
 def _node_use(rows: Sequence[_Told]) -> NodeUse:
-    """The use of one node, from what its ranks told."""
+    """Compute the CPU use of one node from its ranks' reports."""
     begin, end = next((row.begin, row.end) for row in rows if row.begin is not None)
     assert begin is not None
     assert end is not None

@@ -1,4 +1,4 @@
-"""The data set of a trial: find it, stage it before or during training, open its splits."""
+"""Finds the data set of a trial, stages it before or during training, and opens its splits."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
 def verify_source(
     config: RunConfig, root: Path, manifest: Manifest, world: World, tick: Callable[[], None]
 ) -> Verification | None:
-    """Compare the shards that the run will read with their checksums. None if it is told not to, or reads a staged
-    copy.
+    """Compare the shards that the run will read with their checksums. ValueError names a damaged shard.
 
-    Call it before caches are dropped, since it reads all data. ValueError names a damaged shard.
+    None if the config forbids it, or if the run reads a staged copy. Call it before caches are dropped: it reads all
+    data.
     """
     staged = config.staging.directory is not None and not config.staging.overlap
     return verify_shards(root, manifest.shards, world, tick) if config.verify_data and not staged else None
 
 
 class RunData:
-    """The splits of a data set, read from the data root or from node-local storage once it is staged there."""
+    """Opens the splits of a data set, from the data root or, once it is staged, from node-local storage."""
 
     def __init__(
         self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog, parallel: Parallel
@@ -63,10 +63,9 @@ class RunData:
         self._staging_world = own_world(world)
 
     def open_or_stage(self, verified: Verification | None) -> None:
-        """Stage before the run if the config asks for it, then open both splits. Errors are raised here, not during
-        training.
+        """Stage the data if the config says so, then open both splits. Errors are raised here, not during training.
 
-        ``verified``: what `verify_source` did.
+        ``verified``: the result of `verify_source`.
         """
         directory = self._config.staging.directory
         if directory is not None and not self._config.staging.overlap:
@@ -90,27 +89,27 @@ class RunData:
             self._log.event(mllog.DATA_VERIFIED, staged.value(), metadata={"place": "staged copy of each node"})
 
     def begin_overlapped(self) -> None:
-        """Start staging in the background, during the run, if the config asks for it."""
+        """Start staging in the background, if the config asks for it."""
         if self._config.staging.directory is not None and self._config.staging.overlap:
             self._log.start(mllog.STAGING)
             self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
             self._thread.start()
 
     def train(self, block: int) -> Dataset:
-        """Training data of a block.
+        """Return the training data of a block.
 
-        Before the second block, wait for background staging and change over to its copy.
+        Before the second block, waits for background staging and changes over to the copy.
         """
         if self._thread is not None and block > 1:
             self.finish()
         return self._split("train")
 
     def validation(self, block: int) -> Dataset:
-        """Evaluation data."""
+        """Return the evaluation data."""
         return self._split("validation")
 
     def finish(self) -> None:
-        """Wait for background staging. An error in it is raised here, on every rank."""
+        """Wait for background staging. Its error is raised here, on every rank."""
         if self._thread is None:
             return
         self._thread.join()

@@ -1,9 +1,8 @@
-"""Saves checkpoints while a trial trains: by time and in the background, or when it is told to stop.
+"""Saves checkpoints of a trial in the background: at intervals, or when it has to stop.
 
-All ranks copy their part to host memory before the same step; a thread of each writes it while training goes on.
-Whether all have written is part of the small sum in which ranks agree about once a second anyway
-(suite.training.agreement). A checkpoint that cannot be written is a warning: training goes on, and the next one is
-tried when it is due.
+All ranks copy their part to host memory before the same step. A thread of each writes it while training goes on.
+Whether all have written is part of the small sum in which ranks agree about once a second (suite.training.agreement). A
+checkpoint that cannot be written is a warning: training goes on, and the next one is tried when it is due.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DUE, WRITTEN, FAILED = "checkpoint_due", "checkpoint_written", "checkpoint_faile
 
 @dataclass
 class _Writing:
-    """One checkpoint on its way to the disk, as one rank sees it."""
+    """A checkpoint that is being written, as one rank sees it."""
 
     snapshot: Snapshot
     where: dict[str, int]
@@ -37,7 +36,7 @@ class _Writing:
     error: Exception | None = None
 
     def write(self) -> None:
-        """Write in the thread; an error is kept for the next agreement."""
+        """Write in the thread. An error is kept for the next agreement."""
         begin = time.perf_counter()
         try:
             self.snapshot.write()
@@ -48,9 +47,9 @@ class _Writing:
 
 
 class Saver:
-    """Saves one trial's checkpoints, every ``interval_s`` seconds of rank 0's clock (None: only when told to).
+    """Saves a trial's checkpoints every ``interval_s`` seconds of rank 0's clock (None: only on request).
 
-    Every rank makes every call except `votes`; ``warn`` gets one line, on rank 0.
+    Every rank makes every call, except `votes`. ``warn`` gets one line, on rank 0.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Saver:
         self._cleaning: threading.Thread | None = None
 
     def votes(self) -> dict[str, float]:
-        """What this rank contributes to the next agreement."""
+        """Return what this rank contributes to the next agreement."""
         writing = self._writing
         return {
             DUE: float(self._world.is_first and writing is None and self._is_due()),
@@ -78,7 +77,7 @@ class Saver:
         }
 
     def settle(self, agreed: Mapping[str, float]) -> bool | None:
-        """Finish the checkpoint that is being written if all ranks have done their part; ``agreed``: the sums of
+        """Finish the checkpoint that is being written, once all ranks have done their part. ``agreed``: the sums of
         `votes`.
 
         True: it is the trial's checkpoint now. False: it failed. None: ranks are still writing, or there is none.
@@ -123,7 +122,10 @@ class Saver:
         self._writing, self._last = writing, begin
 
     def save(self, state: TrainingState, position: Position, epoch_num: int) -> bool:
-        """Save now and wait for the disk. False if there is no checkpoint of this trial, this one or a former one."""
+        """Save now and wait for the disk.
+
+        False if the trial has no checkpoint afterwards, neither a new nor a former one.
+        """
         self._wait()
         self.begin(state, position, epoch_num)
         saved = self._wait()
@@ -131,7 +133,10 @@ class Saver:
         return bool(saved or self._world.broadcast(self._checkpoint.exists()))
 
     def close(self) -> None:
-        """Drop what is being written, after training: no collective, and no file is written after it returns."""
+        """Discard a checkpoint that is being written, after training.
+
+        No collective; no file is written after it returns.
+        """
         if self._writing is not None:
             assert self._writing.thread is not None
             self._writing.thread.join()
@@ -162,7 +167,7 @@ class Saver:
         self._log.event(mllog.CHECKPOINT, value, metadata=writing.where)
 
     def _clean(self, token: str) -> None:
-        """Remove the former checkpoint's files, beside the training: there is one per node."""
+        """Remove the former checkpoint's files in the background: there is one per node."""
         if self._world.is_first:
             self._join_cleaning()
             self._cleaning = threading.Thread(target=self._checkpoint.remove_others, args=(token,), daemon=True)

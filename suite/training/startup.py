@@ -1,7 +1,7 @@
-"""The process of a rank: how long it has existed, what it leaves unloaded, its memory, an end to it if it cannot reach
-the others, its stop signals.
+"""Controls a rank's process: its age, its memory, what it leaves unloaded, its signals, its end without the other
+ranks.
 
-Stop signals are deferred while a trial trains, so that it ends between two steps with a checkpoint.
+Stop signals are deferred while a trial trains. So it ends between two steps, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAME_S = 2.0
 
 
 def process_age_s() -> float:
-    """Seconds since the kernel started this process (Linux; resolution one clock tick, usually 10 ms)."""
+    """Return the seconds since the kernel started this process (Linux; resolution one clock tick, usually 10 ms)."""
     started = start_of(os.getpid())
     assert started is not None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -39,10 +39,10 @@ def process_age_s() -> float:
 
 @contextmanager
 def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Until the ranks are connected: end this rank if the proxy of mpiexec that started it ends. Of `mlhpc run`'s ranks
-    only.
+    """End this rank if the mpiexec proxy that started it ends, until the ranks are connected. Only for ranks of `mlhpc
+    run`.
 
-    MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connection. Connected
+    MPI's start would wait for the proxy for ever, because the ranks hold its end of each other's connections. Connected
     ranks do not need it.
     """
     signalled = load_parent_signal() if LAUNCH in environ else None
@@ -50,6 +50,7 @@ def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[Non
         yield
         return
     signalled(signal.SIGKILL)
+    # The proxy may have ended before the signal was set up; this process is then init's child.
     if os.getppid() == 1:
         print_line("mlhpc: the process that started this rank has ended", error=True)
         os._exit(1)
@@ -64,11 +65,11 @@ STDERR = 2  # the file descriptor
 
 @contextmanager
 def watched_start(settings: Watching) -> Iterator[None]:
-    """Print this rank's Python stack to stderr, and end it with exit code 1, if what is done inside takes too long.
+    """Print this rank's Python stack to stderr and exit with 1 if the body takes too long.
 
-    Limit and action are the watchdog's, which needs connected ranks. A thread of C does it: MPI's start, which has been
-    seen to wait for ever, holds Python's lock.
+    Limit and action are the watchdog's, which itself needs connected ranks.
     """
+    # A thread of C does it: MPI's start, which has been seen to wait for ever, holds Python's lock.
     if settings.silence_s is not None:
         # By number, because a notebook's sys.stderr has no file descriptor.
         faulthandler.dump_traceback_later(settings.silence_s, exit=settings.action == "end", file=STDERR)
@@ -81,8 +82,8 @@ def watched_start(settings: Watching) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory instead of returning it. False if libc is not glibc.
 
-    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when it is
-    freed, so the kernel clears the same pages for the same tensors in every step. Memory that is mapped already is not
+    By default glibc maps every block above a threshold (128 KiB, at most 32 MiB) separately and unmaps it when freed.
+    Then the kernel clears the same pages for the same tensors in every step. Memory that is already mapped is not
     affected.
     """
     try:
@@ -94,7 +95,7 @@ def keep_freed_memory() -> bool:
 
 
 class _Unloaded(ModuleType):
-    """Stands for a module, or an object in one, that is loaded when something that is not known of it is asked for."""
+    """Lazy proxy of a module, or of an object in one: loads it at the first attribute that it does not know."""
 
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
@@ -112,12 +113,10 @@ class _Unloaded(ModuleType):
 
 
 def leave_compiler_unloaded() -> None:
-    """Let torch's optimizers and DDP do without torch's compiler, which they load in every rank and never use in a run
-    without it.
+    """Keep torch's optimizers and DDP from loading torch's compiler in a run that does not compile.
 
-    They ask it three things: to leave a function alone, to break a graph (there is none), and DDP's mode, which is the
-    default. Loading it takes as much CPU as loading torch, and about a thousand files. Anything else that is asked of
-    it loads it.
+    Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things: leave
+    a function alone, break a graph (there is none), and name DDP's mode (the default). Any other request loads it.
     """
     if COMPILER in sys.modules:
         return
@@ -137,11 +136,10 @@ class InterruptedTrialError(Exception):
 
 
 class StopSignals:
-    """Handle stop signals: during training the first one is remembered; at other times, or the second time, it
-    interrupts.
+    """Handles stop signals. During training the first one is remembered; otherwise, or the second time, it interrupts.
 
-    A signal that comes within `SAME_S` of the first is the same request: Linux tells mpiexec of its parent's death once
-    for each thread that the parent had, and mpiexec passes each on.
+    A signal within `SAME_S` of the first is the same request. Linux reports the parent's death to mpiexec once for each
+    thread of the parent, and mpiexec passes each report on.
     """
 
     def __init__(self) -> None:
@@ -160,10 +158,10 @@ class StopSignals:
         self.name, self._asked_s = name, time.monotonic()
 
     def ignore(self) -> None:
-        """Ignore stop signals from now to the end of the process.
+        """Ignore stop signals until the process ends.
 
-        The launcher may answer the first rank's exit code with a signal to all ranks. Python restores default handlers
-        while it shuts down, but leaves an ignored signal ignored.
+        The launcher may answer the first rank's exit code with a signal to all ranks. While Python shuts down it
+        restores default handlers, but leaves an ignored signal ignored.
         """
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The state of training: weights, their moving average, optimizer state, seed; and the position reached."""
+"""Holds the state of training: weights, moving average, optimizer state, seed, and the position reached."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Pieces = dict[
 
 @dataclass(frozen=True)
 class _Held:
-    """The values of a tensor that this rank holds; ``written``: it is the one that saves them."""
+    """The values of a tensor that this rank holds. ``written``: this rank saves them."""
 
     place: Place
     written: bool
@@ -42,12 +42,11 @@ class _Held:
 
 @dataclass
 class TrainingState:
-    """What a trial changes while it trains, and its seed.
+    """Everything that a trial changes while it trains, and its seed.
 
-    ``sharded``: parameters of which this rank holds its own share; ``places``: by name, where shares lie in the whole,
-    as far as the workload says so; ``copy``: this rank's number among those with the same shares, and how many these
-    are. ``averaged``: the moving average of the weights, which is evaluated in their place; None if the workload asks
-    for none.
+    ``sharded``: parameters that are split over ranks; this rank holds its own share. ``places``: by name, where a share
+    begins in the whole, if the workload says so. ``copy``: this rank's number among the ranks with the same shares, and
+    their number. ``averaged``: the moving average of the weights, which is evaluated instead of them, or None.
     """
 
     model: nn.Module
@@ -60,7 +59,7 @@ class TrainingState:
 
     @staticmethod
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
-        """The state before the first step: optimizer and schedule as the workload builds them for this model."""
+        """Build the state before the first step, with the workload's optimizer and schedule."""
         optimization = workload.build_optimizer(model, steps_per_epoch)
         give_norms(optimization.optimizer, model)
         shares, places = workload.sharded_parameters(model), workload.share_places(model)
@@ -68,10 +67,9 @@ class TrainingState:
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
 
     def update(self, step: int, epoch: int) -> None:
-        """Change the weights by their gradients, at the rate of a step (from 0) and an epoch (from 1), then their
-        moving average.
+        """Update the weights, then their moving average, at the learning rate of a step (from 0) and epoch (from 1).
 
-        Gradients are clipped first if the workload asks for it: a collective if ranks have parts of the model.
+        Gradients are clipped first if the workload asks for it. That is a collective if ranks have parts of the model.
         """
         for group in self.optimization.optimizer.param_groups:
             group["lr"] = self.optimization.learning_rate(step, epoch)
@@ -83,20 +81,19 @@ class TrainingState:
 
     @cached_property
     def _clipping(self) -> Clipping | None:
-        """What clips the gradients; None if the workload asks for no clipping."""
+        """The function that clips the gradients, or None."""
         norm = self.optimization.clip_norm
         return None if norm is None else Clipping(self.model, self.sharded, norm, copies=self.copy[1])
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The model whose metric counts: the moving average of the weights if there is one."""
+        """The model that is evaluated: the moving average of the weights if there is one."""
         return self.model if self.averaged is None else self.averaged.module
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any], Pieces]:
-        """Split the state into the part that is the same on every rank, the part of this rank, and its pieces of
-        tensors.
+        """Split the state into what all ranks share, this rank's own part, and its pieces of tensors.
 
-        Of ranks with the same pieces one has them here.
+        Of several ranks with the same pieces only one returns them.
         """
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
@@ -127,9 +124,9 @@ class TrainingState:
         return shared, own, pieces
 
     def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
-        """Load what `split` returned, perhaps under another plan.
+        """Load the parts that `split` returned, perhaps under another plan.
 
-        ``gathered``: what `wanted` asked for, of all ranks' pieces.
+        ``gathered``: the values that `wanted` asked for, assembled from all ranks' pieces.
         """
         for name, module in self._modules():
             prefix, found = _prefix(name), shared[name] | own[name]
@@ -157,7 +154,7 @@ class TrainingState:
         self.optimization.optimizer.load_state_dict(state | {"state": values})
 
     def wanted(self) -> dict[str, Place]:
-        """The values that this rank needs of each tensor that another plan may have in pieces, by its name in `Pieces`."""
+        """Return which values this rank needs of each tensor that may be saved in pieces, by name in `Pieces`."""
         ranges = self._ranges()
         found: dict[str, Place] = {}
         every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}
@@ -188,7 +185,7 @@ class TrainingState:
         return split and isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
 
     def _ranges(self) -> dict[str, _Held]:
-        """The parts that this rank has of parameters."""
+        """Return the parts of parameters that this rank holds, by name."""
         found = {}
         for name, _, shape, holders in pieces_of(self.model):
             assert holders.shard is not None
@@ -210,11 +207,14 @@ class TrainingState:
 
     @property
     def has_shares(self) -> bool:
-        """True if this rank has shares whose place in the whole is not known: as many ranks must go on."""
+        """True if this rank has shares with no known place in the whole.
+
+        The number of ranks must then stay the same.
+        """
         return bool(self._unplaced())
 
     def _unplaced(self) -> set[int]:
-        """The shares, by id, of which the workload does not say where they lie."""
+        """Return the ids of shares whose place in the whole the workload does not state."""
         placed = {id(parameter) for name, parameter in self.model.named_parameters() if name in self.places}
         return {id(parameter) for parameter in self.sharded} - placed
 
@@ -230,16 +230,12 @@ class TrainingState:
 
 
 def _prefix(part: str) -> str:
-    """What torch's AveragedModel puts before the names of a model's parameters."""
+    """Return what torch's AveragedModel puts before the names of a model's parameters."""
     return "" if part == "model" else "module."
 
 
 class MovingAverage(AveragedModel):
-    """The exponential moving average of the weights, with buffers as they are.
-
-    torch's own update sends the number of updates to the GPU, and waits, in every step. It also walks through both
-    models.
-    """
+    """The exponential moving average of the weights, with buffers as they are."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model)
@@ -248,7 +244,7 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the present weights; the first ones as they are."""
+        """Add the present weights to the average; the first ones are copied."""
         if model is not self._of[0]:
             self._of = model, _tensors(model), _tensors(self.module)
         _, (theirs, their_buffers), (mine, buffers) = self._of
@@ -262,7 +258,7 @@ class MovingAverage(AveragedModel):
 
 
 def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters and buffers."""
+    """List the parameters and the buffers."""
     return [*model.parameters()], [*model.buffers()]
 
 

@@ -1,6 +1,4 @@
-"""What every run states of itself before it begins, and how its log is opened and ended: trials of the harness and own
-loops.
-"""
+"""Writes the events that name a run, and opens and ends its log. Trials of the harness and own loops use it."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SEED_BITS = 31
 
 @dataclass(frozen=True)
 class Startup:
-    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after the
-    imports.
-    """
+    """The start of this process: seconds to the suite's first line, seconds of imports, and perf_counter after them."""
 
     interpreter_s: float
     imports_s: float
@@ -45,12 +41,12 @@ class Startup:
 
 @dataclass(frozen=True)
 class Statement:
-    """What one run states. ``config`` and ``about_config`` are the value and the metadata of ``run_config``, ``device``
-    its kind.
+    """What one run states of itself before it begins.
 
-    ``hyperparameters`` are events of their own, in order. ``work`` is the value of ``work_per_sample``; None: it is not
-    known. ``attainable`` is what predictors reach that are told the rule of the data; they are not among the
-    ``baselines``.
+    ``config`` and ``about_config`` are value and metadata of ``run_config``; ``device`` is cpu or cuda. Each of the
+    ``hyperparameters`` becomes an event, in order. ``work`` is the value of ``work_per_sample``, or None if it is not
+    known. ``attainable``: metrics of oracle predictors, which know how the data were made. ``baselines``: other simple
+    predictors.
     """
 
     device: str
@@ -66,7 +62,9 @@ class Statement:
 
 
 def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
-    """Write the events that name a run: submission, size, version, seed, ranks, configuration, hyperparameters, data."""
+    """Write the events that name a run: submission, size, version, seed, ranks, configuration,
+    hyperparameters, data.
+    """
     submission = plan.config.submission
     log.event(mllog.SUBMISSION_BENCHMARK, plan.descriptor.card().mlperf_name)
     log.event(mllog.SUBMISSION_ORG, submission.org)
@@ -101,9 +99,9 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
 
 
 def log_run_files(log: EventLog, folder: RunFolder) -> None:
-    """Write the checksums of the files that say what the run was made with; of one that cannot be read nothing.
+    """Write the checksums of the files that state what the run was made with. Skips a file that cannot be read.
 
-    Facts of nodes are not among them: each trial writes them anew.
+    Facts of nodes are not included: each trial writes them anew.
     """
     found = {}
     for path in (folder.config_path, folder.sources_path, folder.environment_path):
@@ -116,19 +114,16 @@ def log_run_files(log: EventLog, folder: RunFolder) -> None:
 
 
 def keep_data_manifest(folder: RunFolder, text: str, world: World) -> None:
-    """Keep a copy of the data set's manifest in the run folder, if it has none yet.
-
-    A disk that refuses it ends no run.
-    """
+    """Copy the data set's manifest into the run folder if it has none yet. A failed write is ignored."""
     if world.is_first and not folder.data_path.exists():
         with suppress(OSError):
             write_whole(folder.data_path, text, overwrite=False)
 
 
 def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, Any]] | None:
-    """How many nodes the job's preflight called what, and its criteria; None if there was none, or it left no verdict.
+    """Read the verdict of the job's preflight: nodes per verdict, and its criteria. None if there is no verdict.
 
-    Names of nodes stay in the verdict's file, of which the criteria have the checksum.
+    Names of nodes stay in the verdict's file; the criteria include its checksum.
     """
     folder = environ.get("MLHPC_PREFLIGHT")
     if not folder:
@@ -147,7 +142,7 @@ def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str
 
 
 def check_parameters(plan: TrialPlan, parameters: int) -> None:
-    """InputError for a model that the closed division does not allow: with other parameters than the card's."""
+    """Raise InputError if a closed submission's model has another number of parameters than the card."""
     expected = plan.size_card.model_parameters
     if parameters != expected and plan.config.submission.division == "closed":
         raise InputError(
@@ -157,7 +152,7 @@ def check_parameters(plan: TrialPlan, parameters: int) -> None:
 
 
 def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: float) -> None:
-    """Write what the start of the ranks took until now, without ``staged_s`` seconds of staging. All ranks call it."""
+    """Write how long the ranks took to start until now, without ``staged_s`` seconds of staging. All ranks call it."""
     init_s = time.perf_counter() - startup.imported_at - staged_s
     log.event(
         mllog.STARTUP,
@@ -172,10 +167,7 @@ def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: floa
 def log_run_stop(
     log: EventLog, plan: TrialPlan, world: World, *, reached: bool, reason: str, first_block: int = 1
 ) -> None:
-    """Write run_stop, then where the trial's time went.
-
-    The status is that of the evaluations: ``reached`` is computed from one.
-    """
+    """Write run_stop, then how the trial's time was spent. ``reached``: an evaluation reached the target."""
     status = "success" if reached else "aborted"
     log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
     if world.is_first:
@@ -185,16 +177,16 @@ def log_run_stop(
 
 
 def draw_seed(base_seed: int | None, trial: int) -> int:
-    """The seed of a trial: base seed + trial, or a new one from the operating system."""
+    """Return the seed of a trial: base seed + trial, or a random one from the operating system."""
     if base_seed is not None:
         return base_seed + trial
     return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
 
 
 def collect_node_facts(folder: RunFolder, world: World) -> None:
-    """Write the facts of every node into the run folder.
+    """Write the facts of every node into the run folder. All ranks call it.
 
-    All ranks call it; InputError on every rank if one cannot be written.
+    InputError on every rank if one cannot be written.
     """
     error = None
     if world.local_rank == 0:
@@ -206,7 +198,7 @@ def collect_node_facts(folder: RunFolder, world: World) -> None:
 
 
 def open_log(log: EventLog, world: World) -> None:
-    """Make the file of the log, if it is not there yet. InputError on every rank if that fails."""
+    """Create the file of the log if it is not there yet. InputError on every rank if that fails."""
     error = None
     try:
         log.open()

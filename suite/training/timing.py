@@ -1,7 +1,7 @@
-"""Time the phases of training steps by marks on one time line per rank, so that the phases sum to the step.
+"""Times the phases of training steps by marks on one time line per rank. The phases sum to the step.
 
 A clock returns stamps and the seconds between two stamps. On a GPU stamps are events in the stream: marking does not
-synchronise, only `PhaseTimer.flush` waits, for the last one.
+synchronise. Only `PhaseTimer.flush` waits, for the last one.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ OVERLAPPED_COMMUNICATION = "overlapped_communication"  # inside forward_backward
 
 
 class Clock(Protocol):
-    """A source of stamps on one time line."""
+    """Gives stamps on one time line."""
 
     def stamp(self) -> Any:
-        """The moment when all work issued so far is done."""
+        """Return a stamp of the moment when all work issued so far is done."""
         ...
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds between two stamps; waits until both have happened."""
+        """Return the seconds between two stamps. Waits until both have happened."""
         ...
 
 
 class HostClock:
-    """The monotonic clock of the host, seconds: right where work is done when the call returns."""
+    """The host's monotonic clock, in seconds. It is right where work is done when the call returns."""
 
     stamp = staticmethod(time.perf_counter)
 
     def seconds(self, begin: float, end: float) -> float:
-        """Difference in seconds."""
+        """Return the difference in seconds."""
         return end - begin
 
 
 class CudaClock:
-    """Events in the current CUDA stream."""
+    """Stamps are events in the current CUDA stream."""
 
     def stamp(self) -> Any:
-        """A recorded event."""
+        """Record an event and return it."""
         import torch
 
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -60,18 +60,18 @@ class CudaClock:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Elapsed time in seconds; waits for ``end``."""
+        """Return the elapsed seconds. Waits for ``end``."""
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
 
 
 def device_clock(device: torch.device) -> Clock:
-    """The clock on which work of this device can be timed."""
+    """Return the clock that times work on this device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
 class PhaseTimer:
-    """Assign every moment to the phase whose mark ends it. `mark` may be called from autograd's thread."""
+    """Assigns every moment to the phase whose mark ends it. `mark` may be called from autograd's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class PhaseTimer:
             self._start = self._clock.stamp()
 
     def mark(self, phase: str, stamp: Any = None) -> Any:
-        """End ``phase`` now, or at an earlier stamp, which is returned.
+        """End ``phase`` now, or at the given earlier stamp. Returns the stamp.
 
         The time since the last mark counts as this phase.
         """
@@ -107,7 +107,7 @@ class PhaseTimer:
         self.mark(OTHER)
 
     def stamp(self) -> Any:
-        """A stamp of this timer's clock, for `transfer`."""
+        """Return a stamp of this timer's clock, for `transfer`."""
         return self._clock.stamp()
 
     def transfer(self, begin: Any, end: Any) -> None:
@@ -116,8 +116,8 @@ class PhaseTimer:
             self._transfers.append((begin, end))
 
     def flush(self) -> dict[str, float]:
-        """Return the seconds per phase since the last flush, their sum ``step`` and overlapped communication; then
-        start over.
+        """Return the seconds per phase since the last flush, their sum ``step``, and overlapped communication. Starts
+        over.
         """
         with self._lock:
             marks, transfers, start = self._marks, self._transfers, self._start
@@ -140,16 +140,16 @@ class PhaseTimer:
 
 
 class NoTimer:
-    """Measures nothing."""
+    """A timer that measures nothing."""
 
     last = None
 
     def restart(self) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def mark(self, phase: str, stamp: Any = None) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def flush(self) -> dict[str, float]:
-        """Nothing."""
+        """Return no phases."""
         return {}

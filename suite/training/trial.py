@@ -1,6 +1,7 @@
-"""Run one trial on this rank: facts, cache drop, init (model, optimizer, data, staging), run_start, training, run_stop.
+"""Runs one trial on this rank: facts, cache drop, init, run_start, training, run_stop.
 
-The status in run_stop is computed from the evaluations, never assumed.
+Init builds model and optimizer and opens or stages the data. The status in run_stop is computed from the evaluations,
+never assumed.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ SHAPING = {
 
 
 def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
-    """Run one trial; every rank calls.
+    """Run one trial and return the worker's exit code. Every rank calls it.
 
-    Returns the worker's exit code. InputError is one line for the user, equal on all ranks.
+    InputError is one line for the user, equal on all ranks.
     """
     signals = StopSignals()
     config, folder = plan.config, plan.folder
@@ -117,7 +118,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
 class _Trial:
     """A trial between init_start and run_stop.
 
-    Its parts share the log, the ranks, and from `_connect` on the checkpoint.
+    Its parts share the log, the ranks and, after `_connect`, the checkpoint.
     """
 
     plan: TrialPlan
@@ -191,7 +192,7 @@ class _Trial:
         return self._train(trainer, data, position)
 
     def _connect(self) -> None:
-        """Connect the ranks for collectives, and settle what the configuration leaves open."""
+        """Connect the ranks for collectives, and decide what the configuration leaves open."""
         self.progress.enter("connecting the ranks")
         start_collectives(self.world, self.device, self.chooser)
         make = load_workload(self.plan.descriptor)
@@ -203,7 +204,7 @@ class _Trial:
     def _build(self) -> tuple[Workload, TrainingState, int]:
         """Build the workload and its training state on this rank's device.
 
-        Also returns the parameters of the whole model.
+        Also returns the whole model's parameter count.
         """
         world, config = self.world, self.config
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
@@ -249,7 +250,10 @@ class _Trial:
         return outcome
 
     def hung(self, text: str) -> None:
-        """Log the end of a run that the watchdog ends, from its thread: the others wait."""
+        """Log the end of a run that the watchdog ends.
+
+        Called from the watchdog's thread, while the training thread waits.
+        """
         if self.in_run:
             self.in_run = False  # what fails when the others have been ended is no second end of the run
             self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
@@ -259,12 +263,12 @@ class _Trial:
             print_line(text, result=False)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to continue: the data, and of the config what shapes the losses."""
+        """Return what must be equal for a checkpoint to continue: the data, and the settings that change the losses."""
         shaping = {key: value for key, value in plain(self.config).items() if key in SHAPING}
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _chooser(self) -> Chooser:
-        """What makes the choices of this trial. One that is resumed keeps those of its earlier part."""
+        """Build the chooser of this trial. A resumed trial keeps the choices of its earlier part."""
         log = newest_log(self.plan.folder, self.plan.trial) if self.plan.resume and self.world.is_first else None
         earlier = self.world.broadcast({} if log is None else read_choices(read_events(log, steps=False)))
         return make_chooser(self.config, self.world, self.device, earlier if self.plan.resume else None)
@@ -303,9 +307,9 @@ class _Trial:
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World, *, alike: int = 1) -> int:
-    """Count the parameters of the whole model, of which a rank may hold only a share. A collective.
+    """Count the parameters of the whole model, also where ranks hold only shares. A collective.
 
-    ``alike``: ranks that have the same share until a plan divides it.
+    ``alike``: number of ranks that have the same share until a plan divides it.
     """
     shares = workload.sharded_parameters(model)
     mine = {id(parameter) for parameter in shares}

@@ -1,15 +1,14 @@
-"""Ends a trial that hangs, and says which ranks the others wait for.
+"""Ends a trial that hangs, and names the ranks that the others wait for.
 
-A thread of every rank looks at the rank's last mark (suite.training.progress). When that is old, it writes the rank's
-Python stacks to a file and asks the other ranks by UDP what they are doing. If no rank that answers has gone on, the
-run hangs: ranks that do not answer are stopped or gone, ranks with fewer marks did not arrive. If one has gone on, the
-others wait rightly.
+A thread of every rank looks at the rank's last mark (suite.training.progress). If that is old, it writes the rank's
+Python stacks to a file. Then it asks the other ranks by UDP what they are doing. If any rank has made progress, this is
+not a hang. Otherwise the run hangs. Ranks that do not answer are stopped or gone; ranks with fewer marks did not
+arrive.
 
-A process that has ended is found sooner: a rank that waits for a moment asks the next one, and the kernel of its node
-says that nobody has its port any more. That counts only if the next rank has answered before: a firewall may say so
-too.
+A process that has ended is found sooner. A rank that waits asks the next rank, and the kernel of that node answers that
+the port is closed. This counts only if the next rank has answered before: a firewall may say the same.
 
-Why datagrams: a socket costs a rank one descriptor and next to nothing is sent while the run goes on; the store and the
+Why datagrams: a socket costs a rank one descriptor, and almost nothing is sent while the run goes on. The store and the
 communicators of torch.distributed and MPI may be what hangs. A datagram is one JSON record of numbers and short texts.
 """
 
@@ -53,7 +52,7 @@ Kind = Literal["ask", "state", "taken", "ended", "closed", "end"]
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank says of itself. ``counts`` are those of `Progress`."""
+    """The state that a rank reports. ``counts`` are those of `Progress`."""
 
     rank: int
     node: str
@@ -63,11 +62,10 @@ class RankState:
 
 
 class Datagram(msgspec.Struct, omit_defaults=True):
-    """What ranks tell each other. ``run`` is a number that rank 0 draws, ``text`` is why the run ends, ``state``
-    answers "ask".
+    """A message between ranks.
 
-    There is no signature: the number keeps out datagrams of other runs and of port scanners, not somebody who can read
-    it.
+    ``run`` is a number that rank 0 draws. ``text`` says why the run ends. ``state`` answers "ask". There is no
+    signature: the number keeps out other runs and port scanners, but nobody who can read it.
     """
 
     run: int
@@ -77,9 +75,9 @@ class Datagram(msgspec.Struct, omit_defaults=True):
 
 
 def explain_hang(states: Sequence[RankState], missing: Iterable[int], silence_s: float) -> str | None:
-    """One line that says which ranks the others wait for. None if no rank hangs: one that answers has gone on.
+    """Return one line that names the ranks the others wait for. None if a rank has made progress: then nothing hangs.
 
-    ``states``: of the ranks that answered, the asking one included; ``missing``: those that did not.
+    ``states``: of the ranks that answered, this one included. ``missing``: ranks that did not answer.
     """
     if any(state.silent_s < silence_s for state in states):
         return None
@@ -109,9 +107,9 @@ def _ranks(names: Iterable[str]) -> str:
 
 
 class Watchdog:
-    """Watches one rank. All ranks construct it at the same time: they exchange addresses and the run's number.
+    """Watches one rank. All ranks construct it at the same time, to exchange addresses and the run's number.
 
-    ``stacks``: the file for this rank's stacks; ``say`` prints the line. ``before_end`` is called with the line before
+    ``stacks``: the file for this rank's stacks. ``say`` prints the line. ``before_end`` is called with the line before
     the run ends, on the rank that found the hang.
     """
 
@@ -137,15 +135,15 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching. The rank before this one then asks no more whether it is there."""
+        """Stop watching, and let the previous rank know that this one ends properly."""
         self._closed = True
         if self._world.size > 1:
             self._send(self._addresses[(self._world.rank - 1) % self._world.size], "closed")
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """While this rank's watchdog is ending the run, an error of the body waits: it follows from the other ranks'
-        end.
+        """Hold back an error of the body while this rank's watchdog ends the run: the other ranks' end has
+        caused it.
         """
         try:
             yield
@@ -171,19 +169,19 @@ class Watchdog:
         self._socket.close()
 
     def _next_has_ended(self) -> bool:
-        """Whether this rank waits and the process of the next one is gone."""
+        """Return True if this rank waits and the next rank's process is gone."""
         progress, marks = self._progress, self._marks()
         if not self._heard or not progress.waits or self._reported == marks:
             return False
         if progress.silent_s < min(WAITING_S, self._silence_s / 2) or not self._is_refused(self._next):
             return False
+        # The last collective of the run may just have ended: then this rank makes a mark within this time.
         time.sleep(SURE_AFTER_S)
         return self._heard and marks == self._marks() and progress.waits
 
     def _is_refused(self, rank: int) -> bool:
-        """Whether the node of a rank says that nobody has the rank's port.
-
-        Meanwhile others are answered: all may ask at once.
+        """Return True if the node of a rank answers that its port is closed. Others are answered meanwhile: all may ask
+        at once.
         """
         until = time.monotonic() + ANSWER_S
         try:
@@ -203,7 +201,7 @@ class Watchdog:
         return False
 
     def _tell_first(self) -> None:
-        """Let rank 0, which has the log, end the run, or end it here."""
+        """Ask rank 0, which has the log, to end the run, or end it here."""
         state = self._state()
         waits = f"rank {state.rank} on {state.node} waits for it in: {state.label}"
         text = f"no progress for {duration_text(state.silent_s)}: rank {self._next} has ended; {waits}"
@@ -216,7 +214,7 @@ class Watchdog:
                 self._reported = self._marks()
 
     def _receive(self, wait_s: float) -> RankState | None:
-        """Wait a moment for a datagram, answer a question, obey an end. Returns a state that another rank sent."""
+        """Wait for one datagram: answer a question, obey an end, or return another rank's state."""
         self._socket.settimeout(wait_s)
         try:
             data, address = self._socket.recvfrom(4096)
@@ -257,7 +255,7 @@ class Watchdog:
         self._finish(text, answers, ends=not cut_off)
 
     def _finish(self, text: str, ranks: Iterable[int], *, ends: bool = True) -> None:
-        """Say once for each silence what is wrong, and end the run with these ranks if the settings say so."""
+        """Report a hang once for each silence, and end the run with these ranks if the settings say so."""
         marks = self._marks()
         if self._reported == marks or time.monotonic() < self._taken_until:
             return
@@ -281,7 +279,7 @@ class Watchdog:
                 self._send(self._addresses[rank], kind)
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, RankState]:
-        """Ask ranks what they do, some at a time. Returns the states of those that answer."""
+        """Ask ranks for their states, at most 256 at a time. Returns those of the ranks that answer."""
         answers: dict[int, RankState] = {}
         wanted = list(ranks)
         for begin in range(0, len(wanted), ASK_AT_ONCE):
@@ -328,9 +326,9 @@ class Watchdog:
 def watch(
     world: World, settings: Watching, stacks: Path, say: Callable[[str], None], progress: Progress
 ) -> tuple[World, Watchdog | None]:
-    """Watch this rank until the process ends, if the settings say so; all ranks call.
+    """Watch this rank until the process ends, if the settings ask for it. All ranks call it.
 
-    Returns the world whose calls are marks.
+    Returns the world whose calls are marked.
     """
     if settings.silence_s is None:
         return world, None
@@ -340,7 +338,7 @@ def watch(
 
 
 def _exchange(world: World, own: Address) -> list[Address]:
-    """The address of every rank, by one sum of numbers."""
+    """Exchange the addresses of all ranks by one sum of numbers."""
     table = np.zeros((2, world.size))
     table[:, world.rank] = int.from_bytes(socket.inet_aton(own[0])), own[1]
     table = world.transport.sum(table)

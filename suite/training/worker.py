@@ -1,7 +1,4 @@
-"""The worker process of one rank: connect to the others, import torch, run one trial.
-
-Every failure ends with one line.
-"""
+"""Runs one trial as one rank: connects to the other ranks, then imports torch. Every failure prints one line."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ def work(plan: TrialPlan) -> int:
 
 
 def raise_open_files() -> None:
-    """Allow this process as many open files as it may have: gloo connects every rank with every other."""
+    """Raise this process's limit of open files to its maximum: gloo connects every rank with every other."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != most:
         with suppress(OSError, ValueError):  # a limit of the kernel below that of the process
@@ -96,13 +93,13 @@ def raise_open_files() -> None:
 
 
 def _tell(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
-    """Leave the exit code for the launcher: what mpiexec and srun say of ranks that they then killed is another one."""
+    """Leave the exit code for the launcher, since mpiexec and srun report another one for ranks that they killed."""
     with suppress(OSError):  # a full disk, or no run folder: then the launcher's own word counts
         write_whole(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
-    """Make the run folder if nobody has (mlhpc run, submit, another worker of this job)."""
+    """Make the run folder if there is none yet (mlhpc run, mlhpc submit and other workers of the job make it too)."""
     root, error = plan.folder.root, None
     if world.is_first:
         try:
@@ -125,7 +122,7 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
 
 
 def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
-    """What to do with the trial, decided by rank 0, which also moves failed logs aside. Without --resume: start it."""
+    """Decide on rank 0 how the trial continues, and move failed logs aside. Without --resume it starts."""
     if not plan.resume:
         return WayOn()
     folder, trial, replace_failed = plan.folder, plan.trial, plan.replace_failed
@@ -138,7 +135,7 @@ def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
 
 
 def _decide(world: World, decide: Callable[[], WayOn]) -> WayOn:
-    """What rank 0 decides. InputError on every rank if it cannot."""
+    """Return what rank 0 decides. InputError on every rank if it cannot."""
     way, error = WayOn(), None
     if world.is_first:
         try:
@@ -151,7 +148,7 @@ def _decide(world: World, decide: Callable[[], WayOn]) -> WayOn:
 
 
 def _damage(plan: TrialPlan, world: World, progress: Progress) -> str | None:
-    """Why the trial's checkpoint cannot be used, in one line; each rank reads its share. None if it is whole."""
+    """Return one line on why the checkpoint cannot be used, or None if it is whole. Each rank reads its share."""
     progress.enter("comparing the checkpoint with its checksums")
     path = plan.folder.checkpoint(plan.trial)
     found = world.allgather(find_damage(path, reader=world.rank, readers=world.size, tick=progress.tick))

@@ -1,1 +1,1 @@
-"""What torch code computes and holds, counted while it runs: FLOPs and bytes. Imports nothing of the suite."""
+"""Counts FLOPs and bytes of torch code while it runs. Imports nothing of the suite."""

@@ -1,4 +1,5 @@
-"""Counts the FLOPs of torch code while it runs, with torch's counter and formulas that torch lacks or has wrong.
+"""Counts the FLOPs of torch code while it runs, with torch's counter and our formulas where torch's are missing or
+wrong.
 
 A multiply-add is two FLOPs. Products count (matrices, convolutions, attention, sparse sums). By convention elementwise
 operators, reductions, normalisations and moves of data do not. Every other operator without a formula is listed by
@@ -55,9 +56,9 @@ NOT_COUNTED = frozenset(
 
 @dataclass(frozen=True)
 class Count:
-    """FLOPs in all, by operator, and by path of module (its calls, without their backward pass).
+    """FLOPs in total, by operator, and by module path (its calls, without their backward pass).
 
-    ``uncovered`` has the number of calls of each operator without a formula.
+    ``uncovered``: the number of calls of each operator without a formula.
     """
 
     flops: int
@@ -116,12 +117,12 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
 
 
 def formulas() -> dict[Any, Callable[..., int]]:
-    """Of each operator that counts the function that computes its FLOPs from its arguments and its result ``out_val``."""
+    """Return for each operator the function that computes its FLOPs from its arguments and its result ``out_val``."""
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
 
 class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within the body `flops` grow by those of every operator that ``known`` (`formulas`) has a formula for."""
+    """Adds the FLOPs of every operator in the body to `flops`, by the formulas that ``known`` returns."""
 
     def __init__(self, known: Callable[[], dict[Any, Callable[..., int]]] = formulas) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,7 +145,7 @@ class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of each operator that is not excluded by convention (`_excluded_by_convention`)."""
+    """Counts the calls of each operator that convention does not exclude (`_excluded_by_convention`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -194,9 +195,10 @@ def convolution_backward_flops(
     out_shape: object = None,
     **_: object,
 ) -> int:
-    """The gradients by input and by weight each cost as much as the forward pass, for any number of groups.
+    """Count the two gradients, by input and by weight. Each costs as much as the forward pass, for any number of
+    groups.
 
-    torch (2.13) counts the weight gradient of a grouped convolution as that of a full one: ``groups`` times too much.
+    torch (2.13) counts a grouped convolution's weight gradient as a full one: ``groups`` times too much.
     """
     pixels = (x if transposed else grad_out)[2:]
     forward = 2 * x[0] * prod(weight) * prod(pixels)
@@ -204,7 +206,7 @@ def convolution_backward_flops(
 
 
 def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
-    """Products of groups of rows (T K, E K N), of groups of columns, or of a batch. Offsets do not change the count.
+    """Count products of groups of rows (T K, E K N), of groups of columns, or of a batch. Offsets do not matter.
 
     torch counts none of them.
     """
@@ -216,17 +218,17 @@ def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Scores and weighted values over all pairs: CPU kernels compute the masked half of causal attention too."""
+    """Count scores and weighted values over all pairs. CPU kernels compute the masked half of causal attention too."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 def attention_backward_flops(grad_out: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Five products: the scores once more, and the gradients of values, weights, queries and keys."""
+    """Count five products: the scores again, and the gradients of values, weights, queries and keys."""
     return int(sdpa_backward_flop_count(grad_out, query, key, value))  # type: ignore[no-untyped-call]
 
 
 def product_flops(*arguments: Any, **_: object) -> int:
-    """The product of the last two tensors. Of a sparse one only the stored values count; torch counts it as dense."""
+    """Count the product of the last two tensors. Of a sparse one only stored values count; torch counts it as dense."""
     left, right = [argument for argument in arguments if isinstance(argument, torch.Tensor)][-2:]
     if left.layout != torch.strided:
         return 2 * _stored(left) * right.shape[1]
@@ -236,7 +238,7 @@ def product_flops(*arguments: Any, **_: object) -> int:
 
 
 def embedding_bag_flops(weight: Shape, indices: Shape, *arguments: Any, **keywords: Any) -> int:
-    """Weighted sums of rows count as products with a sparse matrix. Sums without weights only add and do not count."""
+    """Count weighted sums of rows as products with a sparse matrix. Sums without weights only add and do not count."""
     per_row = keywords.get("per_sample_weights", arguments[4] if len(arguments) > 4 else None)
     return 0 if per_row is None else 2 * prod(indices) * weight[1]
 
@@ -246,12 +248,12 @@ def _stored(sparse: torch.Tensor) -> int:
 
 
 def linear_flops(x: Shape, weight: Shape, *_: object, **__: object) -> int:
-    """Rows times a matrix (outputs, inputs). Operators that are fused with it do not count."""
+    """Count rows times a matrix (outputs, inputs). Operators that are fused with it do not count."""
     return 2 * prod(x) * weight[0]
 
 
 def distance_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
-    """Distances of all pairs, computed as one product of coordinates with both squared lengths as two more columns."""
+    """Count distances of all pairs: one product of coordinates, with both squared lengths as two more columns."""
     return 2 * prod(left[:-1]) * right[-2] * (left[-1] + 2)
 
 

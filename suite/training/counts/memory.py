@@ -1,5 +1,6 @@
-"""Measures the bytes of tensors that live while torch code runs, real ones or fake ones: every storage that an operator
-makes.
+"""Measures the bytes of tensors that live while torch code runs, by following every storage that an operator makes.
+
+Tensors may be real or fake.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ DEVICE = torch.ops.prim.device.default
 
 
 class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
-    """Within the body `now` are the bytes of living storages that were made in it, `peak` is the most that there were.
+    """Follows the bytes of storages that are made in the body: `now` living, `peak` their maximum.
 
-    ``known``: tensors from before, which do not count. What an operator needs inside itself is not seen. What is made
-    while `label` is set counts in `labelled`, too. With ``formulas`` (of `suite.training.counts.flops`) `flops` are
-    counted in the same pass: torch's own counter keeps what checkpointed blocks computed again until Python's collector
-    finds it.
+    ``known``: tensors from before, which do not count. An operator's internal buffers are not seen. Bytes that are made
+    while `label` is set also count in `labelled`. With ``formulas`` (suite.training.counts.flops) `flops` are counted
+    in the same pass.
     """
 
     def __init__(
         self, known: Iterable[Tensor] = (), formulas: Callable[[], dict[Any, Callable[..., int]]] = dict
     ) -> None:
+        # In this pass, since torch's own counter keeps what checkpointed blocks computed again until the garbage
+        # collector runs.
         super().__init__(formulas)
         self.now = self.peak = 0
         self.label = ""

@@ -1,1 +1,1 @@
-"""A person's own training loop as a run: `mlhpc.Run`, its run folder, its epochs and steps."""
+"""Makes a person's own training loop a run: `mlhpc.Run`, its run folder, its epochs and steps."""

@@ -1,4 +1,4 @@
-"""Counts what the card of a person's own loop leaves at 0, in the loop's first step, as lines for the card."""
+"""Counts the values that an own loop's card leaves at 0, in the loop's first step, as lines for the card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 class CardCounter:
     """Counts the FLOPs of a step and collects the lines that a card lacks.
 
-    ``known`` has the counts that need no step, None where they are not known. ``samples`` are those of a step of this
-    rank.
+    ``known``: counts that need no step; None if a count is not known. ``samples``: this rank's samples in a step.
     """
 
     def __init__(self, card: SizeCard, known: dict[str, float | None], model: nn.Module | None, samples: int) -> None:
@@ -28,7 +27,7 @@ class CardCounter:
 
     @property
     def must_end(self) -> bool:
-        """True if the card says 0 parameters: no run could be judged by it."""
+        """True if the card says 0 parameters: nothing could judge a run by it."""
         return "model_parameters" in self._missing
 
     @property
@@ -37,7 +36,7 @@ class CardCounter:
         return self._model is not None and bool({FORWARD, TRAINING} & {*self._missing})
 
     def begin(self) -> None:
-        """Count from now on, up to `lines`."""
+        """Start to count, until `lines`."""
         if self._model is None:
             return
 

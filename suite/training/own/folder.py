@@ -1,6 +1,4 @@
-"""The run folder of a person's own loop: which benchmark and configuration, which trial, and the copies of card and
-program.
-"""
+"""Makes the run folder of an own loop: benchmark, configuration, trial, and copies of card and program."""
 
 from __future__ import annotations
 
@@ -46,9 +44,9 @@ LARGEST_PROGRAM = 1 << 20
 
 
 def find_benchmark(benchmark: str | Path) -> Descriptor:
-    """Find a benchmark by the path of its card or by the name of an installed workload. Its hyperparameters may be any.
+    """Find a benchmark by the path of its card or the name of an installed workload. Any hyperparameters are allowed.
 
-    InputError for a file that is no card, or a name that is not known.
+    InputError if the file is no card, or the name is not known.
     """
     card = Path(benchmark)
     found = describe_card(card) if card.suffix in SUFFIXES else descriptor(str(benchmark))
@@ -56,7 +54,7 @@ def find_benchmark(benchmark: str | Path) -> Descriptor:
 
 
 def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -> RunConfig:
-    """Read the configuration of an own loop: a YAML file, or a mapping with the same keys.
+    """Read the configuration of an own loop, from a YAML file or a mapping with the same keys.
 
     InputError for keys that steer the harness's loop, and for hyperparameters with the name of another event.
     """
@@ -79,13 +77,13 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
 
 
 def hyperparameters(config: RunConfig) -> dict[str, Any]:
-    """The hyperparameters to log, key to value, as the configuration has them, and the global batch size."""
+    """Return the hyperparameters to log: those of the configuration, and the global batch size."""
     stated: dict[str, Any] = plain(config.hyperparameters)
     return {"global_batch_size": config.global_batch_size} | stated
 
 
 def logged(config: RunConfig) -> dict[str, Any]:
-    """The configuration as a log has it: what was stated, and no default that only the harness's loop makes true."""
+    """Return the configuration to log: what was stated, without defaults that only the harness's loop makes true."""
     stated = config.stated | ALWAYS_LOGGED
     return {key: value for key, value in config.logged().items() if key in stated}
 
@@ -93,7 +91,7 @@ def logged(config: RunConfig) -> dict[str, Any]:
 def make_run_folder(
     root: Path, benchmark: Descriptor, config: RunConfig, trial: int | None, runs: int, world: World
 ) -> tuple[RunFolder, int]:
-    """Make the run folder, or add a trial to it, and choose the trial: the first without a log unless it is given.
+    """Make the run folder, or add a trial to it. Without ``trial``, takes the first trial that has no log.
 
     All ranks call it. InputError on every rank if the folder holds runs of another configuration or cannot be written.
     """
@@ -135,7 +133,7 @@ def _prepare(
 
 
 def _clear_unbegun(folder: RunFolder) -> None:
-    """Take out of a folder in which no run ever began what it was made for, so that another card or program may use it.
+    """Empty a folder in which no run ever began, so that another card or program may use it.
 
     Logs are kept as those of failed attempts.
     """
@@ -153,7 +151,9 @@ def _clear_unbegun(folder: RunFolder) -> None:
 
 
 def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> None:
-    """InputError if the folder is that of another benchmark or configuration: runs of one result are alike."""
+    """Raise InputError if the folder is that of another benchmark or configuration: all runs of a result are
+    the same.
+    """
     info = folder.read_info()
     if (info.workload, info.size) != (config.workload, config.size):
         raise InputError(f"{folder.root}: holds runs of {info.workload} {info.size}; choose another output")
@@ -175,23 +175,23 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
 
 
 def _difference(kept: Path, given: Path, size: str) -> str:
-    """Name the first value of a size that two cards state differently. Empty if they differ elsewhere only."""
+    """Name the first value of a size in which two cards differ. Empty if they differ only elsewhere."""
     one, other = (plain(describe_card(path).card().size(size)) for path in (kept, given))
     different = [key for key in other if one[key] != other[key]]
     return f" ({different[0]} = {brief(one[different[0]])}, not {brief(other[different[0]])})" if different else ""
 
 
 def own_program() -> Path | None:
-    """The program whose loop this is: the file of the main module. None in a notebook or at a prompt."""
+    """Return the file of the main module, whose loop this is. None in a notebook or at a prompt."""
     name = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(name) if name else None
     return path if path is not None and path.is_file() else None
 
 
 def _keep_program(folder: RunFolder, program: Path, trial: int) -> None:
-    """Copy the program beside the logs; a later trial's changed one into a folder of its own.
+    """Copy the program into the run folder, unless it is too large.
 
-    None that is too large.
+    A later trial's changed program gets its own folder.
     """
     if program.stat().st_size > min(LARGEST_PROGRAM, limits().json):
         return

@@ -1,6 +1,6 @@
 """`mlhpc.Run`: a person's own training loop writes the run folder that `mlhpc run` writes, on one rank or many.
 
-It calls what the harness's trial calls: the same statement, records, clocks, facts and lock. The loop itself stays the
+It calls what the harness's trial calls: the same run header, records, clocks, facts and lock. The loop itself stays the
 person's.
 """
 
@@ -68,18 +68,19 @@ HEX_DIGITS = 64
 
 
 class Run:
-    """One run of a person's own training loop, as a context. Everything before `start` is set-up; `start` begins the
-    run.
+    """One run of a person's own training loop, as a context. Set up first; `start` begins the run.
 
-    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload. ``config`` is a mapping or a
-    YAML file with ``size``, ``global_batch_size``, ``max_epochs``, ``hyperparameters`` (logged as they are) and, if
-    wanted, ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``, ``window_steps``,
-    ``instrumentation``, ``cache_drop_command`` and ``watchdog``. ``data`` is the file or folder that the loop reads, of
-    which a checksum is logged, or a sha256 of the data as 64 hex digits. ``output`` is the run folder; a further run
-    with the same configuration becomes the next trial in it. ``seed`` is what the loop seeds itself with; by default
-    one is drawn, see the attribute ``seed``.
+    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload.
 
-    Every rank makes every call, in the same order. InputError for what a user can mend, on every rank. An error in the
+    ``config`` is a mapping or a YAML file with ``size``, ``global_batch_size``, ``max_epochs`` and ``hyperparameters``
+    (logged as they are). Optional keys: ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``,
+    ``window_steps``, ``instrumentation``, ``cache_drop_command`` and ``watchdog``.
+
+    ``data`` is the file or folder that the loop reads; its checksum is logged. A sha256 of the data as 64 hex digits is
+    allowed too. ``output`` is the run folder. A further run with the same configuration becomes the next trial in it.
+    ``seed`` is the seed of the loop; by default one is drawn, see the attribute ``seed``.
+
+    Every rank makes every call, in the same order. A user's mistake raises InputError on every rank. An error in the
     body ends the log as aborted and goes on to the caller.
     """
 
@@ -178,16 +179,13 @@ class Run:
             self._say(note)
 
     def init_process_group(self) -> None:
-        """Start torch.distributed for these ranks, whoever launched them.
-
-        Does nothing on one rank or if it is started.
-        """
+        """Start torch.distributed for these ranks, under any launcher. Does nothing on one rank or if it is started."""
         self._world.init_torch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
     def staging(self) -> Iterator[None]:
-        """Around copying the data to where the loop reads them: before `start`, or in the run, where it counts as its
-        time.
+        """Log the body as the copying of data to fast storage. In the run it counts as time of the run, before `start`
+        not.
         """
         self._log.start(mllog.STAGING)
         begin = time.perf_counter()
@@ -209,9 +207,11 @@ class Run:
         """End the set-up and begin the run.
 
         ``train_samples`` and ``eval_samples`` are of the whole data set, not of this rank. ``model`` gives the number
-        of parameters and the device; without one, and where a rank holds a share only, ``parameters`` says how many
-        there are. With ``optimizer`` the phases of a step are timed: what comes before the optimizer's own step is
-        forward and backward pass, and under DistributedDataParallel the waiting for gradients is apart.
+        of parameters and the device. Without a model, or where a rank holds only a share, give the number as
+        ``parameters``.
+
+        With ``optimizer`` the phases of a step are timed. Forward and backward pass last until the optimizer's own step
+        begins. Under DistributedDataParallel the wait for gradients is a phase of its own.
         """
         if self._steps is not None:
             raise InputError("run.start(): the run has begun already")
@@ -254,7 +254,9 @@ class Run:
     def _counts_for_the_card(
         self, model: nn.Module | None, train_samples: int, eval_samples: int, parameters: int
     ) -> bool:
-        """Count in the first step what the card leaves at 0. True if the run ends there, because it has no parameters."""
+        """Start to count, in the first step, what the card leaves at 0. True if the run ends there: the card has no
+        parameters.
+        """
         stored = self._read.bytes / (train_samples + eval_samples) if self._read is not None else None
         known: dict[str, float | None] = {
             **{"train_samples": train_samples, "eval_samples": eval_samples},
@@ -288,12 +290,12 @@ class Run:
             self._log.event(mllog.DATA_VERIFIED, metadata={"reason": reason})
 
     def epoch(self) -> None:
-        """Begin an epoch, or the steps up to the next evaluation where the card evaluates every so many steps."""
+        """Begin an epoch, or the steps up to the next evaluation if the card evaluates every N steps."""
         if not self._only_counts:
             self._running("epoch").begin()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader; the time it takes to give them is logged as waiting for data. Optional."""
+        """Yield the batches of a loader, and log the time that it takes as waiting for data. Optional."""
         if self._only_counts:
             yield from loader
             return
@@ -310,7 +312,7 @@ class Run:
     def step(self, loss: Any = None) -> None:
         """End a training step: one update of the weights by all ranks.
 
-        ``loss``: a number or a tensor of one element, if wanted.
+        ``loss``: a number or a tensor of one element.
         """
         if self._counter is not None:
             counter, self._counter = self._counter, None
@@ -319,12 +321,11 @@ class Run:
         self._progress.tick()
 
     def evaluation(self, value: float | None, **metrics: float) -> bool:
-        """End an evaluation and with it the epoch. Returns True when the run is over: target reached, diverged, or last
-        epoch.
+        """End an evaluation and its epoch. Returns True when the run is over: target reached, diverged, or last epoch.
 
-        ``value`` is the card's metric over the whole validation set, the same on every rank; a rank that does not know
-        it gives None. ``metrics`` are other ones, logged beside it. The evaluation began where the last step ended.
-        InputError if ranks differ in the value.
+        ``value`` is the card's metric over the whole validation set, the same on every rank. A rank that does not know
+        it passes None. ``metrics`` are logged with it. The evaluation began when the last step ended. InputError if
+        ranks differ in the value.
         """
         outcome = self._running("evaluation").evaluate(value, metrics)
         if outcome is None:
@@ -334,7 +335,7 @@ class Run:
 
     @property
     def _only_counts(self) -> bool:
-        """True between `start` and the first step of a loop whose card has no parameters yet."""
+        """True between `start` and the first step, if the card has no parameters yet."""
         return self._counter is not None and self._counter.must_end
 
     def _running(self, call: str) -> OwnSteps:
@@ -345,7 +346,7 @@ class Run:
         return self._steps
 
     def _end(self, reached: bool, reason: str) -> None:
-        """End the run at once: what the loop does afterwards is not its time."""
+        """End the run at once: the loop's later work is not its time."""
         self._world.barrier()
         self._others.log(self._log)
         self._log_end(reached, reason)
@@ -373,7 +374,7 @@ class Run:
                 )
 
     def _abort(self, error: BaseException) -> None:
-        """End every rank: MPI waits at the end of a rank for all others, which wait for this one in a collective."""
+        """End every rank. MPI would wait at the end of this rank for the others, which wait for it in a collective."""
         if self._world.launcher in ("torchrun", "torch.distributed"):
             return  # their launcher ends the others
         self._log.close()
@@ -397,9 +398,9 @@ class Run:
 
 
 class _Clock:
-    """Unix milliseconds that follow the monotonic clock.
+    """Gives Unix milliseconds that follow the monotonic clock.
 
-    While ``held_ms`` is set, events are given that moment, which is over.
+    While ``held_ms`` is set, events get that earlier moment.
     """
 
     def __init__(self) -> None:
@@ -408,7 +409,7 @@ class _Clock:
         self.held_ms: int | None = None
 
     def now_ms(self) -> int:
-        """Now."""
+        """Return the present time."""
         return (self._anchor + time.monotonic_ns()) // 1_000_000
 
     def __call__(self) -> int:
@@ -418,7 +419,7 @@ class _Clock:
 
 
 def _identify(data: str | Path, world: World, progress: Progress) -> tuple[str, Verification | None]:
-    """The sha256 of the data, and what was read for it; None if it was stated."""
+    """Return the sha256 of the data, and what was read for it; None if the user stated the sha256."""
     text = str(data)
     if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef"):
         return text, None
@@ -427,13 +428,13 @@ def _identify(data: str | Path, world: World, progress: Progress) -> tuple[str, 
 
 
 def _device_of(model: nn.Module | None) -> torch.device | None:
-    """The device of a model's first parameter. None if there is none."""
+    """Return the device of a model's first parameter. None if there is none."""
     first = next(model.parameters(), None) if model is not None else None
     return first.device if first is not None else None
 
 
 def _kind(device: torch.device | None, stated: str) -> str:
-    """``cpu`` or ``cuda``: where the loop computes. InputError if nothing says it."""
+    """Return where the loop computes, ``cpu`` or ``cuda``. InputError if nothing says it."""
     if device is not None:
         return device.type
     if stated == "auto" and torch.cuda.is_available():
@@ -473,7 +474,7 @@ def _time_phases(
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Within the body SIGTERM raises, so that the log ends; unless the program handles it itself."""
+    """Raise an error in the body on SIGTERM, so that the log ends; not if the program handles the signal itself."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

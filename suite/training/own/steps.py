@@ -1,4 +1,4 @@
-"""Epochs, steps and evaluations of a person's own loop, as the events that the harness's loop writes."""
+"""Writes epochs, steps and evaluations of an own loop as the events that the harness's loop writes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from suite.training.timing import OTHER, NoTimer, PhaseTimer
 class Clock(Protocol):
     """The clock of the log.
 
-    While ``held_ms`` is set, events are written as of that moment, but never before the last event.
+    While ``held_ms`` is set, events get that moment, but none earlier than the last event.
     """
 
     held_ms: int | None
     last_ms: int
 
     def now_ms(self) -> int:
-        """Unix milliseconds."""
+        """Return Unix milliseconds."""
         ...
 
 
 class OwnSteps:
-    """The course of one run. All ranks make every call; rank 0's log writes."""
+    """The epochs and steps of one run. All ranks make every call; rank 0's log writes."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class OwnSteps:
 
     @property
     def timer(self) -> PhaseTimer | NoTimer:
-        """What the phases of steps are marked in."""
+        """The timer that gets the marks of the phases."""
         return self._records.timer
 
     @property
     def _label(self) -> int:
-        """``epoch_num``: the epoch, or the samples seen by its end where the card evaluates every so many steps."""
+        """``epoch_num``: the epoch, or the samples seen by its end if the card evaluates every N steps."""
         return self._block if self._every is None else self._block * self._every * self._batch
 
     @property
     def _due(self) -> tuple[int, int]:
-        """The steps of an epoch: if a last batch that is not full is left out, and if it is taken."""
+        """The steps of an epoch, without and with a last batch that is not full."""
         return self._samples // self._batch, -(-self._samples // self._batch)
 
     def begin(self) -> None:
-        """Begin an epoch; one that was not evaluated ends here."""
+        """Begin an epoch. If the last one was not evaluated, it ends here."""
         if self._open:
             self._end_training()
             self._end_epoch()
@@ -118,7 +118,7 @@ class OwnSteps:
         return (False, f"target not reached in {most} epochs") if self._block >= last else None
 
     def _agreed(self, value: float | None) -> float:
-        """The value that all ranks give. InputError on every rank if they differ, or none has one."""
+        """Return the value that all ranks give. InputError on every rank if they differ, or if none has one."""
         given = None if value is None else float(value)
         said = [(rank, each) for rank, each in enumerate(self._world.allgather(given)) if each is not None]
         if not said:
@@ -142,9 +142,9 @@ class OwnSteps:
         self._in_window, self._losses = 0, None
 
     def _end_training(self) -> None:
-        """Write what the steps of the block took.
+        """Write how long the steps of the block took.
 
-        It ends with the last rank's last step; the log's clock stays held there.
+        It ends with the last rank's last step. The log's clock stays held there.
         """
         if not self._done:
             raise InputError(f"epoch {self._label} has no run.step()")
@@ -175,7 +175,7 @@ class OwnSteps:
         self._open = False
 
     def _check_steps(self) -> None:
-        """Say once if the steps of an epoch are not those of the samples: the checker compares them."""
+        """Print one line if an epoch's steps do not fit its samples, which the checker compares."""
         least, most = self._due if self._every is None else (self._every, self._every)
         if self._done not in (least, most) and not self._told:
             self._told = True
