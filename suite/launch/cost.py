@@ -27,7 +27,7 @@ class DataSize:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast one trial trains: seconds per epoch including its evaluation, and the source of that number."""
+    """Seconds per epoch of one trial, including its evaluation, and the source of that number."""
 
     epoch_s: float
     source: str
@@ -35,7 +35,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How many epochs a trial is expected to take, and the source of that number."""
+    """The epochs that a trial is expected to take, and the source of that number."""
 
     count: float
     source: str
@@ -70,7 +70,7 @@ class Cost:
 
 
 def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
-    """The mean of the reference point with the nearest batch size, else the epoch limit of the config."""
+    """Return the mean of the reference point with the nearest batch size, else the epoch limit of the config."""
     known = [point for point in points.points if point.epochs] if points else []
     if not known:
         return Epochs(max_epochs, "max_epochs, an upper bound: no reference convergence point")
@@ -103,7 +103,7 @@ def pace_from_record(record: RunRecord, ranks: int) -> Pace:
 
 
 def render(cost: Cost, time_limit_s: int) -> list[str]:
-    """The cost as lines for a person."""
+    """Render the cost as lines for a person."""
     lines = [f"epochs per run   {cost.epochs.count:.4g} ({cost.epochs.source})"]
     if cost.job_s is None or cost.node_hours is None or cost.pace is None:
         lines.append(
@@ -124,7 +124,7 @@ def render(cost: Cost, time_limit_s: int) -> list[str]:
 
 
 def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int, array: bool) -> list[str]:
-    """List why a plan cannot give a score, as far as the estimate tells. ``trials``: scored runs of the job."""
+    """List why a plan cannot give a score, according to the estimate. ``trials``: scored runs of the job."""
     found = []
     if trials < required:
         found.append(f"{trials} run{'s' if trials > 1 else ''} planned; a score of this size needs {required}")
@@ -147,7 +147,7 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
 
 
 def _ask(seconds: float) -> str:
-    """A time limit for so much training: a quarter more, for what the estimate leaves out, in minutes."""
+    """Return a time limit in minutes for this training: a quarter more, for what the estimate leaves out."""
     return str(max(1, -int(-1.25 * seconds // 60)))
 
 

@@ -1,6 +1,4 @@
-"""What an attempt at a trial leaves beside it: a heartbeat while its local launcher lives, and the exit code of its
-worker.
-"""
+"""Records the last attempt at a trial: a heartbeat while its local launcher lives, and its worker's exit code."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 
 @dataclass(frozen=True)
 class Sign:
-    """What is known of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
+    """The state of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
 
-    Both None: no local launcher, or one that left nothing.
+    Both are None if there was no local launcher, or it left nothing.
     """
 
     code: int | None = None
@@ -35,9 +33,9 @@ class Sign:
 
 @contextmanager
 def heartbeat(path: Path, what: str) -> Iterator[None]:
-    """Keep a file, which is a lock, while the body runs. LockedError if another launcher that lives has it.
+    """Keep a file, which is a lock, while the body runs. LockedError if another living launcher has it.
 
-    A disk that cannot hold it costs the file only.
+    If the disk cannot hold the file, the body runs without it.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -47,7 +45,7 @@ def heartbeat(path: Path, what: str) -> Iterator[None]:
 
 
 def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> Sign:
-    """Read what the last attempt at a trial left. Damaged files count as none."""
+    """Read what the last attempt at a trial left. A damaged file counts as none."""
     path = folder.running(trial)
     try:
         data = read_json(path, limits().json)
@@ -55,13 +53,14 @@ def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> S
         host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
     except (OSError, ValueError, KeyError, TypeError):
         return Sign(code=read_code(folder.exit_code(trial)))
+    # On this host the process itself can be looked at; from elsewhere only the age of its file.
     if host in (socket.gethostname(), node_name()):
         return Sign(alive=started is not None and start_of(pid) == started)
     return Sign(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 
 
 def read_code(path: Path | None) -> int | None:
-    """Read an exit code of a worker from a file. None if there is no such file, or it holds something else."""
+    """Read a worker's exit code from a file. None if there is no such file, or it holds something else."""
     try:
         text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Submits jobs to Slurm and asks for their state: squeue, then scontrol, then the exit file. sacct is not needed."""
+"""Submits jobs to Slurm and asks for their state: squeue, then scontrol, then the exit file. Does not need sacct."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ ANSWER_TIMEOUT_S = 30
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch: without options of sbatch, variables of an outer job and settings of the script."""
+    """Return the environment for sbatch, without sbatch's options, an outer job's variables and settings of
+    the script.
+    """
 
     def foreign(name: str) -> bool:
         return name in SETTINGS or (name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF")
@@ -60,7 +62,7 @@ def parse_job_id(text: str) -> str:
 
 
 def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Give a script to sbatch and return the job id. InputError with the message of sbatch in one line."""
+    """Give a script to sbatch and return the job id. InputError has sbatch's message in one line."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)],
@@ -78,7 +80,7 @@ def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def parse_squeue(text: str) -> dict[str, str]:
-    """Parse lines ``<job id> <state>``, one per array task, to one state per job: that of the most active task."""
+    """Parse lines ``<job id> <state>``, one per array task. Returns one state per job: its most active task's."""
     states: dict[str, set[str]] = {}
     for line in text.splitlines():
         job, _, state = line.strip().partition(" ")
@@ -88,13 +90,13 @@ def parse_squeue(text: str) -> dict[str, str]:
 
 
 def parse_scontrol(text: str) -> str | None:
-    """Parse the state that ``scontrol show job`` prints: that of the most active array task. None if it prints none."""
+    """Parse the state of the most active array task from ``scontrol show job``. None if it prints none."""
     states = set(re.findall(r"\bJobState=(\w+)", text))
     return _most_active(states) if states else None
 
 
 def job_states(ids: Iterable[str]) -> dict[str, str]:
-    """The state of each job that squeue or scontrol still knows; `NOT_KNOWN` where neither of them answers."""
+    """Return the state of each job that squeue or scontrol still knows; `NOT_KNOWN` if neither answers."""
     ids = sorted(set(ids))
     if not ids:
         return {}
@@ -113,20 +115,19 @@ def job_states(ids: Iterable[str]) -> dict[str, str]:
 
 
 def started_jobs(run: Path) -> set[str]:
-    """The ids of all jobs whose script started in this run folder, including those submitted by hand."""
+    """List the ids of all jobs whose script started in this run folder, including jobs submitted by hand."""
     names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
     return {match[1] for match in names if match}
 
 
 def may_go_on(run: Path, job: str) -> bool:
-    """True if the files of a job's script do not say that it has ended: one was left open, or none is there."""
+    """Return True unless the files of a job's script say that it has ended."""
+    # An array has a file per task: one task may still run when others have ended.
     return not exit_codes(run, job) or any((run / "exit").glob(f"{job}*.running"))
 
 
 def exit_codes(run: Path, job: str) -> list[int]:
-    """The exit codes that the job's script wrote to the run folder: one per array task, none for a task that was
-    killed.
-    """
+    """List the exit codes that the job's script wrote: one per array task, none for a task that was killed."""
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
         if re.fullmatch(rf"{job}(_\d+)?", path.name):
@@ -143,9 +144,9 @@ def _most_active(states: set[str]) -> str:
 
 
 def _answer(*command: str) -> str | None:
-    """The standard output of a query. None if the program is missing, or cannot ask Slurm.
+    """Return the standard output of a query. None if the program is missing, or cannot ask Slurm.
 
-    That a job does not exist any more is an answer.
+    "Invalid job id" is an answer: the job no longer exists.
     """
     try:
         done = subprocess.run(

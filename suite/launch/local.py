@@ -1,8 +1,8 @@
-"""Runs one trial under mpiexec on this machine: starts it, shows and logs its output, stops it, leaves no process
+"""Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output, leaves no process
 behind.
 
-`worker_command` and `mpiexec_command` build the command line and `explain_end` interprets the exit code; only
-`run_local` touches processes.
+`worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only `run_local`
+touches processes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def suite_command(*words: str, python: str = sys.executable) -> list[str]:
-    """The command line of ``mlhpc WORDS`` as a process of its own.
+    """Return the command line of ``mlhpc WORDS`` as a process of its own.
 
-    With -P the working directory is not on the import path: a user's folder ``workloads/`` there is not taken for ours.
+    With -P the working directory is not on the import path. A user's folder ``workloads/`` there is not taken for ours.
     """
     return [python, "-P", "-m", "suite", *words]
 
@@ -60,7 +60,7 @@ def worker_command(
     replace_failed: bool = False,
     python: str = sys.executable,
 ) -> list[str]:
-    """The command line of one rank (docs/architecture.md, "The worker").
+    """Return the command line of one rank (docs/architecture.md, "The worker").
 
     ``seed`` is the base: trial i gets seed + i.
     """
@@ -74,7 +74,7 @@ def worker_command(
 
 
 def mpiexec_command(ranks: int) -> list[str]:
-    """The words before the worker's command: none for one rank, else the mpiexec beside this Python or on PATH.
+    """Return the words before the worker's command: none for one rank, else this Python's mpiexec or the one on PATH.
 
     InputError, with the command that installs one, if there is none.
     """
@@ -93,7 +93,7 @@ def mpiexec_command(ranks: int) -> list[str]:
 
 
 def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
-    """The environment of the ranks: the cores that this process may use shared evenly, no launcher's variables."""
+    """Return the environment of the ranks: an even share of this process's cores, and no launcher's variables."""
     environment = without_launchers(environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable(environ).cores // ranks)))
     return environment | {"PYTHONUNBUFFERED": "1"}
@@ -108,7 +108,7 @@ _BANNER = re.compile(
 
 
 def is_banner(line: str) -> bool:
-    """True for lines of mpiexec's own message about a rank that ended. They go to the log but not to the terminal."""
+    """Return True for lines of mpiexec's own message about a rank that ended. They go only to the log."""
     return bool(_BANNER.match(line))
 
 
@@ -119,17 +119,15 @@ def rank_signal(line: str) -> int | None:
 
 
 def is_late(line: str) -> bool:
-    """True for the line before the stack of a rank that could not be connected with the others
-    (suite.training.startup).
-    """
+    """Return True for the line before the stack of a rank that could not connect (suite.training.startup)."""
     return bool(_LATE.fullmatch(line))
 
 
 def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
-    """The trial's exit code, and a message if the worker could not print one itself.
+    """Return the trial's exit code, and a message if the worker could not print one itself.
 
-    ``ended_by`` is the signal from `rank_signal`; a negative ``returncode`` means that a signal ended the process we
-    started. ``late``: a line for which `is_late` holds was printed.
+    ``ended_by`` is the signal from `rank_signal`. A negative ``returncode`` means that a signal ended the process we
+    started. ``late``: the output had a line for which `is_late` holds.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
@@ -156,11 +154,14 @@ def run_local(
 ) -> int:
     """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
 
-    Everything the ranks print is appended to ``log`` and passed to ``echo`` line by line; ``say`` gets at most one
-    message, about an abnormal end. The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the
-    ranks; a second signal, or ``grace_s`` seconds later, SIGKILL. The ranks also get SIGTERM if this process is killed,
-    and ``grace_s`` to save. ``told``: a file in which rank 0 leaves the exit code, which counts if mpiexec itself
-    failed. ``on_stop`` gets the number of the first signal: ranks that had come to their end notice none.
+    Everything the ranks print is appended to ``log`` and passed to ``echo`` line by line. ``say`` gets at most one
+    message, about an abnormal end.
+
+    The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process becomes SIGTERM to the ranks. A second signal, or
+    ``grace_s`` seconds, becomes SIGKILL. The ranks also get SIGTERM and ``grace_s`` to save if this process is killed.
+    ``on_stop`` gets the number of the first signal, which ranks that had finished do not notice.
+
+    ``told``: the file in which rank 0 leaves the exit code. It counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
     environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
@@ -198,11 +199,11 @@ def run_local(
 
 
 def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Run ranks that print what this process does, and return their exit code.
+    """Run ranks that print for this process, and return their exit code.
 
-    Their errors go where this process's go. What they print passes through it: mpiexec would end them at a full disk.
-    They have nothing to save: the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process kills them, and is then a
-    KeyboardInterrupt here.
+    Their errors go where this process's go. Their output passes through it, because mpiexec would end them at a full
+    disk. They have nothing to save: the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this process kills them. Then it
+    raises KeyboardInterrupt here.
     """
     token = uuid.uuid4().hex
     sys.stdout.flush()
@@ -233,7 +234,7 @@ def _print_all(lines: IO[bytes] | None) -> None:
 
 
 class _Output:
-    """The relay between the ranks and this process (suite.launch.relay), which outlives this process."""
+    """The relay between the ranks and this process (suite.launch.relay). It outlives this process."""
 
     def __init__(self, log: Path, token: str, grace_s: float) -> None:
         self._arguments = (str(log), token, str(grace_s))
@@ -256,17 +257,17 @@ class _Output:
         self._relay.wait()
 
     def take_writer(self) -> int:
-        """The descriptor that the ranks write to."""
+        """Return the descriptor that the ranks write to."""
         return self._writer
 
     def begin(self) -> None:
-        """Give the writing end away: once the ranks have ended, the output has."""
+        """Close the writing end here, so that the output ends when the ranks have ended."""
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
 
     def lines(self, running: Callable[[], bool]) -> Iterator[str]:
-        """The lines of the ranks, until they end and ``running`` is false, which is asked about once a second."""
+        """Yield the lines of the ranks until they end and ``running`` returns False. Asks it about once a second."""
         assert self._relay.stdout is not None
         source, rest, ended = self._relay.stdout.fileno(), b"", False
         while True:
@@ -284,9 +285,9 @@ class _Output:
 
 
 class _Attendance:
-    """Watches mpiexec and its proxy.
+    """Watches mpiexec and its proxy, and takes over if either ends before the ranks.
 
-    If either ends before the ranks, nobody ends the others when one dies, so this does.
+    Nobody else would end the other ranks when one dies.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, stop: _Stop, grace_s: float) -> None:
@@ -295,7 +296,7 @@ class _Attendance:
         self._missing_since: float | None = None
 
     def check(self) -> bool:
-        """True while the trial runs. Kills unattended ranks when one has been missing for the grace period."""
+        """Return True while the trial runs. Kills unattended ranks once one has been missing for the grace period."""
         if self._process.poll() is None:
             starting = time.monotonic() - self._started < START_S
             if self._ranks == 1 or starting or has_children(self._process.pid):
@@ -310,9 +311,9 @@ class _Attendance:
 
 
 class _Stop:
-    """Stops the ranks: SIGTERM at the first call, SIGKILL at the second or when the grace period is over.
+    """Stops the ranks: SIGTERM at the first call, SIGKILL at the second or after the grace period.
 
-    It is there before the processes are: what is asked for earlier is done when they have been started.
+    It exists before the processes do. A signal that comes earlier takes effect when they have started.
     """
 
     def __init__(self, token: str, grace_s: float, on_stop: Callable[[int], object] = lambda number: None) -> None:
@@ -328,7 +329,7 @@ class _Stop:
         self._passed_on = self._ranks_told = False
 
     def attend(self, process: subprocess.Popen[bytes]) -> None:
-        """Take the process that the signals are for."""
+        """Remember the process that the signals are for."""
         self._process = process
         if self.number is not None:
             self._end()
@@ -343,7 +344,7 @@ class _Stop:
         self._end()
 
     def finish(self) -> None:
-        """Kill whatever is left of the ranks, whether they ended by themselves, by a signal or by an error here."""
+        """Kill whatever is left of the ranks, however they ended."""
         self._timer.cancel()
         kill_marked(self._token)
         if self._process is not None:
@@ -351,7 +352,7 @@ class _Stop:
             self._process.wait()
 
     def launcher_has_gone(self) -> None:
-        """Tell the ranks themselves, once: an mpiexec that gets the signal while it starts ends without them."""
+        """Signal the ranks themselves, once: an mpiexec that gets the signal while it starts ends without them."""
         if self.number is not None and not self._ranks_told:
             self._ranks_told = True
             signal_marked(self._token, signal.SIGTERM)
@@ -384,10 +385,7 @@ def _killed_at_end(stop: _Stop) -> Iterator[None]:
 
 @contextmanager
 def _forwarded(handler: _Stop) -> Iterator[None]:
-    """Send signals of this process to the handler.
-
-    Python allows that in the main thread only; elsewhere nothing is done.
-    """
+    """Send signals of this process to the handler. Does nothing outside the main thread, where Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

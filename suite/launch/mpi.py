@@ -1,7 +1,7 @@
-"""Tries MPI: loads the library, starts two ranks, and says what to do if the launcher and the library do not fit.
+"""Tries MPI: loads the library, starts two ranks, and says what to do if launcher and library do not fit.
 
-Package lists prove nothing: mpi4py takes the first MPI library that it finds, which on a cluster may be the site's or
-the one of the ``mpich`` wheel, and a launcher of another MPI starts ranks that do not see each other.
+Package lists prove nothing. mpi4py takes the first MPI library that it finds; on a cluster that may be the site's or
+the ``mpich`` wheel's. A launcher of another MPI starts ranks that do not see each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "p
 
 @dataclass(frozen=True)
 class Site:
-    """What a cluster offers: its compiler wrapper, the loaded modules that are an MPI, and whether there are modules at
-    all.
+    """The MPI that a cluster offers: its compiler wrapper, its loaded MPI modules, and whether it has modules
+    at all.
     """
 
     mpicc: str | None
@@ -55,23 +55,23 @@ def find_site(environ: Mapping[str, str]) -> Site:
 
 
 def family(text: str) -> Family | None:
-    """The family of an MPI by what it prints as its version."""
+    """Return the family of an MPI from its version text. None if it is unknown."""
     return next((name for name, pattern in FAMILIES if re.search(pattern, text, re.I)), None)
 
 
 def parse_load(output: str) -> tuple[str, str] | None:
-    """The version and the path of the library that `LOAD_PROGRAM` loaded; None if it did not."""
+    """Parse version and path of the library that `LOAD_PROGRAM` loaded. None if it did not."""
     match = re.search(r"^LOADS (.*?) FROM ?(.*)$", output, re.M)
     return (match.group(1), match.group(2)) if match else None
 
 
 def parse_worlds(output: str) -> list[tuple[int, str]]:
-    """The size and library of each world that `WORLD_PROGRAM` printed; two processes may print into one line."""
+    """Parse size and library of each world that `WORLD_PROGRAM` printed. Two processes may print into one line."""
     return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
 
 
 def advise(site: Site, python: str = sys.executable) -> str:
-    """What to do if no MPI loads, or if launcher and library are of different MPIs."""
+    """Return what to do if no MPI loads, or if launcher and library are of different MPIs."""
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
         return f"{python} -m pip uninstall -y mpich; {build}"
@@ -83,7 +83,7 @@ def advise(site: Site, python: str = sys.executable) -> str:
 
 
 def fitting_plugins(library: str, types: Sequence[str]) -> list[str]:
-    """The plug-ins of ``srun --mpi`` that connect ranks of this library, best first."""
+    """List the plug-ins of ``srun --mpi`` that connect ranks of this library, best first."""
     known = family(library)
     if known is None:
         return [name for name in types if name.startswith(("pmi", "cray"))]

@@ -1,4 +1,4 @@
-"""Waits until other programs leave the CPUs of this machine alone: a time measured beside them says little."""
+"""Waits until other programs leave this machine's CPUs alone: on a busy machine a measured time says little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pa
 
 
 def measure_others(seconds: float = LOOK_S) -> OtherWork | None:
-    """Measure for some seconds what others take of the CPUs that this process may use. None if Linux does not say."""
+    """Measure what others take of the CPUs that this process may use. None if Linux does not show it."""
     root = machine_root(os.environ)
     begin, own_s = read_node_times(root), read_own_s(root)
     time.sleep(seconds)
@@ -36,9 +36,10 @@ def wait_for_quiet(
     measure: Callable[[], OtherWork | None] = measure_others,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait until others take no more than what a log's ``other_work`` lets pass. InputError when the limit is over.
+    """Wait until others take no more CPU time than a log's ``other_work`` accepts. InputError after ``limit_s``
+    seconds.
 
-    ``tell`` gets a line after each look that found too much.
+    ``tell`` gets a line after each measurement that found too much.
     """
     begin = clock()
     while (found := measure()) is not None and found.counts:

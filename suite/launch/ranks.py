@@ -1,4 +1,4 @@
-"""For commands that measure on all ranks: start the ranks with mpiexec, or be one rank that a launcher started."""
+"""Runs commands that measure on all ranks: starts the ranks with mpiexec, or is one rank that a launcher started."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they hav
 def start_ranks(
     words: Sequence[str], ranks: int, *, limit_s: float | None = None, echo: Callable[[str], None] = print_line
 ) -> int:
-    """Run ``mlhpc WORDS`` on so many ranks of this machine, give their output to ``echo``, and return the exit code.
+    """Run ``mlhpc WORDS`` on ``ranks`` ranks of this machine and return the exit code. ``echo`` gets their output.
 
-    After ``limit_s`` seconds the ranks are ended, with exit code 1. A signal ends them too, and is then a
+    After ``limit_s`` seconds the ranks are ended, with exit code 1. A signal ends them too, then raises
     KeyboardInterrupt.
     """
     late = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGTERM)) if limit_s is not None else None
@@ -62,9 +62,10 @@ def start_ranks(
 
 
 def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
-    """Be one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit code.
+    """Run as one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit
+    code.
 
-    An error of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank ends all ranks with its
+    An error of ``check`` is printed once and ends all ranks. So does an error of ``body`` on one rank, with its
     message.
     """
     from suite.world import World

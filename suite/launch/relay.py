@@ -1,9 +1,8 @@
-"""A process between a trial's ranks and its launcher: passes their output on to the log and to the launcher, and
-outlives it.
+"""Passes the output of a trial's ranks on to the log and the launcher, as a process that outlives the launcher.
 
-If the launcher read its ranks' output itself, they would lose it with the launcher, and a rank that prints would end
-before its checkpoint is saved. A full disk or a launcher that has gone costs lines only. Ranks that are still there a
-grace period after the launcher's end are killed.
+If the launcher read the output itself, it would be lost with the launcher. A rank that prints would then end before its
+checkpoint is saved. A full disk or a dead launcher costs only lines. Ranks that still run a grace period after the
+launcher's end are killed.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ def relay(log: Path, token: str, grace_s: float) -> None:
 
 
 class _Keeper:
-    """Appends to the log. Output that cannot be written is dropped, and that is told once."""
+    """Appends to the log. Output that cannot be written is dropped, and reported once."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._told = False
 
     def keep(self, data: bytes) -> str | None:
-        """Append, and return what went wrong, the first time that something does."""
+        """Append ``data``. Returns what went wrong, the first time only."""
         try:
             with self._log.open("ab", buffering=0) as file:
                 _write_all(file.fileno(), data)

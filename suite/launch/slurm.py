@@ -1,4 +1,4 @@
-"""The launcher block of a system file, and the Slurm job script rendered from it. Starts no process.
+"""Parses the launcher block of a system file and renders the Slurm job script from it. Starts no process.
 
 The script is bash that a person can read, edit and give to sbatch without `mlhpc submit`. It calls srun with the worker
 (docs/architecture.md) and needs neither root, scontrol, sacct, pmix, ssh nor a container.
@@ -25,7 +25,7 @@ TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
 
 def time_limit_s(text: str) -> int:
-    """Seconds of a Slurm time limit: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. InputError otherwise."""
+    """Parse a Slurm time limit to seconds: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. InputError otherwise."""
     match = TIME_LIMIT.fullmatch(text)
     if match is None:
         raise InputError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
@@ -93,7 +93,7 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A system file. ``description`` is parsed by suite.machine.system.
 
-    ``submitter`` is the submitter of runs on this system whose configuration states none.
+    ``submitter`` is used for runs on this system whose configuration names none.
     """
 
     name: Line
@@ -104,13 +104,12 @@ class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Job:
-    """One job: ``runs`` scored runs one after another, or ``instances`` at once (throughput) on as many times the
-    nodes.
+    """One job: ``runs`` scored runs in sequence, or ``instances`` at once (throughput), each on ``nodes`` nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
     size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes``
-    and ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first, 0: they are
-    not; ``spares``: nodes more than the trials need.
+    and ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first; 0: not
+    measured. ``spares``: extra nodes, from which preflight chooses.
     """
 
     workload: str
@@ -176,7 +175,7 @@ class Job:
 
 
 def sbatch_script(job: Job) -> str:
-    """Render the job script: templates/job.sbatch with texts for ``{{ name }}``; the line of an empty one is left out."""
+    """Render the job script from templates/job.sbatch. A line with an empty ``{{ name }}`` alone is left out."""
     parts = _parts(job)
     used = any(_APOSTROPHE in part for part in parts.values())
     parts["apostrophe"] = 'apostrophe="\'"' if used else ""
@@ -196,7 +195,7 @@ def _template(name: str) -> str:
 
 
 def _parts(job: Job) -> dict[str, str]:
-    """What stands in the template, by name. Text of a user is escaped for the place where it stands."""
+    """Return the texts for the template, by name. Text of a user is escaped for its place."""
     launcher, weak = job.launcher, job.mode == "weak"
     runs = (
         f"{job.instances} instances at once (throughput mode), each"
@@ -243,7 +242,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _directives(job: Job) -> Iterator[str]:
-    """The options of sbatch."""
+    """Yield the options of sbatch."""
     launcher = job.launcher
     yield f"--job-name={job.workload}-{job.size}"
     yield f"--nodes={job.total_nodes + job.spares}"
@@ -281,7 +280,7 @@ def _preflight_settings(job: Job) -> str:
 
 
 def _site(launcher: Launcher) -> Iterator[str]:
-    """Lines that give every srun its options: the site's, and those that start a container by pyxis."""
+    """Yield lines that give every srun its options: the site's, and the options that start a container by pyxis."""
     container = launcher.container
     for option in launcher.srun_options:
         yield f'site+=("{_inside_quotes(option)}")'
@@ -295,7 +294,7 @@ def _site(launcher: Launcher) -> Iterator[str]:
 
 
 def _suite(container: Container) -> str:
-    """Lines that say how the suite is started: in a container by apptainer, or as it is."""
+    """Return the lines that start the suite: in a container by apptainer, or directly."""
     if container.runtime != "apptainer":
         return 'suite=("$MLHPC_PYTHON" -P -m suite)'
     assert container.image is not None
@@ -320,7 +319,7 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 
 
 def find_system(name: str) -> Path:
-    """Find the file of a system by its path, or by its name in submissions/systems here or beside the suite."""
+    """Find a system's file by its path, or by its name in submissions/systems here or next to the suite."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path
@@ -350,7 +349,7 @@ def _inside_quotes(text: str) -> str:
 def _default(text: str) -> str:
     """Escape text for the default value in "${NAME:=...}", where variables are still expanded.
 
-    There an apostrophe would begin a quoted text, and no backslash would prevent it.
+    An apostrophe there would begin a quoted text, and no backslash would prevent it.
     """
     return _inside_quotes(text).replace("}", r"\}").replace("'", _APOSTROPHE)
 

@@ -1,4 +1,4 @@
-"""How long runs still take: the epochs that are expected, at the pace so far. Each number says what it assumes."""
+"""Predicts how long runs still take: the expected epochs at the pace so far. Each number states its assumption."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ _EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation
 
 @dataclass(frozen=True)
 class Expectation:
-    """The card of a size, and how many epochs a trial is expected to take."""
+    """The card of a size, and the epochs that a trial is expected to take."""
 
     card: SizeCard
     epochs: Epochs
 
 
 def find_expectation(folder: RunFolder) -> Expectation | None:
-    """The expectation for a run folder.
-
-    None for a workload that is not installed here, or a folder without run.json.
-    """
+    """Find the expectation for a run folder. None if the workload is not installed here, or there is no run.json."""
     try:
         info = folder.read_info()
         # A person's own loop has its card in its folder.
@@ -53,7 +50,7 @@ def find_expectation(folder: RunFolder) -> Expectation | None:
 
 
 def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
-    """Seconds to the expected end of a running trial: the remaining epochs at the mean time of the complete ones."""
+    """Return the seconds to the expected end of a running trial, at the mean pace of its complete epochs."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or record.run_start_s is None:
         return None
@@ -64,10 +61,10 @@ def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
 
 
 class SeriesClock:
-    """The time left of a series of trials that run one after another, from the lines that their ranks print.
+    """Predicts the time left of a series of trials, from the lines that their ranks print.
 
-    A trial is expected to take as many epochs as ``expected``, or as those that have reached the target here once they
-    are `ENOUGH`, and the others as long to start as these.
+    Assumes ``expected`` epochs per trial until `ENOUGH` trials have reached the target here, then their mean. Assumes
+    equal start-up times.
     """
 
     def __init__(self, trials: int, expected: Epochs | None, clock: Callable[[], float]) -> None:
@@ -82,14 +79,17 @@ class SeriesClock:
         self._last: tuple[float, float] | None = None  # time and epoch of the newest line
 
     def end(self, *, reached: bool) -> None:
-        """A trial has ended, or is left as it is, and the next one begins."""
+        """Count a trial as ended, or as left unchanged. The next one begins."""
         self._ended += 1
         if reached and self._last is not None:
             self._finished.append(self._last[1])
         self._begin, self._last = self._clock(), None
 
     def line(self, text: str) -> str | None:
-        """The time left, as text, after a line of a rank. None if the line tells no epoch, or nothing is expected."""
+        """Return the time left, as text, after a line of a rank.
+
+        None if the line names no epoch, or nothing is expected.
+        """
         match = _EPOCH.match(text)
         if match is None or int(match.group(1)) == 0:
             return None

@@ -1,4 +1,4 @@
-"""Runs trials one after another on this machine and shows their progress, as a bar on a terminal or as plain lines."""
+"""Runs trials in sequence on this machine and shows their progress, as a bar on a terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ def run_trials(
 ) -> int:
     """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
-    A stop, a usage error or a trial that failed before run_start ends the series: the next one would fail likewise. A
-    stop that comes when the ranks of a trial are done ends it too. ``overrides`` apply to a trial that is added to a
-    folder whose config was written before. With ``resume`` a trial that is done, or failed and is not to be replaced,
-    is left as it is and counts with its own exit code. ``before_each`` is called before each trial that starts, with a
-    function that shows a line. LockedError before anything is written if somebody is running one of the trials.
+    A stop, a usage error or a trial that failed before run_start ends the series: the next trial would fail likewise.
+    So does a stop signal that comes when a trial's ranks are done.
+
+    ``overrides`` apply to a trial that is added to a folder with an older config. With ``resume`` a trial stays as it
+    is and counts with its own exit code if it is done, or failed and is not to be replaced. ``before_each`` is called
+    before each trial that starts, with a function that shows a line.
+
+    LockedError before anything is written if another process runs one of the trials.
     """
     for trial in trials:
         _refuse_running(folder, trial)
@@ -92,10 +95,7 @@ def run_trials(
 
 
 def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
-    """Why the trial that ended with this code is the last of its series.
-
-    ``stopped``: a signal came. None if it is not.
-    """
+    """Return why a trial with this exit code is the last of its series, or None. ``stopped``: a signal came."""
     if code == ExitCode.FAILED and _never_began(folder, trial):
         return STOPPED_EARLY if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
@@ -109,13 +109,13 @@ def _clock(folder: RunFolder, trials: int) -> SeriesClock:
 
 
 def _show(progress: _Plain | _Terminal, clock: SeriesClock, trial: int, text: str) -> None:
-    """Show a line of the ranks, with the time left of the series where the line tells an epoch."""
+    """Show a line of the ranks. If it names an epoch, the series' time left follows."""
     left = clock.line(text)
     progress.line(trial, f"{text}; {left}" if left else text)
 
 
 def _refuse_running(folder: RunFolder, trial: int) -> None:
-    """LockedError if ranks of another launcher or job run a trial, or another launcher is at it."""
+    """Raise LockedError if ranks of another launcher or job run a trial, or another launcher holds it."""
     for path in (folder.lock(trial), folder.running(trial)):
         refuse_held(path, f"trial {trial}")
 
@@ -123,10 +123,10 @@ def _refuse_running(folder: RunFolder, trial: int) -> None:
 def _keep_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], None]) -> None:
     """Write a trial's exit code. A full disk costs the file, not the series.
 
-    If somebody has the trial, our ranks were refused, and the exit code is not the trial's. A rank that was killed takes a
-    moment to end, on a busy machine seconds.
+    If another process holds the trial, our ranks were refused, and the exit code is not the trial's.
     """
     path = folder.exit_code(trial)
+    # Our own killed ranks may still hold the lock: on a busy machine they take seconds to end.
     deadline = time.monotonic() + (0.0 if code == ExitCode.USAGE else ENDING_S)
     while _is_held(folder, trial):
         if time.monotonic() > deadline:
@@ -147,7 +147,7 @@ def _is_held(folder: RunFolder, trial: int) -> bool:
 
 
 def _result(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:
-    """The exit code of a series that ends with this trial: 128 and the signal if one stopped it before it began."""
+    """Return the exit code of a series that ends with this trial: 128 + signal if one stopped it before it began."""
     if stops and codes[-1] == ExitCode.FAILED and _never_began(folder, trial):
         return 128 + stops[0]
     return worst([*codes, *([ExitCode.STOPPED] if stops and left else [])])
@@ -159,7 +159,7 @@ def _never_began(folder: RunFolder, trial: int) -> bool:
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The most important exit code: stopped before usage before failed before 0."""
+    """Return the most important exit code: stopped, then usage, then failed, then 0."""
     present = set(codes)
     urgent = (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.FAILED)
     return next((code for code in urgent if code in present), ExitCode.OK)
@@ -183,7 +183,7 @@ class _Plain:
 
 
 class _Terminal:
-    """A progress bar over the trials with the newest line beside it.
+    """Shows a progress bar over the trials, with the newest line next to it.
 
     The last line of each finished trial stays above the bar.
     """
