@@ -1,3 +1,1 @@
-"""The event log and what is read from it: events, the record of a run, its score, the files of a run and of a results
-tree.
-"""
+"""Reads and writes the event log: events, the record of a run, its score, the files of a run and of a results tree."""

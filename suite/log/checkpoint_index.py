@@ -1,8 +1,8 @@
-"""The index of a trial's checkpoint, ``trial_<i>.pt``: the parts of the checkpoint, where they lie, their checksums.
+"""Reads the index of a trial's checkpoint, ``trial_<i>.pt``: its parts, where they lie, their checksums. Without torch.
 
-The index is a line with its own checksum, then JSON. All else lies in ``trial_<i>.<token>.node<n>``, a file per node:
-the part of each rank, and in rank 0's file the part of all ranks. Nothing of a checkpoint is used before its checksum
-has been compared. Reading the index takes no torch.
+The index is a line with its own checksum, then JSON. Everything else is in ``trial_<i>.<token>.node<n>``, one file per
+node: the part of each rank, and in rank 0's file the part of all ranks. Nothing of a checkpoint is used before its
+checksum has been compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Number = Annotated[int, Meta(ge=0)]
 
 
 class DamagedCheckpointError(InputError):
-    """A file of a checkpoint is missing, unreadable or has another checksum than it was written with."""
+    """A file of a checkpoint is missing, unreadable or differs from its checksum."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -53,13 +53,13 @@ class CheckpointIndex(Struct, frozen=True, kw_only=True):
         return sum(part.bytes for _, part in self.parts())
 
     def parts(self) -> Iterator[tuple[str, Part]]:
-        """Each part, and whose it is in words."""
+        """Yield each part with its owner in words."""
         for rank, part in enumerate(self.own):
             yield f"rank {rank}", part
         yield "all ranks", self.shared
 
     def text(self) -> bytes:
-        """The content of ``trial_<i>.pt``."""
+        """Return the content of ``trial_<i>.pt``."""
         content = msgspec.json.encode(self) + b"\n"
         return _checksum_line(content) + content
 
@@ -69,7 +69,7 @@ def _checksum_line(content: bytes) -> bytes:
 
 
 def node_path(path: Path, token: str, node: int) -> Path:
-    """The file of a node beside the index at ``path``."""
+    """Return the file of a node, next to the index at ``path``."""
     return path.with_name(f"{path.stem}.{token}.node{node}")
 
 
@@ -94,7 +94,7 @@ def read_index(path: Path) -> CheckpointIndex:
 
 
 def check_part(path: Path, whose: str, part: Part, tick: Callable[[], None] = lambda: None) -> None:
-    """Compare the checksum of a part of the node's file at ``path``. DamagedCheckpointError names the file."""
+    """Compare a part of the node's file at ``path`` with its checksum. DamagedCheckpointError names the file."""
     crc, left = 0, part.bytes
     try:
         with path.open("rb", buffering=0) as file:
@@ -112,7 +112,7 @@ def check_part(path: Path, whose: str, part: Part, tick: Callable[[], None] = la
 
 
 def _check_sizes(path: Path, index: CheckpointIndex) -> None:
-    """Compare the sizes of the node's files with the parts that they must have."""
+    """Compare the sizes of the nodes' files with their parts."""
     for node in {part.node for _, part in index.parts()}:
         file = node_path(path, index.token, node)
         least = max(part.offset + part.bytes for _, part in index.parts() if part.node == node)
@@ -132,10 +132,10 @@ def find_damage(
     largest: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> str | None:
-    """Return in one line why a checkpoint cannot be used: the file and what is wrong with it. None if it is whole.
+    """Return one line on why a checkpoint cannot be used: the file and its fault. None if it is whole.
 
-    Of several ``readers`` each compares its share of the parts. Of a checkpoint with more than ``largest`` bytes only
-    the index and the sizes of the files are looked at.
+    Each of several ``readers`` compares its share of the parts. If the checkpoint has more than ``largest`` bytes, only
+    the index and the sizes of the files are checked.
     """
     try:
         index = read_index(path)
@@ -150,8 +150,9 @@ def find_damage(
 
 
 def glance(path: Path) -> str | None:
-    """`find_damage` for a command that only looks, as often as it likes: a checkpoint that has not changed since is
-    read once, and a large one not at all. None too if there is no checkpoint.
+    """Find damage for a command that only shows it, as `find_damage`. None also if there is no checkpoint.
+
+    An unchanged checkpoint is read once; of a large one only the sizes are compared.
     """
     try:
         files = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.stem}.*"))]
@@ -164,5 +165,5 @@ def glance(path: Path) -> str | None:
 
 @cache
 def _glance(path: Path, files: tuple[tuple[str, int, int], ...]) -> str | None:
-    """``files``: names, times and sizes, by which a change is noticed."""
+    """Cache the result by ``files``: names, times and sizes, which show a change."""
     return find_damage(path, largest=GLANCE_BYTES)

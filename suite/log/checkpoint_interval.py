@@ -1,7 +1,6 @@
-"""How often a run should save a checkpoint: the intervals of Young (1974) and Daly (2006), and the share of time that
-then counts.
+"""Computes how often a run should save a checkpoint: the intervals of Young (1974) and Daly (2006).
 
-The expected ratio is that of Kokolis et al. (HPCA 2025, arXiv 2410.21680).
+The expected share of time that counts is that of Kokolis et al. (HPCA 2025, arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def expected_ratio(save_s: float, restart_s: float, interval_s: float, mtbf_s: f
 
 
 def learned_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
-    """Estimate the mean time up between interruptions, with its interval. Without interruptions the mean is infinite.
+    """Estimate the mean time between interruptions, with its interval. Without interruptions the mean is infinite.
 
     The interval holds for independent interruptions at a constant rate.
     """
@@ -48,9 +47,9 @@ def learned_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> 
 
 
 def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
-    """Compute the interval between checkpoints from the measured costs and the failure rate, and state its basis.
+    """Compute the checkpoint interval from measured costs and the failure rate, and state its basis.
 
-    ``mtbf_s``: mean time between failures; None: learn it from the interruptions of the trials.
+    ``mtbf_s``: mean time between failures; None: estimate it from the interruptions of the trials.
     """
     interruptions = sum(trial.interruptions for trial in trials)
     up_s = math.fsum(trial.up_s for trial in trials)  # nothing fails while no attempt runs

@@ -1,7 +1,6 @@
-"""Says which results may be ranked against each other: those of one division, over the same data, whose times include
-the same.
+"""Says which results may be ranked against each other: same division, same data, and times that include the same.
 
-Rounds of MLPerf HPC differ in both (hpc_training_rules.adoc of each round).
+Rounds of MLPerf HPC differ in both data and times (hpc_training_rules.adoc of each round).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ MEANING: Mapping[str, str] = {
 
 
 def era(round_: str | None) -> str:
-    """The rounds whose times mean the same as those of a round or ruleset; an unknown one stands for itself."""
+    """Return the rounds whose times mean the same as this round's or ruleset's. An unknown one is returned as it is."""
     return ERAS.get(round_ or "", round_ or "no round")
 
 
 def unlike(round_a: str | None, round_b: str | None, division_a: str | None, division_b: str | None) -> list[str]:
-    """Why two results of one benchmark and size are not ranked against each other, a clause each; empty if they are."""
+    """List the reasons, a clause each, why two results are not ranked against each other. Empty if they may be."""
     reasons = []
     first, second = era(round_a), era(round_b)
     if first != second:

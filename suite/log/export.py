@@ -1,4 +1,4 @@
-"""Write the numbers of logs as series for MLflow, TensorBoard and Prometheus, with these tools' own libraries.
+"""Writes the numbers of logs as series for MLflow, TensorBoard and Prometheus, with these tools' own libraries.
 
 Names and values in a log are a stranger's, so names are cleaned before a library sees them.
 """
@@ -32,7 +32,7 @@ _LATEST_MS = 253_402_300_799_999  # the last millisecond of the year 9999
 
 
 class Point(NamedTuple):
-    """One value. ``step`` is a number of steps, or an epoch_num; ``time_ms`` Unix milliseconds."""
+    """One value. ``step`` is a number of steps, or an epoch_num; ``time_ms`` is in Unix milliseconds."""
 
     step: int
     time_ms: int
@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSeries:
-    """The series of one log, by name, each in the order of the log.
+    """The series of one log by name, each in the order of the log.
 
     ``label`` is a path of clean names without ``..``.
     """
@@ -67,7 +67,7 @@ def read_series(paths: Sequence[Path]) -> Iterator[RunSeries]:
 
 
 def clean(name: str) -> str:
-    """A name of letters, digits and ``_ . -`` that does not begin with a dot, of at most 100 characters."""
+    """Return a name of at most 100 letters, digits and ``_ . -`` that does not begin with a dot."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LONGEST_NAME].lstrip(".") or "_"
 
 
@@ -83,7 +83,7 @@ def _series(log: Log) -> dict[str, list[Point]]:
 
 
 def _numbers(event: Event) -> Iterator[tuple[str, int, float | None]]:
-    """Name, step and value of each number of an event that is a series; None for what is no number."""
+    """Yield name, step and value of each number of an event that is a series; None if the value is no number."""
     key, value, metadata = event.key, event.value, event.metadata
     if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         yield key, _epoch(metadata), finite(value)
@@ -105,15 +105,15 @@ def _items(value: object) -> list[tuple[str, float | None]]:
 
 
 def _epoch(metadata: Mapping[str, object]) -> int:
-    """epoch_num, whole; -1, which no series takes, for one that is no number."""
+    """Return epoch_num as an integer; -1, which no series accepts, if it is no number."""
     number = finite(metadata.get("epoch_num", metadata.get("samples_count")))
     return -1 if number is None else round(number)
 
 
 def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[str]:
-    """Log each run with MLflow's client and yield its id: into a folder, else to where MLFLOW_TRACKING_URI says.
+    """Log each run with MLflow's client and yield its id: into a folder, else to MLFLOW_TRACKING_URI.
 
-    InputError for a log that was exported there before.
+    InputError if a log was exported there before.
     """
     if folder is not None:
         # Newer releases of MLflow refuse to write folders unless this is set.
@@ -192,8 +192,8 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
 
 
 def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[str]:
-    """Write the last value of each series as gauges, for the textfile collector of the node exporter; without a file
-    yield them.
+    """Write the last value of each series as gauges, for the node exporter's textfile collector. Without a file, yield
+    them.
     """
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest

@@ -1,7 +1,8 @@
-"""Where the time of a trial went that may have been interrupted.
+"""Computes how the time of a trial was spent, also if it was interrupted.
 
-Goodput, or effective training time ratio (ETTR): the part of the time since the trial's first process started in which
-training was done that counts: from run_start, without checkpoint stalls, and without what an interruption lost.
+Goodput, or effective training time ratio (ETTR), is the share of time in which training was done that counts. The time
+starts with the trial's first process. Training counts from run_start, without checkpoint stalls and without work that
+an interruption lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from suite.log.values import finite
 
 @dataclass(frozen=True)
 class Interruption:
-    """What one interruption cost, in seconds: lost training, time until the next attempt's process, and until its
+    """The cost of one interruption in seconds: lost training, time until the next process, and from there to
     run_start.
     """
 
@@ -31,13 +32,14 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Goodput:
-    """One trial. Seconds: ``useful`` training and evaluation that counts, ``lost`` because no checkpoint had it,
-    ``stalled`` by checkpoints, ``starting`` from the process to run_start of all attempts, ``restarting`` that of all
-    but the first, ``down`` between attempts.
+    """How one trial spent its time, in seconds.
 
-    They add up to ``wall`` (``restarting`` is part of ``starting``). ``saves`` are the checkpoints of all attempts,
-    ``stall_s`` and ``write_s`` what one takes on average; None without any. ``died``: the last attempt ended without
-    run_stop, so what it did after its last checkpoint is lost.
+    ``useful``: training and evaluation that counts. ``lost``: no checkpoint had it. ``stalled``: by checkpoints.
+    ``starting``: from the process to run_start, in all attempts; ``restarting``: in all but the first, part of
+    ``starting``. ``down``: between attempts. Without ``restarting`` they add up to ``wall``.
+
+    ``saves``: checkpoints of all attempts; ``stall_s`` and ``write_s``: their mean costs, None without any. ``died``:
+    the last attempt ended without run_stop, so its work after the last checkpoint is lost.
     """
 
     folder: Path
@@ -63,16 +65,16 @@ class Goodput:
 
     @property
     def ratio(self) -> float | None:
-        """Useful part of the wall time; None if there was none."""
+        """Useful share of the wall time; None without wall time."""
         return self.useful_s / self.wall_s if self.wall_s > 0.0 else None
 
     @property
     def interruptions(self) -> int:
-        """How often an attempt ended before its time, whether or not it was continued or begun again."""
+        """How often an attempt ended early, whether it was continued, restarted or neither."""
         return len(self.each) + self.died
 
     def logged(self) -> dict[str, Any]:
-        """The value of the event at a run's end."""
+        """Return the value of the event at a run's end."""
         seconds = ("wall_s", "useful_s", "lost_s", "stalled_s", "starting_s", "restarting_s", "down_s")
         each = [{"lost_s": one.lost_s, "down_s": one.down_s, "restart_s": one.restart_s} for one in self.each]
         values = {name: getattr(self, name) for name in seconds}
@@ -83,7 +85,7 @@ class Goodput:
 def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     """Decompose the time of a trial from the logs of its attempts.
 
-    None if none has an event; OSError if one cannot be read.
+    None if no log has an event; OSError if one cannot be read.
     """
     paths = [*folder.failed(trial), folder.result(trial), *folder.resumed(trial)]
     logs = [events for events in (read_events(path, steps=False).events for path in paths if path.exists()) if events]
@@ -136,9 +138,9 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
 
 
 def _run(events: Sequence[Event]) -> tuple[float, float]:
-    """When an attempt's run began and ended.
+    """Return when an attempt's run began and ended, in Unix milliseconds.
 
-    One that never began is all start; one without an end ends with its last event.
+    An attempt without run_start is all start. One without an end ends with its last event.
     """
     latest = max(event.time_ms for event in events)
     start = next((event.time_ms for event in events if event.key == mllog.RUN_START), None)
@@ -148,14 +150,14 @@ def _run(events: Sequence[Event]) -> tuple[float, float]:
 
 
 def _launched_s(events: Sequence[Event]) -> float:
-    """Seconds from the slowest rank's process to the first event: interpreter and imports; 0 where they are not logged."""
+    """Return seconds from the slowest rank's process to the first event: interpreter and imports; 0 if not logged."""
     value = next((event.value for event in events if event.key == mllog.STARTUP), None)
     parts = [value.get(name) for name in ("interpreter", "imports")] if isinstance(value, dict) else []
     return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))
 
 
 def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, start: float, end: float) -> float:
-    """Until when what an attempt did counts: its end, or when the checkpoint was taken from which it was continued."""
+    """Return until when an attempt's work counts: its end, or the checkpoint from which it was continued."""
     if following is None:
         return end
     resumed = next((event for event in following if event.key == mllog.RUN_RESUMED), None)
@@ -171,7 +173,7 @@ def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, star
 
 
 def _saved_until(events: Sequence[Event], start: float) -> float:
-    """Until when what an attempt did is in a checkpoint; its run_start without one."""
+    """Return until when a checkpoint holds an attempt's work; its run_start without one."""
     taken = [event.time_ms - 1000 * _seconds(event, "write_s") for event in events if event.key == mllog.CHECKPOINT]
     return max(start, taken[-1]) if taken else start
 

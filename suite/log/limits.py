@@ -1,4 +1,4 @@
-"""How much is read of a file that a stranger may have made. MLHPC_LIMITS raises or lowers single limits."""
+"""Limits how much is read of a file that a stranger may have made. MLHPC_LIMITS changes single limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest sizes in bytes. The largest published log has 20 MB, its longest line 2 kB, the largest manifest a line
-    per file.
+    """Largest sizes in bytes.
 
-    ``file``: any file, logs too; ``line``: a line of a log with the MLLOG token; ``events``: all lines of a log that
-    are kept as events, which take about five times as much memory; ``json``: a system description or another small JSON
-    file.
+    The largest published log has 20 MB, its longest line 2 kB; the largest manifest has a line per file. ``file``: any
+    file, logs too. ``line``: a line of a log with the MLLOG token. ``events``: all lines of a log that are kept as
+    events, which need about five times as much memory. ``json``: a system description or another small JSON file.
     """
 
     file: int = 4 * _GIB
@@ -34,7 +33,7 @@ class Limits:
 
 
 def limits() -> Limits:
-    """The limits of this process. InputError for a setting that is not like ``file=8GiB,line=16MiB``."""
+    """Return the limits of this process. InputError for a setting that is not like ``file=8GiB,line=16MiB``."""
     return _parse(os.environ.get(LIMITS, ""))
 
 

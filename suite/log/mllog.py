@@ -1,8 +1,8 @@
-"""The MLPerf log format: names of events, and the writer. The reader is suite.log.reader.
+"""Defines the MLPerf log format: names of events, and the writer. The reader is suite.log.reader.
 
-One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata
-(format: mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules; names that MLPerf does not have are
-listed under "ours" below.
+One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata (format:
+mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules. Names that MLPerf does not have are listed under
+"ours" below.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, o
 
 
 class EventLog:
-    """Write events to a log file. Every rank makes every call; only the rank that was given a path writes.
+    """Writes events to a log file. Every rank makes every call; only the rank that was given a path writes.
 
     Each line is written before the call returns, so that a killed run leaves whole lines. If the disk is full, the run
-    goes on: lines wait in memory until there is space, and `close` raises OSError if there never was.
+    goes on: lines wait in memory for space. `close` raises OSError if there never was any.
 
     ``wall_ms`` returns Unix milliseconds. FileExistsError if the file exists: a log is never overwritten. With
-    ``later`` the file is made by `open`, and events wait for that: a trial that is refused before leaves no log.
+    ``later`` `open` makes the file, and events wait for it: a trial that is refused earlier leaves no log.
     """
 
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None, later: bool = False) -> None:
@@ -147,7 +147,7 @@ class EventLog:
                 print_line(f"mlhpc: {self._path}: {error.strerror}; the run goes on, events wait for space", error=True)
 
     def _write(self) -> None:
-        """Write what waits; what the disk takes of a line is not written again."""
+        """Write the waiting lines. Bytes that the disk has taken are not written again."""
         while self._waiting and self._file is not None:
             self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
 
@@ -167,7 +167,7 @@ class EventLog:
         self.event(f"{stem}_stop", metadata=metadata, event_type=INTERVAL_END, stack_level=3)
 
     def close(self) -> None:
-        """Force the file to the disk and close it; OSError, with the file's name, if not all of it could be written."""
+        """Force the file to the disk and close it. OSError, with the file's name, if a part could not be written."""
         if self._file is None:
             return
         try:
@@ -180,8 +180,8 @@ class EventLog:
 
 
 def jsonable(value: Any) -> Any:
-    """Convert any Python value to plain JSON: numpy and torch values to lists or numbers; NaN, infinities and all else
-    to text.
+    """Convert any Python value to plain JSON. numpy and torch values become lists or numbers; NaN, infinity and others
+    text.
     """
     if value is None or isinstance(value, str | bool):
         return value if not isinstance(value, str) else value.encode("utf-8", "replace").decode("utf-8")

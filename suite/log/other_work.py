@@ -1,4 +1,4 @@
-"""What other work took of the CPUs of a run: reads the event ``other_work`` and says in words what it means."""
+"""Reads the event ``other_work``, what other processes took of a run's CPUs, and explains it in words."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TIMES = ("own_s", "other_s", "stolen_s")
 
 @dataclass(frozen=True)
 class OtherWork:
-    """What others took of the node where their share was largest: ``taken`` of ``cpus``, mean over the run's
-    ``seconds``.
+    """What other processes took of the CPUs of the node with the largest share.
 
-    ``stolen`` is the part of ``taken`` that the hypervisor gave to other guests.
+    ``taken`` of ``cpus``, mean over the run's ``seconds``. ``stolen`` is the part of it that the hypervisor gave to
+    other guests.
     """
 
     node: int
@@ -35,28 +35,31 @@ class OtherWork:
 
     @property
     def share(self) -> float:
-        """The share of the CPUs that the job may use there."""
+        """Their share of the CPUs that the job may use there."""
         return self.taken / self.cpus
 
     @property
     def counts(self) -> bool:
-        """True if others took so much that the run's times may be longer for it."""
+        """True if others took so much that the run may have been slower."""
         return self.taken * self.seconds > LEAST_S and (self.share > SHARE or self.taken > WHOLE_CPUS)
 
     @property
     def text(self) -> str:
-        """For people: ``other work took 23 % of the CPUs (0.46 of 2)``."""
+        """Text for people: ``other work took 23 % of the CPUs (0.46 of 2)``."""
         by = f", {self.stolen:.2g} by the hypervisor" if self.stolen > self.taken / 2 else ""
         return f"other work took {percent(self.share)} of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
 
 
 def percent(share: float) -> str:
-    """Render a share: ``23 %``, of less than a tenth two digits."""
+    """Render a share: ``23 %``; below a tenth with two digits."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def busy_text(found: Sequence[OtherWork | None]) -> str:
-    """Warn of the runs that others may have slowed, from `RunRecord.company` of each run. Empty if there is none."""
+    """Warn of runs that other programs may have slowed, from `RunRecord.company` of each run.
+
+    Empty if there are none.
+    """
     busy = [each for each in found if each is not None]
     if not busy:
         return ""
@@ -71,12 +74,12 @@ def busy_text(found: Sequence[OtherWork | None]) -> str:
 
 
 def share_of(entry: Mapping[str, Any], seconds: float) -> float:
-    """The share of the CPUs of one node that others took in ``seconds``."""
+    """Return the share of one node's CPUs that others took in ``seconds``."""
     return float((entry["other_s"] + entry["stolen_s"]) / (entry["cpus"] * seconds)) if seconds > 0 else 0.0
 
 
 def read_other_work(event: Event | None) -> OtherWork | None:
-    """What an event says of the node with the largest share. None if it lists no node, or is not as `problem` asks."""
+    """Read an event's node with the largest share. None if it lists no node, or `problem` finds a fault."""
     if event is None or not isinstance(event.value, list) or not event.value or problem(event) is not None:
         return None
     seconds = finite(event.metadata.get("seconds")) or 0.0
@@ -86,7 +89,7 @@ def read_other_work(event: Event | None) -> OtherWork | None:
 
 
 def problem(event: Event) -> str | None:
-    """Why an event is no measurement of CPU time; None if it can be one."""
+    """Return why an event is no measurement of CPU time. None if it may be one."""
     seconds, nodes = finite(event.metadata.get("seconds")), whole(event.metadata.get("nodes"))
     absent = event.metadata.get("absent", {})
     if seconds is None or seconds <= 0 or nodes is None or not isinstance(absent, dict):

@@ -1,4 +1,4 @@
-"""Reads what `mlhpc package` kept of the run folders of a result: run.json and the facts of the nodes.
+"""Reads what `mlhpc package` kept of a result's run folders: run.json and the facts of the nodes.
 
 They are in benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/provenance/run_<n>/ of the
 package.
@@ -24,7 +24,7 @@ from suite.log.results_tree import Group, SystemFile, read_system
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the run folders of one result left: each run.json, the facts of each node by its name, and the number of
+    """What the run folders of one result left: each run.json, each node's facts by name, and the number of
     other logs.
     """
 
@@ -33,12 +33,12 @@ class Provenance:
     logs: int
 
     def sound_facts(self) -> list[SystemFile]:
-        """The facts that could be read."""
+        """Return the facts that could be read."""
         return [document for document in self.facts.values() if not document.problem]
 
 
 def read_provenance(group: Group) -> Provenance:
-    """Read the provenance of a result; links are not followed, and what cannot be read has a ``problem``."""
+    """Read the provenance of a result. Links are not followed; an unreadable file has a ``problem``."""
     infos: list[SystemFile] = []
     facts: dict[str, SystemFile] = {}
     logs = 0
@@ -57,7 +57,7 @@ def read_provenance(group: Group) -> Provenance:
 
 
 def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
-    """What a package keeps of the run folder that a log is of: that whose origin.json names the log, else the first."""
+    """Find what a package keeps of a log's run folder: the folder whose origin.json names the log, else the first."""
     for folder in folders:
         logs = read_system(folder / "origin.json").fields.get("logs")
         if isinstance(logs, dict) and log in logs.values():
@@ -69,7 +69,7 @@ LATE_SUBMITTER = "late_submitter"  # in origin.json: who was named as submitter 
 
 
 def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
-    """Return the submitter that the package states for a log that names none. None if there is no such statement."""
+    """Return the submitter that the package states for a log without one. None if there is no such statement."""
     if record.path is None or record.org not in (None, NO_SUBMITTER):
         return None
     folder = find_kept_folder(folders, record.path.name)
@@ -78,10 +78,9 @@ def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
 
 
 def problem_of_config(folder: Path, record: RunRecord) -> str | None:
-    """Say why a kept folder has not the file of settings that a log states. None if it has, or the log states none.
+    """Return why a kept folder lacks the settings file that a log states. None if it has it, or the log states none.
 
-    A copy that origin.json calls redacted has another sha256; it must still hold the settings that the log has in
-    run_config.
+    A copy that origin.json calls redacted has another sha256. It must still hold the settings of the log's run_config.
     """
     if record.config_file is None:
         return None
@@ -102,7 +101,7 @@ def problem_of_config(folder: Path, record: RunRecord) -> str | None:
 
 
 def _problem_of_redacted(path: Path, logged: Mapping[str, Any]) -> str | None:
-    """Say what else than words was changed. Logs are never edited, so theirs are the words before redaction."""
+    """Return what was changed besides words. Logs are never edited, so they have the words before redaction."""
     try:
         kept = YamlSource.read(path).data
     except InputError as error:
@@ -118,13 +117,13 @@ def _problem_of_redacted(path: Path, logged: Mapping[str, Any]) -> str | None:
 
 
 def _redacted(said: object, found: object) -> bool:
-    """True if a setting may be what redaction left of another. A log has the last part of a path only."""
+    """Return True if a setting may be the redacted form of another. A log has only the last part of a path."""
     if not isinstance(said, str) or not isinstance(found, str):
         return False
     return PurePosixPath(found).name == said or REDACTED in found or re.search(r"\bnode[0-9]+\b", found) is not None
 
 
 def _linked(path: Path, package: Path) -> bool:
-    """True if the path or a folder above it inside the package is a symbolic link."""
+    """Return True if the path or a folder above it inside the package is a symbolic link."""
     inside = (path, *path.parents)
     return any(item.is_symlink() for item in inside[: inside.index(package)])

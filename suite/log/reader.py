@@ -1,7 +1,7 @@
-"""Read a log: each line with the MLLOG token becomes an `Event` or a `Problem`. No content of a log raises.
+"""Reads a log: each line with the MLLOG token becomes an `Event` or a `Problem`. No content of a log raises.
 
-A log may be a stranger's, and damaged or hostile. So lines, the file and what is kept of it have limits, time grows
-with the length of the file and no faster, and all that is not an event is counted as a problem with its line.
+A log may be a stranger's, damaged or hostile. So lines, files and kept events have limits, and time is at most
+proportional to the length of the file. Whatever is not an event is counted as a problem with its line.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Log:
-    """The events of a log in file order, the first lines that could not be read, and the number of step events not
-    kept.
+    """The events of a log in file order, its first problems, and the number of skipped step events.
 
-    ``damaged`` counts all problems, of which ``problems`` has the first `LISTED_PROBLEMS`.
+    ``damaged`` counts all problems; ``problems`` has the first `LISTED_PROBLEMS`.
     """
 
     path: Path
@@ -71,7 +70,10 @@ class Log:
 
     @property
     def cut_line(self) -> int | None:
-        """The number of the last line if only that is broken: the process was killed while it wrote. Else None."""
+        """The number of the last line if only that is broken, since the process was killed while it wrote.
+
+        Else None.
+        """
         if len(self.problems) != 1 or self.damaged > 1:
             return None
         line = self.problems[0].line
@@ -88,7 +90,7 @@ class Log:
         return [self.events[index] for index in places]
 
     def until(self, key: str) -> Log:
-        """Return this log up to the first event of a key, that event included; the whole log if there is none."""
+        """Return this log up to and including the first event of a key; the whole log if there is none."""
         end = self.places[key][0] + 1 if key in self.places else len(self.events)
         return self if end == len(self.events) else Log(self.path, self.events[:end])
 
@@ -97,11 +99,10 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     """Read the events of a log file, or of about its first bytes. No content raises.
 
     Nine tenths of a large published log are losses and learning rates of single steps, which no rule, score or table
-    uses. With ``steps`` false only the first and the last event of consecutive steps are kept, which still shows times
+    uses. With ``steps`` false only the first and the last of consecutive step events are kept. They still show times
     that go back.
 
-    OSError that names the file if it cannot be read, is no regular file or is larger than the limits
-    (suite.log.limits).
+    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (suite.log.limits).
     """
     most = limits()
     events: list[Event] = []
@@ -151,7 +152,7 @@ _PLAIN = _TOKEN + b" {"  # as a line begins that this suite or mlcommons/logging
 def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
     """Yield the lines.
 
-    A line above the limit is read in pieces and never held: what is yielded of it is too long as well.
+    A line above the limit is read in pieces and never held. A line that is too long is yielded in its place.
     """
     while first_bytes is None or file.tell() < first_bytes:
         line = file.readline(longest + 1)
@@ -167,12 +168,12 @@ def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Itera
 
 
 def _is_next_step(last: Event, event: Event) -> bool:
-    """Return true if a step follows another: no earlier, and with the same names in metadata, which rules ask for."""
+    """Return True if a step follows another: no earlier, and with the same names in metadata, as rules ask."""
     return last.key in STEP_KEYS and last.time_ms <= event.time_ms and last.metadata.keys() == event.metadata.keys()
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """An event as this suite and mlcommons/logging write it: these names, each of them once."""
+    """An event as this suite and mlcommons/logging write it: these names, each once."""
 
     namespace: str
     time_ms: float
@@ -187,7 +188,7 @@ _NAMES = len(_Record.__struct_fields__)
 
 
 def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Problem]:
-    """Decode a line with the token: one event, or whatever `_decode_unusual` makes of it."""
+    """Decode a line with the token: one event, or what `_decode_unusual` finds."""
     if len(line) > longest and not line.endswith(b"\n"):
         return [Problem(number, f"a line of more than {byte_text(longest)} ({LIMITS} raises the limit)")]
     if line.startswith(_PLAIN):
@@ -208,7 +209,7 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
 
 
 def _count_names(value: Any, depth: int = 0) -> int:
-    """Count the names in all objects of a JSON value. RecursionError if it is nested more than `_DEEPEST` deep."""
+    """Count the names in all objects of a JSON value. RecursionError if it is nested deeper than `_DEEPEST`."""
     if depth > _DEEPEST:
         raise RecursionError
     names = 0
@@ -259,7 +260,7 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
 
 
 def _event(record: object, number: int) -> Event | Problem:
-    """Check what a record holds, and make an event of it."""
+    """Check a record, and make an event of it."""
     if not isinstance(record, dict):
         return Problem(number, f"expected a JSON object after :::MLLOG, found {type(record).__name__}")
     missing = [name for name in ("key", "value", "time_ms", "metadata") if name not in record]

@@ -1,4 +1,4 @@
-"""RunRecord: what one log says about one run. It applies no rule; times come from suite.log.timeline.
+"""Summarises one log as a RunRecord: what it says about one run. Applies no rule; times come from suite.log.timeline.
 
 Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the
 first run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.
@@ -61,7 +61,7 @@ class Phases:
 
 
 class CountedEnergy(NamedTuple):
-    """What ``energy`` events say: per counter (joules, number of counters), and the seconds they cover together.
+    """The sum of ``energy`` events: per counter (joules, number of counters), and the seconds they cover together.
 
     ``absent`` names the counters of the machine that could not be read.
     """
@@ -126,14 +126,14 @@ class RunRecord:
 
     @property
     def stretches(self) -> Mapping[str, Sequence[Stretch]]:
-        """When each part of the run was, in seconds since run_start; nothing for a run without run_stop."""
+        """When each part of the run was, in seconds since run_start. Empty for a run without run_stop."""
         return {} if self.parts is None else self.parts.stretches()
 
     @property
     def company(self) -> OtherWork | None:
-        """What others took of the CPUs, if that may have slowed the run.
+        """What other processes took of the CPUs, if that may have slowed the run.
 
-        None in throughput mode: instances run at once.
+        None in throughput mode, where instances run at once.
         """
         return (
             self.other_work if self.other_work is not None and self.other_work.counts and self.mode != "weak" else None
@@ -141,14 +141,14 @@ class RunRecord:
 
     @property
     def compute_units(self) -> int | None:
-        """Accelerators of the run, or its nodes if it has none; the log's own claim."""
+        """Accelerators of the run, or its nodes if it has none, as the log claims."""
         if self.nodes is None:
             return None
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
 def summarise(log: Log, metric: str | None = None) -> RunRecord:
-    """Summarise any log; fields that it does not support are None.
+    """Summarise any log. Fields that it does not support are None.
 
     ``metric``: the benchmark's key, as logs may have both.
     """
@@ -212,9 +212,9 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
 
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
-    """The plain name and the sha256 of a file that an event config_file states.
+    """Read plain name and sha256 of the file that a config_file event states.
 
-    None without one, or if it states another thing.
+    None without an event, or if it states anything else.
     """
     if event is None or not isinstance(event.value, str) or not re.fullmatch(_PLAIN_NAME, event.value):
         return None
@@ -236,7 +236,7 @@ def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:
 
 
 def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricValue, ...]:
-    """List every value of the metric, those of several ranks too. Values that are not numbers are left out."""
+    """List every value of the metric, of all ranks. Values that are not numbers are left out."""
     found = []
     for event in run.every(key) if key is not None else ():
         value, metadata = finite(event.value), event.metadata
@@ -252,9 +252,9 @@ def _value(run: Log, key: str) -> Any:
 
 
 def _counted(run: Log) -> CountedEnergy | None:
-    """Sum the ``energy`` events.
+    """Sum the ``energy`` events. None if no counter is in all of them.
 
-    A counter that an event lacks was lost and is left out; None if no counter is in all.
+    A counter that an event lacks was lost and is left out.
     """
     events = [event for event in run.every(mllog.ENERGY) if isinstance(event.value, Mapping)]
     names = set.intersection(*(set(event.value) for event in events)) if events else set()
@@ -296,8 +296,9 @@ NOT_HYPERPARAMETERS = frozenset(
 
 
 def _hyperparameters(run: Log) -> Mapping[str, Any]:
-    """Collect the first value of every key that is not the harness's: all keys before run_start, opt_* and dropout
-    anywhere.
+    """Collect the first value of every key that is not the harness's.
+
+    These are all keys before run_start, and opt_* and dropout anywhere.
     """
     found: dict[str, Any] = {}
     start = run.places[mllog.RUN_START][0] if mllog.RUN_START in run.places else len(run.events)
@@ -332,9 +333,7 @@ LONGEST_CHOICE, MOST_CHOICES = 200, 64  # characters of a name or an answer; cho
 
 
 def read_choices(log: Log) -> dict[str, str]:
-    """Read what was chosen on the machine of the run, by the name of each question; of a stranger's log only short
-    texts.
-    """
+    """Read what the run chose on its machine, by the name of each question. Long texts, a stranger's, are left out."""
     found = {}
     for event in log.events:
         value = event.value if event.key == mllog.MEASURED_CHOICE else None

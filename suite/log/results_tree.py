@@ -1,4 +1,4 @@
-"""Find packages, results and logs under a path. This is the only walker of a results tree; it reads no log.
+"""Finds packages, results and logs under a path. This is the only walker of a results tree; it reads no log.
 
 Symbolic links are never followed: they are listed as `Skipped`, with the reason.
 
@@ -38,7 +38,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the names of the folders above a log say.
+    """The meaning of the names of the folders above a log.
 
     ``scenario`` and ``benchmark`` are None if the layout has no such folder.
     """
@@ -51,7 +51,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Group:
-    """One folder of logs: the runs of one benchmark. Fields that the folder names do not tell are None."""
+    """One folder of logs: the runs of one benchmark. Fields that the folder names do not show are None."""
 
     folder: Path
     logs: tuple[Path, ...]
@@ -66,12 +66,15 @@ class Group:
 
     @property
     def submitter(self) -> str | None:
-        """The submitter, which is the name of the package's folder."""
+        """The submitter: the name of the package's folder."""
         return self.package.absolute().name if self.package else None
 
     @property
     def round(self) -> str | None:
-        """The round that the folder above the package is named after, as ``v3.0``. Logs outside a package have none."""
+        """The round after which the folder above the package is named, as ``v3.0``.
+
+        Logs outside a package have none.
+        """
         place = _placement(self.folder)
         package = self.package or (place.package if place and place.benchmark else None)
         return round_of(package.absolute().parent) if package else None
@@ -102,20 +105,20 @@ class SystemFile:
     problem: str | None = None
 
     def number(self, name: str) -> int | None:
-        """The integer in a field, None if there is none. Published files write numbers as text."""
+        """Return the integer in a field, None if there is none. Published files write numbers as text."""
         match = re.fullmatch(r"\s*(\d{1,9})\s*", str(self.fields.get(name, "")))
         return int(match[1]) if match else None
 
     @property
     def compute_units(self) -> int | None:
-        """Accelerators of the system, or its processors' nodes if it has none."""
+        """Accelerators of the system, or its nodes if it has none."""
         nodes, accelerators = self.number("number_of_nodes"), self.number("accelerators_per_node")
         return nodes * max(accelerators or 0, 1) if nodes is not None else None
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log and what the folders above it say. ``label`` is a short path, the same wherever the tree lies.
+    """One log and the meaning of the folders above it. ``label`` is a short path, the same wherever the tree lies.
 
     ``kind``: run is a folder with run.json, package an MLPerf tree, loose anything else. ``mode`` is None outside
     packages, ``round`` unless a folder above is named after one.
@@ -143,7 +146,7 @@ _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
 
 
 def find(path: Path, *, partly: bool = False) -> Tree:
-    """Find what there is under ``path``: a log, a folder of logs, a package, a round.
+    """Find logs, folders of logs, packages and rounds under ``path``.
 
     OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. InputError for a
     device.
@@ -180,7 +183,7 @@ CODE = "code of a package: its logs are no results"
 
 
 def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """List the folders not to walk into, each with the reason. The reason is empty where the user need not know."""
+    """Yield the folders not to walk into, each with the reason. The reason is empty if the user need not know."""
     for name in folders:
         power = name == POWER and "results" in folder.parts
         if name in (PRUNED, ".git") or power:  # pruned results and power readings belong to the group above them
@@ -225,11 +228,11 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def walk(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """List each folder below ``top`` with its folders and its other entries, sorted; a caller may remove folders.
+    """Yield each folder below ``top`` with its folders and its other entries, sorted. A caller may remove folders.
 
-    Links are not followed. ``unread`` is called for a folder that cannot be read. Unlike os.walk of Python 3.11 it does
-    not call itself, which ends at a thousand nested folders.
+    Links are not followed. ``unread`` is called for a folder that cannot be read.
     """
+    # A stack and no recursion: os.walk of Python 3.11 calls itself, which fails at a thousand nested folders.
     waiting = [top]
     while waiting:
         here = waiting.pop()
@@ -274,15 +277,13 @@ def read_system(path: Path) -> SystemFile:
 
 
 def round_of(folder: Path) -> str | None:
-    """The round, as ``v3.0``, that a folder such as ``hpc_results_v3.0`` or ``v3.0`` is named after; None for other
-    names.
-    """
+    """Return the round, as ``v3.0``, of a folder named like ``hpc_results_v3.0`` or ``v3.0``. None for other names."""
     match = re.fullmatch(_ROUND, folder.name)
     return f"v{match[1]}" if match else None
 
 
 def _group(folder: Path, root: Path) -> Group | None:
-    """The group of a folder that holds logs or stands where a result must be; None for other folders."""
+    """Return the group of a folder that holds logs or is where a result must be; None for other folders."""
     place = _placement(folder)
     named = place if place is not None and place.benchmark is not None else None
     listed = _scan(folder)
@@ -334,12 +335,15 @@ def _placement(folder: Path) -> Placement | None:
 
 
 def _above(folder: Path, levels: int) -> Path:
-    """The folder so many levels up, written as in the user's path if that is long enough, else absolute."""
+    """Return the n-th parent folder, in the user's own spelling if possible, else absolute."""
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
 def _scan(folder: Path) -> dict[str, os.DirEntry[str]]:
-    """The entries of a folder by name, sorted: unlike a path, an entry knows what it is without asking again."""
+    """Return the entries of a folder by name, sorted.
+
+    Unlike a path, an entry knows its kind without another system call.
+    """
     with os.scandir(folder) as entries:
         return {entry.name: entry for entry in sorted(entries, key=attrgetter("name"))}
 
@@ -354,7 +358,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def _log_files(group: Group) -> Iterator[LogFile]:
-    """The logs of a group with what the folders above them say."""
+    """Yield the logs of a group with the meaning of the folders above them."""
     place, run = _placement(group.folder), (group.folder / "run.json").is_file()
     first = LogFile(
         path=group.folder,
@@ -389,7 +393,7 @@ def _log_files(group: Group) -> Iterator[LogFile]:
 
 
 def _placed(folder: LogFile, place: Placement) -> LogFile:
-    """A folder of logs in a package's results."""
+    """Describe a folder of logs in a package's results."""
     round_ = round_of(place.package.absolute().parent)
     below = folder.path.relative_to(place.package / "results").parts
     described = place.package / "systems" / f"{place.system}.json"
@@ -408,7 +412,7 @@ def _placed(folder: LogFile, place: Placement) -> LogFile:
 
 
 def _distinct(logs: list[LogFile]) -> list[LogFile]:
-    """Number the systems and labels of two trees that have the same names, so that they differ."""
+    """Number the systems and labels of two trees with the same names, so that they differ."""
     trees: dict[tuple[str | None, str | None, str], list[Path]] = {}
     labels: dict[str, int] = {}
     distinct = []

@@ -1,9 +1,9 @@
-"""What becomes of a trial when its run folder is continued: it starts, resumes from its checkpoint, or is left as it
+"""Decides how a trial goes on when its run folder is continued: it starts, resumes from its checkpoint, or stays as it
 is.
 
 A log that never reached run_start is no run: it is moved aside and the trial starts afresh. A run that began and failed
-counts, as the rules ask; it is replaced only if the user says so, and the log of its replacement says it too. A
-checkpoint with a damaged file is as good as none.
+counts, as the rules ask. It is replaced only if the user asks for it, and the new log states that. A checkpoint with a
+damaged file counts as none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ REPLACE = "--replace-failed"
 
 @dataclass(frozen=True)
 class WayOn:
-    """What to do with a trial. ``code``: it is left as it is and counts with this exit code; None: it runs.
+    """How a trial goes on.
 
-    ``resume``: from its checkpoint. ``text`` is one line for people; empty if there is nothing to say.
+    ``code``: it stays as it is and counts with this exit code; None: it runs. ``resume``: from its checkpoint.
+    ``text``: one line for people, or empty.
     """
 
     code: int | None = None
@@ -44,12 +45,12 @@ def newest_begun(folder: RunFolder, trial: int) -> Path | None:
 
 
 def began(log: Path) -> bool:
-    """True if a log reached run_start: from there on it is a run that counts."""
+    """Return True if a log reached run_start. From then on it is a run that counts."""
     return read_events(log).first(mllog.RUN_START) is not None
 
 
 def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
-    """Find what to do with a trial. Changes nothing.
+    """Decide how a trial goes on. Changes nothing.
 
     ``damage``: why its checkpoint cannot be used (`suite.log.checkpoint_index.find_damage`), in one line.
     """
@@ -70,10 +71,10 @@ def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False, 
 
 
 def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
-    """Find what to do with a trial, and move aside the logs of failed attempts in its way, and a damaged checkpoint.
-    OSError if one cannot be moved.
+    """Decide how a trial goes on, and move aside the logs of failed attempts and a damaged checkpoint.
 
-    Only the process that owns the trial may call it: nobody may be writing its logs.
+    Only the process that owns the trial may call it: nobody else may be writing its logs. OSError if a file cannot be
+    moved.
     """
     way = find_way_on(folder, trial, replace_failed=replace_failed, damage=damage)
     if way.code is not None:
@@ -88,5 +89,5 @@ def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False, da
 
 
 def replaced_runs(folder: RunFolder, trial: int) -> list[Path]:
-    """List the logs of a trial that were moved aside although they had begun: runs that would have counted."""
+    """List the logs of a trial that were moved aside although they had begun. They would have counted."""
     return [path for path in folder.failed(trial) if began(path)]

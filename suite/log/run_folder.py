@@ -1,4 +1,4 @@
-"""The run folder: all its file names, how it is made, run.json. docs/architecture.md describes the layout."""
+"""Names all files of the run folder, makes it, reads and writes run.json. docs/architecture.md describes the layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REFRESHED_S = 60.0  # an owner refreshes its lock every 20 s (suite.data.lock)
 
 
 class GitInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The commit of a checkout, and the sha256 of what was changed in it."""
+    """The commit of a checkout, and the sha256 of its changes."""
 
     commit: str
     dirty: bool
@@ -41,10 +41,11 @@ class GitInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``run.json``: what the user asked for. ``ranks`` is None if the launcher decides it per trial.
+    """The content of ``run.json``: what the user asked for.
 
-    ``seed`` is the base seed: trial i has seed + i; None if each trial draws its own. ``loop`` is the program whose
-    loop trained, a person's own; None: the harness's. ``git`` is the state of the code that trained.
+    ``ranks`` is None if the launcher decides it per trial. ``seed`` is the base seed: trial i has seed + i; None if
+    each trial draws its own. ``loop`` is the program of a person's own loop; None: the harness's. ``git`` is the state
+    of the code that trained.
     """
 
     workload: str
@@ -72,7 +73,7 @@ class JobInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run folder."""
+    """The paths of one run folder."""
 
     root: Path
 
@@ -88,7 +89,7 @@ class RunFolder:
 
     @property
     def changes_path(self) -> Path:
-        """What differed from the commit, as git says it; there only if something did."""
+        """The difference to the commit, as git prints it. Exists only if there is one."""
         return self.root / "changes.diff"
 
     @property
@@ -108,12 +109,12 @@ class RunFolder:
 
     @property
     def card_path(self) -> Path:
-        """The card that a person's own loop was made for, a copy."""
+        """A copy of the card for which a person's own loop was made."""
         return self.root / "card.yaml"
 
     @property
     def code(self) -> Path:
-        """The program of a person's own loop, a copy."""
+        """A copy of the program of a person's own loop."""
         return self.root / "code"
 
     @property
@@ -122,37 +123,39 @@ class RunFolder:
         return self.root / "facts"
 
     def result(self, trial: int) -> Path:
-        """The log of a scored run."""
+        """Return the path of a scored run's log."""
         return self.root / f"result_{trial}.txt"
 
     def checkpoint(self, trial: int) -> Path:
-        """The checkpoint of a trial."""
+        """Return the path of a trial's checkpoint."""
         return self.root / "checkpoint" / f"trial_{trial}.pt"
 
     def lock(self, trial: int) -> Path:
-        """The lock of a trial (suite.data.lock), while it runs."""
+        """Return the path of a trial's lock (suite.data.lock). It exists while the trial runs."""
         return self.root / f"trial_{trial}.lock"
 
     def output(self, trial: int) -> Path:
-        """stdout and stderr of a trial's ranks."""
+        """Return the path for stdout and stderr of a trial's ranks."""
         return self.root / "output" / f"trial_{trial}.log"
 
     def exit_code(self, trial: int) -> Path:
-        """The exit code of a trial's last attempt, in digits. Written by the launcher when the ranks have ended."""
+        """Return the path for the exit code of a trial's last attempt, in digits. The launcher writes it after the
+        ranks' end.
+        """
         return self.root / "exit" / f"trial_{trial}"
 
     def running(self, trial: int) -> Path:
-        """Exists while a local launcher runs a trial: a lock, which names host and process, touched as a heartbeat."""
+        """Return the path of the local launcher's lock, which names host and process. It is touched as a heartbeat."""
         return self.root / "exit" / f"trial_{trial}.running"
 
     def failed(self, trial: int | None = None) -> list[Path]:
-        """The logs of failed attempts that were moved aside, or those of one trial, by trial and attempt."""
+        """List the logs of failed attempts that were moved aside, of all trials or one, by trial and attempt."""
         return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_trial_numbers)
 
     def move_aside(self, log: Path, trial: int) -> Path:
-        """Give the log of a failed attempt of a trial the next free name ``failed_<i>_<k>.txt`` and return that.
+        """Rename the log of a failed attempt to the next free ``failed_<i>_<k>.txt``. Returns the new path.
 
-        Its power readings go with it.
+        Its power readings move with it.
         """
         last = max((_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
         aside = log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
@@ -161,7 +164,9 @@ class RunFolder:
         return aside
 
     def move_checkpoint_aside(self, trial: int) -> Path:
-        """Move the files of a trial's checkpoint to the next free folder ``failed_<i>_<k>`` beside it; return that."""
+        """Move the files of a trial's checkpoint to the next free folder ``failed_<i>_<k>`` next to it. Returns the
+        folder.
+        """
         place = self.checkpoint(trial).parent
         last = max((_trial_numbers(path)[-1] for path in place.glob(f"failed_{trial}_*")), default=0)
         aside = place / f"failed_{trial}_{last + 1}"
@@ -171,7 +176,7 @@ class RunFolder:
         return aside
 
     def under_way(self) -> list[int]:
-        """The trials that run now: their lock was refreshed within a minute. Of any launcher and on any node."""
+        """List the trials that run now, on any launcher and node: their lock was refreshed within a minute."""
         found = []
         for path in self.root.glob("trial_*.lock"):
             with suppress(OSError):
@@ -180,7 +185,7 @@ class RunFolder:
         return sorted(found)
 
     def under_way_text(self) -> str | None:
-        """Which trials run now, in words. None if none does."""
+        """Return in words which trials run now. None if none does."""
         trials = self.under_way()
         if not trials:
             return None
@@ -188,33 +193,33 @@ class RunFolder:
         return f"run{'s' * many} {numbers} of {self.root} {'are' if many else 'is'} under way"
 
     def power(self, log: Path) -> Path:
-        """The power readings of a trial, by its log."""
+        """Return the folder of a trial's power readings, by its log."""
         return self.root / "power" / log.stem
 
     def stacks(self, trial: int, rank: int) -> Path:
-        """The Python stacks of a rank that hung."""
+        """Return the path for the Python stacks of a rank that hung."""
         return self.root / "output" / f"stack_{trial}_rank{rank}.txt"
 
     def preflights(self) -> list[Path]:
-        """What was measured of the nodes before the trials of each job, and the verdicts."""
+        """List the measurements of nodes before the trials of each job, and the verdicts."""
         found = (path for kind in ("verdict.json", "[12]/*.jsonl") for path in self.root.glob(f"preflight/*/{kind}"))
         return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
     def results(self) -> list[Path]:
-        """The logs of scored runs, by trial."""
+        """List the logs of scored runs, by trial."""
         return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)
 
     def resumed(self, trial: int | None = None) -> list[Path]:
-        """The logs of continued trials, or of one trial, by trial and continuation."""
+        """List the logs of continuations, of all trials or one, by trial and continuation."""
         pattern = "resumed_*.txt" if trial is None else f"resumed_{trial}_*.txt"
         return sorted(self.root.glob(pattern), key=_trial_numbers)
 
     def node_facts(self) -> list[Path]:
-        """The facts of every node."""
+        """List the files with the facts of every node."""
         return sorted(self.facts.glob("*.json"))
 
     def next_resumed(self, trial: int) -> Path:
-        """The log of the next continuation of a trial."""
+        """Return the path for the log of a trial's next continuation."""
         last = max((_trial_numbers(path)[-1] for path in self.resumed(trial)), default=0)
         return self.root / f"resumed_{trial}_{last + 1}.txt"
 
@@ -226,17 +231,17 @@ class RunFolder:
 
 
 def _trial_numbers(path: Path) -> tuple[int, ...]:
-    """The numbers in a log's name: trial, and continuation if there is one. (0,) for a name without numbers."""
+    """Return the numbers in a log's name: trial, and continuation if there is one. (0,) without numbers."""
     return tuple(map(int, re.findall(r"_(\d+)", path.stem))) or (0,)
 
 
 def trial_of(log: Path) -> int:
-    """Return the trial that a log is of, by its name."""
+    """Return the trial of a log, by its name."""
     return _trial_numbers(log)[0]
 
 
 def may_be_used(root: Path) -> bool:
-    """True for an empty folder, one that a kill left in `write_run_info`, or one with logs of failed attempts only."""
+    """Return True for a folder that is empty, was left by a kill in `write_run_info`, or has only failed attempts."""
     left = [path for path in root.iterdir() if path.name not in _OF_ATTEMPTS and not path.name.startswith("failed_")]
     return not left or _is_begun(root)
 
@@ -245,23 +250,19 @@ _OF_ATTEMPTS = frozenset({"facts", "exit", "output", "power"})  # folders that a
 
 
 def default_folder(workload: str, size: str, now: datetime, under: str = "runs") -> Path:
-    """<under>/<workload>-<size>-<UTC time>."""
+    """Return <under>/<workload>-<size>-<UTC time>."""
     return Path(under) / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
 
 
 def refuse_existing(root: Path) -> None:
-    """InputError if the path of a new run folder exists, unless a kill left only a part of what `write_run_info`
-    writes.
-    """
+    """Raise InputError if a new run folder's path exists, unless a kill left it in `write_run_info`."""
     if root.exists() and not _is_begun(root):
         way = f"; to continue it: {way_to_continue(root)}" if way_to_continue(root) else ""
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o){way}")
 
 
 def way_to_continue(root: Path) -> str | None:
-    """Return the command that continues a run folder in which runs are left. None if none are left, or for another
-    folder.
-    """
+    """Return the command that continues a run folder with runs left. None if none are left, or for another folder."""
     folder = RunFolder(root)
     try:
         info = folder.read_info()
@@ -277,9 +278,7 @@ def way_to_continue(root: Path) -> str | None:
 
 
 def _is_begun(root: Path) -> bool:
-    """True for a folder that a kill left in `write_run_info`: a part of its files is there and nothing else, not
-    run.json.
-    """
+    """Return True if a kill left the folder in `write_run_info`: some of its files, nothing else, and no run.json."""
     try:
         paths = list(root.iterdir())
     except OSError:
@@ -314,11 +313,9 @@ def write_run_info(
     same_allocation: bool = True,
     loop: Path | None = None,
 ) -> RunFolder:
-    """Write config.yaml, what the code and the environment are, and last run.json into a folder, each unless it exists.
+    """Write config.yaml, the state of code and environment, and last run.json, each unless it exists.
 
-    All instances of a job try at once and one wins.
-
-    ``loop`` is the program of a person's own loop.
+    All instances of a job try at once and one wins. ``loop`` is the program of a person's own loop.
     """
     folder = RunFolder(root)
     if folder.info_path.exists() and folder.config_path.exists():

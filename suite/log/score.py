@@ -1,7 +1,7 @@
-"""Scores by the MLPerf HPC rules: time to train (olympic mean) and throughput. Pure functions of records; no files.
+"""Computes scores by the MLPerf HPC rules: time to train (olympic mean) and throughput. Pure functions of records.
 
-Rules: training_policies hpc_training_rules.adoc 6 (N runs, fastest and slowest dropped, one run may fail and is then
-the slowest; throughput: models trained between the first run_start and the last run_stop).
+Rules: training_policies hpc_training_rules.adoc 6. Of N runs the fastest and the slowest are dropped. One run may fail
+and then counts as the slowest. Throughput counts models trained between the first run_start and the last run_stop.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class JudgedRun:
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
-    The interval is over all runs that converged, from which the scored ones were chosen: without the fastest and the
-    slowest the others look closer than runs are. One run has neither spread nor interval.
+    The interval is over all converged runs from which the scored ones were chosen. Without the fastest and the slowest
+    the others look closer than runs are. One run has neither spread nor interval.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -59,7 +59,7 @@ class TimeToTrain:
 
     @property
     def scored(self) -> tuple[JudgedRun, ...]:
-        """The runs the mean is of."""
+        """The runs that the mean is over."""
         return tuple(run for run in self.runs if run.dropped is None) if self.valid else ()
 
     @property
@@ -100,7 +100,7 @@ class Throughput:
 
 
 def failure(record: RunRecord, target: Target) -> str | None:
-    """Explain in one phrase why a run does not count as converged; None if it does."""
+    """Return in one phrase why a run does not count as converged. None if it does."""
     if record.resumed:
         return "resumed from a checkpoint, so not scored"
     if record.run_start_s is None:
@@ -156,7 +156,7 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
 def olympic_mean(times: Sequence[float]) -> float:
     """Compute the mean of three or more times without the fastest and the slowest.
 
-    A run that failed has an infinite time: one is dropped as the slowest, two make the mean infinite.
+    A failed run has an infinite time: one is dropped as the slowest, two make the mean infinite.
     """
     return statistics.fmean(sorted(times)[1:-1])
 
@@ -191,10 +191,10 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
 
 
 def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
-    """Compute S, the compute units of one instance; None if instances differ.
+    """Compute S, the compute units of one instance. None if instances differ.
 
-    Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks if
-    all instances with that many fit into ``total``, else an equal share of the system.
+    Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks, if
+    all instances with that many fit into ``total``; otherwise an equal share of the system.
     """
     claimed = _common_scale(records)
     at_once = concurrent(records)
@@ -206,12 +206,12 @@ def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | Non
 
 
 def concurrent(records: Sequence[RunRecord]) -> int:
-    """Count the runs that are under way at one moment, at most."""
+    """Return the maximum number of concurrent runs."""
     return claimed_at_once(records)[0]
 
 
 def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
-    """Count the runs that are under way at one moment, at most, and the compute units that such runs claim, at most.
+    """Return the maximum number of concurrent runs and of the compute units they claim together.
 
     Runs without an end are left out.
     """
@@ -226,12 +226,12 @@ def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
 
 
 def minutes(seconds: float | None) -> Any:
-    """Seconds in minutes; None of None."""
+    """Convert seconds to minutes; None stays None."""
     return None if seconds is None else seconds / MINUTE_S
 
 
 def run_name(run: JudgedRun) -> str:
-    """The name of a run's log."""
+    """Return the name of a run's log."""
     return run.record.path.name if run.record.path else "?"
 
 
@@ -250,7 +250,7 @@ def _window_score(window: list[JudgedRun]) -> float:
 
 
 def _dropped(window: list[JudgedRun]) -> dict[int, str]:
-    """The two runs of a window that the olympic mean leaves out (by id), each with the reason."""
+    """Return the two runs of a window that the olympic mean leaves out (by id), with the reasons."""
     ordered = sorted(window, key=lambda run: _time(run.record) if run.converged else math.inf)
     slowest = ordered[-1]
     why = "slowest" if slowest.converged else f"did not converge ({slowest.failure}), counts as the slowest"

@@ -1,7 +1,6 @@
-"""The clock of a run: turn events into epochs, evaluations and staging in seconds since run_start, and into shares of
-its time.
+"""Turns events into epochs, evaluations and staging in seconds since run_start, and into shares of a run's time.
 
-Only the key and the order of events count: in published logs event types are unreliable, every rank may have logged,
+Only the key and the order of events count. In published logs event types are unreliable, every rank may have logged,
 and times need not rise. Nothing here knows targets or scores.
 """
 
@@ -71,10 +70,9 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run in seconds since the first run_start, or the first event where there is none (``zero_ms``, Unix
-    milliseconds).
+    """A run in seconds since run_start, or since the first event if there is none (``zero_ms``, Unix milliseconds).
 
-    ``run_s`` is None without run_start or run_stop; ``end_s`` is the last event; ``zero_based``: epochs are numbered
+    ``run_s`` is None without run_start or run_stop. ``end_s`` is the last event. ``zero_based``: epochs are numbered
     from 0.
     """
 
@@ -161,14 +159,14 @@ class Parts(NamedTuple):
         )
 
     def stretches(self) -> dict[str, list[Stretch]]:
-        """List when each part was. "staging before" is no part of the run; the others together are the run, once."""
+        """Return when each part was. Without "staging before" the parts together are the run, once."""
         known = merge_stretches([*self.staging, *self.train, *self.waited])
         named = {"staging": self.staging, "training": self.train, "evaluation": self.waited}
         return {STAGING_BEFORE: self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
 
 
 def parts_of(line: Timeline) -> Parts | None:
-    """Find when each part of a run was, in seconds since run_start; None for a run without run_stop."""
+    """Find when each part of a run was, in seconds since run_start. None for a run without run_stop."""
     if line.run_s is None:
         return None
     window = (0.0, line.run_s)
@@ -197,7 +195,7 @@ def parts_of(line: Timeline) -> Parts | None:
 
 
 def _evaluated(line: Timeline, *, beside: bool) -> list[Stretch]:
-    """When evaluations were, those beside training or the others. One that is never closed lasts for ever."""
+    """Return when evaluations were: overlapping training, or the others. One that is never closed lasts for ever."""
     return [
         (start_s, math.inf if stop_s is None else stop_s)
         for _, _, start_s, stop_s, _, _, overlaps in line.evals
@@ -206,7 +204,7 @@ def _evaluated(line: Timeline, *, beside: bool) -> list[Stretch]:
 
 
 def staging_seconds(line: Timeline) -> tuple[float | None, float]:
-    """Compute the seconds of staging (None if the log has none) and how many of them were before run_start."""
+    """Compute the seconds of staging (None if the log has none), and how many were before run_start."""
     if not line.staging:
         return None, 0.0
     before = clip_stretches(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
@@ -216,7 +214,7 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
 def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end.
 
-    An epoch that the log leaves open ends at run_stop; without run_stop it is left out.
+    An epoch that the log leaves open ends at run_stop. Without run_stop it is left out.
     """
     waited = merge_stretches(_evaluated(line, beside=False))
     starts, ends = [start_s for start_s, _ in waited], [end_s for _, end_s in waited]
@@ -246,7 +244,7 @@ def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
 
 
 def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
-    """Pair the start and stop events of some stems, in order of their starts. No stop is before its start.
+    """Pair start and stop events of some stems, in order of their starts. No stop is before its start.
 
     A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is
     the same interval, logged by another rank.
@@ -292,7 +290,7 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
     """List the evaluations in order of their first event.
 
     Start, value and stop belong together by their epoch number. A value without number goes to the oldest evaluation
-    without value; a value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last
+    without value. A value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last
     three.
     """
     found: list[_Draft] = []
@@ -333,9 +331,9 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
 def _find_overlapping(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
     """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
-    Evaluations are taken by their ends, and epochs enter as they begin. An epoch that ends no later than another and
-    has no higher number never matters; of the others, which are kept, the numbers fall as the ends rise. So the first
-    that ends after an evaluation began has the highest number of those that do.
+    Takes evaluations by their ends, and adds epochs as they begin. An epoch that ends no later than another and has no
+    higher number never matters. In the epochs that are kept, numbers fall as ends rise. So the first one that ends
+    after an evaluation began has the highest number.
     """
     waiting = sorted(epochs, key=lambda epoch: epoch.start_s, reverse=True)
     ends: list[float] = []

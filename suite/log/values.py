@@ -1,4 +1,4 @@
-"""Numbers from logs: a JSON value becomes a number or None, never an error. And the arithmetic of stretches of time."""
+"""Converts JSON values from logs to a number or None, never an error. Computes with stretches of time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ Stretch = tuple[float, float]  # begin and end in seconds
 
 
 def finite(value: object) -> float | None:
-    """Convert a JSON number to float; None for anything else (text, true, NaN, infinity, an integer too large for a
-    float).
-    """
+    """Convert a JSON number to float. None for text, true, NaN, infinity and integers too large for a float."""
     if type(value) is float:  # nearly all
         return value if math.isfinite(value) else None
     if type(value) is bool or not isinstance(value, int | float):
@@ -34,7 +32,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Convert to an integer of at most 64 bits, also from text or from 512.0; None for anything else."""
+    """Convert to an integer of at most 64 bits, also from text or from 512.0. None for anything else."""
     if isinstance(value, str):
         try:
             value = int(value)
@@ -55,14 +53,14 @@ def exact(value: object) -> int | None:
 
 
 def clip_stretches(spans: Sequence[Stretch], window: Stretch) -> list[Stretch]:
-    """What of the spans lies in the window, merged."""
+    """Return the parts of the spans inside the window, merged."""
     low, high = window
     clipped = [(max(low, begin), min(high, end)) for begin, end in spans]
     return merge_stretches((begin, end) for begin, end in clipped if end > begin)
 
 
 def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
-    """The spans in order; those that meet become one."""
+    """Return the spans in order; overlapping or touching ones become one."""
     ordered = sorted(spans)
     merged: list[Stretch] = []
     for begin, end in ordered:
@@ -74,7 +72,7 @@ def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
 
 
 def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
-    """Subtract the holes from the spans; both are merged, so that one pass over each is enough."""
+    """Subtract the holes from the spans. Both must be merged: one pass over each is then enough."""
     if not holes:
         return list(spans)
     left: list[Stretch] = []
@@ -96,5 +94,5 @@ def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> li
 
 
 def length_of(spans: Iterable[Stretch]) -> float:
-    """The length of all spans, summed exactly."""
+    """Return the length of all spans, summed exactly."""
     return math.fsum(end - begin for begin, end in spans)

@@ -1,4 +1,1 @@
-"""Energy of a run from files: power logs in the official form, their integrals over the run, the energy to solution.
-
-No devices.
-"""
+"""Computes the energy of a run from files: power logs, their integrals over the run, energy to solution. No devices."""

@@ -1,7 +1,7 @@
-"""Integrate the readings of one meter. Pure functions of a power log, without extrapolation.
+"""Integrates the readings of one meter. Pure functions of a power log, without extrapolation.
 
-The rules (training_policies, power_measurement.adoc): energy is the sum of each reading times the time since the
-reading before it.
+By the rules (training_policies, power_measurement.adoc) energy is the sum of each reading times the time since the
+previous reading.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ _CLOCK_STEPS = 4
 
 @dataclass(frozen=True)
 class Curve:
-    """The readings of a meter in order of time. ``energy_j`` is what was counted up to each of ``times_s`` (Unix
-    seconds).
+    """The readings of a meter in order of time. ``energy_j`` is the energy up to each of ``times_s`` (Unix seconds).
 
-    The first reading counts from ``begin_s``: the stated start of measuring, or the reading itself if none is stated
-    before it.
+    The first reading counts from ``begin_s``: the stated start of measuring, or the first reading if no earlier start
+    is stated.
     """
 
     times_s: Sequence[float]
@@ -46,11 +45,14 @@ class Curve:
 
     @property
     def end_s(self) -> float:
-        """The last reading."""
+        """The time of the last reading."""
         return self.times_s[-1] if self.times_s else self.begin_s
 
     def up_to(self, at_s: float) -> float:
-        """Joules from the first reading to a time within the readings; beyond them what was counted at their end."""
+        """Return joules from the first reading to a time.
+
+        A time outside of the readings gives their first or last sum.
+        """
         index = bisect_left(self.times_s, at_s)
         if at_s <= self.begin_s or not self.times_s:
             return 0.0
@@ -59,30 +61,30 @@ class Curve:
         return self.energy_j[index] - self.watts[index] * (self.times_s[index] - at_s)
 
     def between(self, start_s: float, stop_s: float) -> float:
-        """Joules of the part of a stretch that was measured."""
+        """Return joules of the measured part of a stretch."""
         return self.up_to(stop_s) - self.up_to(start_s)
 
     def uncovered_s(self, start_s: float, stop_s: float) -> float:
-        """Seconds of a stretch that no reading covers: before the first, and after the last."""
+        """Return seconds of a stretch that no reading covers: before the first and after the last."""
         return max(stop_s - start_s, 0.0) - max(min(stop_s, self.end_s) - max(start_s, self.begin_s), 0.0)
 
     def largest_gap_s(self, start_s: float, stop_s: float) -> float:
-        """The longest time without a reading within a stretch, its ends included."""
+        """Return the longest time without a reading in a stretch, its ends included."""
         low, high = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         marks = [start_s if low == 0 else self.times_s[low - 1], *self.times_s[low:high]]
         marks.append(stop_s if high == len(self.times_s) else self.times_s[high])
         return max(b - a for a, b in pairwise(marks))
 
     def rate_hz(self, start_s: float, stop_s: float) -> float:
-        """Readings per second of a stretch."""
+        """Return readings per second in a stretch."""
         count = bisect_right(self.times_s, stop_s) - bisect_left(self.times_s, start_s)
         return count / (stop_s - start_s) if stop_s > start_s else 0.0
 
     def within(self, start_s: float, stop_s: float, *, hold: bool = False) -> Iterable[tuple[float, float]]:
-        """(seconds, watts) of each reading in a stretch: the part of the time since the reading before it that is
+        """Yield (seconds, watts) for each reading in a stretch: the time since the previous reading, as far as it is
         inside.
 
-        With ``hold`` the last reading inside counts to the end of the stretch: the one after it may be of an idle node.
+        With ``hold`` the last reading inside counts to the end of the stretch: the next one may be of an idle node.
         """
         low, high = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         before = max(start_s, self.begin_s)
@@ -93,8 +95,8 @@ class Curve:
             before = max(before, now)
 
     def cut_intervals(self, start_s: float, stop_s: float) -> Iterable[tuple[float, float, float, float]]:
-        """(seconds inside, seconds, watts, watts of the next reading inside) of the intervals that an end of a stretch
-        cuts.
+        """Yield the intervals that an end of a stretch cuts: (seconds inside, seconds, watts, watts of the next reading
+        inside).
         """
         first, last = bisect_right(self.times_s, start_s), bisect_left(self.times_s, stop_s)
         for index, inside, edge in ((first, first + 1, start_s), (last, last - 1, stop_s)):
@@ -107,15 +109,15 @@ class Curve:
                 yield part, self.times_s[index] - since, self.watts[index], near
 
     def clock_error_j(self, start_s: float, stop_s: float, bound_s: float) -> float:
-        """Joules by which the energy of a stretch may change if the clock is wrong by up to ``bound_s`` at each end."""
+        """Return joules by which a stretch's energy may change if the clock is off by up to ``bound_s`` at each end."""
         shifts = [bound_s * step / _CLOCK_STEPS for step in range(-_CLOCK_STEPS, _CLOCK_STEPS + 1)]
         return math.fsum(max(abs(self.between(end, end + shift)) for shift in shifts) for end in (start_s, stop_s))
 
 
 def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
-    """The readings of a log in order of time.
+    """Return the readings of a log in order of time.
 
-    ``offset_s`` is added to their times: the meter's clock was behind by so much.
+    ``offset_s`` is added to their times: how far the meter's clock was behind.
     """
     order = sorted(range(len(log.times_ms)), key=log.times_ms.__getitem__)
     times = [log.times_ms[index] / 1e3 + offset_s for index in order]
@@ -134,13 +136,14 @@ def sampling_halfwidth_j(
     integrates: bool = False,
     most_w: float | None = None,
 ) -> float | None:
-    """Half the 95 % interval of an integral for what happened between the readings. None for too few of them.
+    """Compute half the 95 % interval of an integral, for what happened between the readings. None for too few readings.
 
-    A meter that ``integrates`` misses nothing. Any other reading is the power of a moment, and between readings the
-    power may be anything from 0 to ``most_w``, by default the highest reading. If the readings come in step, a load in
-    step with them shows one phase only: the interval holds all that it could hide. If not, consecutive readings show
-    the spread, and the rarest load that they would still show bounds the rest. A board that looks a part ``duty`` of
-    the time sees nothing of the others.
+    A meter that ``integrates`` misses nothing. Any other reading is the power of a moment. Between readings the power
+    may be anything from 0 to ``most_w``, by default the highest reading.
+
+    If the readings come in step, they show only one phase of a load in step with them. The interval then holds all that
+    such a load could hide. If not, consecutive readings show the spread, and the rarest load that they would still show
+    bounds the rest. A board that measures only a part ``duty`` of the time sees nothing of the rest.
     """
     if integrates:
         return 0.0
@@ -164,16 +167,16 @@ def sampling_halfwidth_j(
 
 
 def _hidden_j(readings: Sequence[tuple[float, float]], most_w: float) -> float:
-    """Joules by which an integral is wrong at most, if the power between the readings was from 0 to ``most_w``."""
+    """Return the largest error of an integral in joules, if power between the readings was from 0 to ``most_w``."""
     joules, seconds = math.fsum(s * w for s, w in readings), math.fsum(s for s, _ in readings)
     return max(joules, most_w * seconds - joules)
 
 
 def phase_lock(steps_s: Sequence[float]) -> float:
-    """Measure how much readings, so many seconds apart, are in step: 1 if a load exists of which they see one phase.
+    """Measure how much readings with these time steps are in step: 1 if some load would show only one phase.
 
-    Tried are loads whose period is from a tenth of the usual step to a little more than it. Two kinds of step are
-    found: steps of one length, and readings near the marks of a clock (`_grid_lock`).
+    Tries loads with periods from a tenth of the usual step to slightly more than it. Finds two kinds: steps of one
+    length, and readings near the marks of a clock (`_grid_lock`).
     """
     usual = statistics.median(steps_s)
     some = steps_s[:: len(steps_s) // _MOST_STEPS + 1]
@@ -183,7 +186,7 @@ def phase_lock(steps_s: Sequence[float]) -> float:
 
 
 def _grid_lock(steps_s: Sequence[float]) -> float:
-    """Return how near the readings are to the marks of a clock; 0 if no nearer than readings at random times."""
+    """Return how near the readings are to the marks of a clock; 0 if no nearer than at random times."""
     usual = math.fsum(steps_s) / len(steps_s)
     times = list(accumulate(steps_s))
     some = times[:: len(times) // _MOST_STEPS + 1]
@@ -192,12 +195,14 @@ def _grid_lock(steps_s: Sequence[float]) -> float:
 
 
 def _freedom(readings: int) -> float:
-    """Degrees of freedom of a variance from differences of neighbours: two thirds of those of one from the mean."""
+    """Return degrees of freedom of a variance from neighbours' differences: two thirds of those of one from
+    the mean.
+    """
     return max(1.0, float(min(readings - 1, _MOST_FREEDOM) * 2 // 3))
 
 
 def resolution_w(watts: Sequence[float]) -> float:
-    """Return the power of ten of which all readings are multiples; 0 if it is not known, as of equal readings."""
+    """Return the largest power of ten that divides all readings; 0 if it is not known, as for equal readings."""
     if len(set(watts)) < 2:
         return 0.0
     for exponent in range(3, -3, -1):

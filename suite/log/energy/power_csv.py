@@ -1,8 +1,8 @@
-"""Read power readings of an external meter from a CSV, and write them as power logs in the official form.
+"""Reads power readings of an external meter from a CSV, and writes them as power logs in the official form.
 
-PDU, IPMI, Redfish and sacct exports are CSV tables or become one with a line of awk or jq. A YAML file says which
-column holds what and what is known of the meter; docs/energy.md has an example for each. Nothing is guessed: a value
-that does not fit is an InputError with file and line.
+PDU, IPMI, Redfish and sacct exports are CSV tables, or become one with a line of awk or jq. A YAML file names the
+columns and describes the meter; docs/energy.md has an example for each. Nothing is guessed: a value that does not fit
+is an InputError with file and line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which columns of a CSV hold what, and what is known of its meter. docs/energy.md explains each key."""
+    """Names the columns of a CSV and describes its meter. docs/energy.md explains each key."""
 
     scope: Literal["device", "package", "package+device", "node", "rack"]
     current: Literal["AC", "DC"]
@@ -77,7 +77,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def stated(self) -> Mapping[str, object]:
-        """What the power logs say of the meter."""
+        """What the power logs state of the meter."""
         known = {
             "source": "csv",
             "reads": (self.reads or "moment") if self.energy is None else "mean",
@@ -94,7 +94,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class MeterReadings:
-    """The readings of a CSV by number of the node, each in order of time."""
+    """The readings of a CSV by node number, in order of time."""
 
     path: Path
     columns: PowerColumns
@@ -103,7 +103,7 @@ class MeterReadings:
     def during(self, start_s: float, stop_s: float) -> dict[int, list[Point]]:
         """Return the readings between two times of the run's clock. InputError if a node has fewer than two.
 
-        The last reading before and the first one after are included: they say how far the others reach.
+        Includes the last reading before and the first one after, which show how far the others reach.
         """
         offset = self.columns.clock_offset_s or 0.0
         found = {}
@@ -125,7 +125,7 @@ def read_power_columns(path: Path) -> PowerColumns:
 
 
 def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
-    """Read a CSV of readings. InputError names the line of a value that does not fit, or says what is missing."""
+    """Read a CSV of readings. InputError names the line of a bad value, or says what is missing."""
     try:
         lines = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig").splitlines()
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Read a power log in the official form, one meter a file: every line with the MLLOG token is a reading, a statement or
-damage.
+"""Reads a power log in the official form, one meter per file. Each line with the MLLOG token is a reading, a statement
+or damage.
 
     results/<system>/.../<benchmark>/power/result_<i>/node_<k>.txt    the widest scope that was measured of node k
                                                       sw_<k>.txt      a switch: readings, or its estimated power
                                                       part_<k>_<scope>.txt    ours: a part of node k, never added to it
 
 The file is read in pieces and only its readings stay: 24 bytes each. No content raises. Published logs have "" as
-metadata, 0 as the first node or 1, and stop events with the time of the start: all of these are read, and the checker
+metadata, 0 as the first node or 1, and stop events with the time of the start. All of these are read, and the checker
 names them.
 """
 
@@ -43,11 +43,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class PowerLog:
-    """One meter. Readings are in file order: Unix milliseconds, watts, line. ``stated`` is what the file says of its
-    meter.
+    """The log of one meter.
 
-    ``kind`` is node, sw or part, ``index`` the number in the name (None: another name). ``damaged`` counts the lines
-    that are no readings though they should be, of which ``problems`` has the first.
+    Readings are in file order: Unix milliseconds, watts, line. ``stated`` is what the file says of its meter. ``kind``
+    is node, sw or part; ``index`` the number in the name (None: another name). ``damaged`` counts lines that should be
+    readings and are not; ``problems`` lists the first of them.
     """
 
     path: Path
@@ -62,13 +62,13 @@ class PowerLog:
     damaged: int = 0
 
     def first(self, key: str) -> Statement | None:
-        """The first statement of a key."""
+        """Return the first statement of a key."""
         return next((item for item in self.statements if item.key == key), None)
 
     @property
     def efficiency(self) -> float | None:
-        """The factor that makes the readings the energy that counts: 1 unless stated; None if what is stated is no
-        number.
+        """The factor from the readings to the energy that counts: 1 unless stated, None if the stated value
+        is no number.
         """
         last = next((item for item in reversed(self.statements) if item.key == EFFICIENCY), None)
         return 1.0 if last is None else finite(last.value)
@@ -81,7 +81,7 @@ class PowerLog:
 
     @property
     def scope(self) -> str:
-        """What the meter sees. A node's file that says nothing is of the node, as the rules ask."""
+        """What the meter measures. A node's file that states nothing means the node, as the rules ask."""
         said = self.stated.get("scope")
         return said if said in SCOPES else "node"
 
@@ -89,7 +89,7 @@ class PowerLog:
     def current(self) -> str | None:
         """AC or DC; None: not stated.
 
-        Readings times a conversion efficiency below 1 are those behind the supply: DC.
+        Readings times a conversion efficiency below 1 are measured behind the supply: DC.
         """
         said = self.stated.get("measurement_type")
         if said not in ("AC", "DC"):
@@ -98,24 +98,24 @@ class PowerLog:
 
     @property
     def counts(self) -> Sequence[object]:
-        """The counter of joules at the start and at the stop of measuring, in order of time, where the meter is one."""
+        """The counter of joules at the start and the stop of measuring, in order of time, if the meter is a counter."""
         marks = sorted((item for item in self.statements if item.key in (START, STOP)), key=lambda item: item.time_ms)
         return [item.metadata["counter_j"] for item in marks if "counter_j" in item.metadata]
 
     @property
     def integrates(self) -> bool:
-        """True if each reading is the mean since the one before, as from a counter of joules: sampling then loses
+        """True if each reading is the mean since the previous one, as from a counter of joules. Sampling then loses
         nothing.
         """
         return self.stated.get("reads") == "mean"
 
     def number(self, name: str) -> float | None:
-        """A number that the file states of its meter."""
+        """Return a number that the file states of its meter."""
         return finite(self.stated.get(name))
 
 
 def read_power_log(path: Path) -> PowerLog:
-    """Read one power log. OSError that names the file if it cannot be read, or has more than the limits allow."""
+    """Read one power log. OSError names the file if it cannot be read, or is larger than the limits allow."""
     reader = _Reader(path)
     try:
         with opened(path, limits().file) as file:
@@ -139,7 +139,10 @@ _NAME = re.compile(r"(node|sw|part)_(\d{1,6})(?:_.*)?")
 
 
 def _pieces(file: BufferedReader, reader: _Reader) -> Iterator[tuple[int, bytes]]:
-    """Cut a file at ends of lines; each piece with the number of its first line. A line above the limit is damage."""
+    """Cut a file at ends of lines; yield each piece with the number of its first line.
+
+    A line above the limit is damage.
+    """
     number, rest = 1, b""
     while block := file.read(_PIECE_BYTES):
         cut = block.rfind(b"\n") + 1
@@ -172,7 +175,7 @@ class _Reader:
             self._problems.append((line, message))
 
     def parse(self, data: bytes, number: int) -> None:
-        """Take the readings and statements of whole lines, the first of which is line ``number``."""
+        """Collect the readings and statements of whole lines; the first is line ``number``."""
         found = _FAST.findall(data)
         if len(found) == data.count(b"\n") and data.endswith(b"\n"):
             self._times.extend([float(time) for time, _ in found])
@@ -228,7 +231,7 @@ class _Reader:
         self._lines.append(line)
 
     def log(self) -> PowerLog:
-        """The log of what was taken."""
+        """Return the log of everything collected."""
         name = _NAME.fullmatch(self._path.stem)
         return PowerLog(
             self._path,

@@ -1,8 +1,8 @@
-"""Energy of a run and of a result: the integral over run_start to run_stop of the widest scope that all nodes have.
+"""Computes the energy of a run and of a result: the integral from run_start to run_stop, of the widest scope of all
+nodes.
 
-A result's energy is the mean over the runs that its *performance* score keeps (power_measurement.adoc), not over those
-that are in the middle by energy. Scopes are never mixed, AC and DC neither. What stands for a part that was not
-measured is labelled.
+A result's energy is the mean over the runs that its *performance* score keeps (power_measurement.adoc), not over the
+middle runs by energy. Scopes are never mixed, nor are AC and DC. An estimate for an unmeasured part is labelled.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ _IDLE_S = 10.0
 
 @dataclass(frozen=True)
 class Meters:
-    """The power logs of one run, and what is wrong with the files (path, reason)."""
+    """The power logs of one run, and files that could not be read (path, reason)."""
 
     folder: Path
     logs: tuple[PowerLog, ...]
     unread: tuple[tuple[Path, str], ...] = ()
 
     def of(self, kind: str) -> list[PowerLog]:
-        """The logs of a kind, by index."""
+        """Return the logs of a kind, by index."""
         return sorted((log for log in self.logs if log.kind == kind), key=lambda log: log.index or 0)
 
 
 @dataclass(frozen=True)
 class RunEnergy:
-    """The energy of one run in joules; None where ``reason`` says that there is none.
+    """The energy of one run in joules. If it has none, ``reason`` says why.
 
     ``joules`` is nodes and interconnect together; ``interconnect_j`` is the rules' estimate if ``estimated``.
-    ``halfwidth_j`` is half the 95 % interval from sampling, accuracy and clock of the meters, and what no reading
-    covers. ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times
-    the run's time.
+    ``halfwidth_j`` is half the 95 % interval: sampling, accuracy and clock of the meters, and uncovered time.
+    ``phases`` splits the nodes' joules; "staging before" is no part of the run. ``idle_j``: idle power times the run's
+    time.
     """
 
     path: Path | None
@@ -76,7 +76,7 @@ class RunEnergy:
 
     @property
     def kind(self) -> tuple[str | None, str | None]:
-        """What may be compared: scope, and AC or DC."""
+        """Scope, and AC or DC. Only energies of the same kind may be compared."""
         return self.scope, self.current
 
 
@@ -84,7 +84,7 @@ class RunEnergy:
 class EnergyToSolution:
     """The energy of a result.
 
-    ``reason``: why it is no score, or None; a mean may still stand, over the runs that have one.
+    ``reason``: why it is no score, or None. There may still be a mean, over the runs with energy.
     """
 
     runs: tuple[RunEnergy, ...]
@@ -108,29 +108,29 @@ class EnergyToSolution:
 
     @property
     def what(self) -> str:
-        """What was measured: scope, and AC or DC. Only what is equal in this may be compared."""
+        """What was measured: scope, and AC or DC. Only equal ones may be compared."""
         return " ".join(filter(None, [self.scope, self.current or "(AC or DC not stated)"]))
 
     @property
     def delay_product_js(self) -> float | None:
-        """Energy times delay, joule seconds."""
+        """Energy times delay, in joule seconds."""
         return self.mean_j * self.mean_s if self.mean_j is not None and self.mean_s is not None else None
 
     @property
     def watts_per_node(self) -> float | None:
-        """Mean power of a node with its share of the interconnect, in the runs that count."""
+        """Mean power of a node with its share of the interconnect, in the kept runs."""
         if self.mean_j is None or not self.mean_s or not self.nodes:
             return None
         return self.mean_j / self.mean_s / self.nodes
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Joules per sample trained on."""
+        """Joules per training sample."""
         return self.mean_j / self.samples if self.mean_j is not None and self.samples else None
 
 
 def read_meters(log: Path) -> Meters | None:
-    """Read the power logs beside a run's log, ``power/<name of the log>/*.txt``.
+    """Read the power logs of a run's log, ``power/<name of the log>/*.txt`` next to it.
 
     None without such a folder. Links are not read.
     """
@@ -152,7 +152,9 @@ def read_meters(log: Path) -> Meters | None:
 
 
 def widest_common(meters: Meters) -> tuple[str | None, list[PowerLog]]:
-    """The widest scope that every node has, and one log of it per node. (None, []) if the nodes have none in common."""
+    """Return the widest scope that every node has, and one log of it per node. (None, []) if there is no
+    common scope.
+    """
     by_node: dict[int, dict[str, PowerLog]] = {}
     for log in (*meters.of("node"), *meters.of("part")):
         if log.index is not None and len(log.times_ms):
@@ -211,7 +213,7 @@ def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
 
 
 def energy_from_counters(record: RunRecord) -> RunEnergy:
-    """Compute the energy of a run from the ``energy`` events of its log, where no power log is."""
+    """Compute the energy of a run from the ``energy`` events of its log, if it has no power log."""
     counted, seconds = record.counted, record.time_to_train_s
     if counted is None or not seconds or seconds <= 0.0:
         return RunEnergy(record.path, "no energy counters in the log")
@@ -242,8 +244,9 @@ def energy_from_counters(record: RunRecord) -> RunEnergy:
 
 
 def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tuple[str | None, float, tuple[str, ...]]:
-    """(scope, joules, notes) of the widest scope that as many counters as nodes have; a part is never added to its
-    whole.
+    """Return (scope, joules, notes) of the widest scope that every node's counters have.
+
+    Never adds a part to its whole.
     """
     whole = counters.get("pm_counters/node")
     if whole is not None and whole[1] == nodes:
@@ -260,7 +263,7 @@ def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tu
 
 
 def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSolution | None:
-    """The energy of a result, from the power logs beside its logs, else from the counters in them.
+    """Compute the energy of a result from its power logs, else from the counters in its logs.
 
     None if it has neither.
     """
@@ -278,10 +281,10 @@ def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSo
 def energy_to_solution(
     result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
 ) -> EnergyToSolution:
-    """Compute the energy of a result over the runs that its time keeps. ``energies`` are in the order of the result's
+    """Compute the energy of a result over the runs that its time keeps. ``energies``: in the order of the result's
     runs.
 
-    The interval is that of all runs in the score's window that converged (t on log joules), widened by the meters' own
+    The interval comes from all converged runs in the score's window (t on log joules). It is widened by the meters' own
     error, which is the same in every run and does not average out.
     """
     by_path = {energy.path: energy for energy in energies}
@@ -326,7 +329,9 @@ def energy_to_solution(
 def _interval(
     result: TimeToTrain, by_path: Mapping[Path | None, RunEnergy], kept: Sequence[RunEnergy], mean: float
 ) -> tuple[float, float] | None:
-    """Runs and meters: half widths add in squares, below and above the mean. None if neither is known."""
+    """Combine the intervals of runs and meters: half widths add in squares, below and above the mean. None if neither
+    is known.
+    """
     inside = [run for run in result.runs if run.converged and not (run.dropped or "").startswith("outside")]
     joules = [
         energy.joules
@@ -345,7 +350,7 @@ def _interval(
 
 @dataclass(frozen=True)
 class _Measured:
-    """What one meter says of a run. ``bounded_j`` is the sum of the errors that have a bound and no distribution."""
+    """One meter's result for a run. ``bounded_j``: the sum of the errors that have a bound and no distribution."""
 
     name: str
     joules: float
@@ -383,10 +388,10 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
 
 
 def _cut_ends(line: Curve, start: float, stop: float, most_w: float) -> tuple[float, float]:
-    """(joules to add, largest error) of the intervals that an end of the run cuts, of a meter that reads means.
+    """Return (joules to add, largest error) for intervals that an end of the run cuts, of a meter that reads means.
 
-    A mean does not say when the energy was used. The part inside is taken to use as much power as the reading next to
-    it, as far as the energy of the interval allows.
+    A mean does not show when the energy was used. The inner part is assumed to have the power of the next reading, as
+    far as the energy of the interval allows.
     """
     shift = error = 0.0
     for inside_s, seconds, watts, near_w in line.cut_intervals(start, stop):
@@ -400,7 +405,7 @@ def _cut_ends(line: Curve, start: float, stop: float, most_w: float) -> tuple[fl
 
 
 def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) -> Iterator[str]:
-    """Yield what the interval assumes of a meter."""
+    """Yield the assumptions that the interval makes about a meter."""
     name = log.path.name
     if log.number("accuracy") is None:
         yield f"{name}: accuracy not stated, the rules' {UNSTATED_ACCURACY:.0%} taken"
@@ -422,12 +427,12 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
 
 
 def offset_curve(log: PowerLog) -> Curve:
-    """The readings of a log on the clock of the run: moved by the offset that the file states."""
+    """Return the readings of a log on the run's clock: shifted by the offset that the file states."""
     return curve(log, log.number("clock_offset_s") or 0.0)
 
 
 def _edges(line: Curve, start: float, stop: float) -> float:
-    """Joules of up to `GAP_S` that no reading covers at an end, at the nearest reading.
+    """Estimate joules of up to `GAP_S` without a reading at an end of the run, from the nearest reading.
 
     Longer stretches are not filled.
     """
@@ -438,7 +443,7 @@ def _edges(line: Curve, start: float, stop: float) -> float:
 
 
 def _halfwidth(parts: Sequence[_Measured]) -> float | None:
-    """Add sampling errors of nodes in squares, because they are independent, and accuracy and bounds as they are.
+    """Combine errors of nodes: sampling in squares, as it is independent; accuracy and bounds as plain sums.
 
     All meters of one make may be wrong in the same way.
     """
@@ -450,7 +455,7 @@ def _halfwidth(parts: Sequence[_Measured]) -> float | None:
 
 
 def _interconnect(log: PowerLog, start: float, stop: float) -> tuple[float, bool]:
-    """(joules, whether estimated) of a switch: its readings, else its stated power times the run's time."""
+    """Return (joules, estimated) of a switch: its readings, else its stated power times the run's time."""
     factor = log.efficiency or 1.0
     if len(log.times_ms):
         return factor * offset_curve(log).between(start, stop), False
@@ -458,7 +463,7 @@ def _interconnect(log: PowerLog, start: float, stop: float) -> tuple[float, bool
 
 
 def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | None:
-    """The least mean power of ten seconds outside of the run; None if so long was not measured."""
+    """Return the lowest mean power over ten seconds outside of the run. None if no such time was measured."""
     spans = [(line.begin_s, min(start, line.end_s)), (max(stop, line.begin_s), line.end_s)]
     found = []
     for low, high in spans:
@@ -468,9 +473,9 @@ def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | No
 
 
 def _phases(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict[str, float]:
-    """Joules of the nodes by phase of the run; but for "staging before" they sum to ``nodes_j``.
+    """Split the nodes' joules by phase of the run. Without "staging before" they sum to ``nodes_j``.
 
-    What the ends of the run add or take, where a reading is cut there, is shared by all phases of the run.
+    Readings that the ends of the run cut change the total. All phases of the run share the difference.
     """
     begin = record.run_start_s or 0.0
     lines = [(offset_curve(log), log.efficiency or 1.0) for log in logs]
@@ -485,7 +490,7 @@ def _phases(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict
 
 
 def describe(log: PowerLog) -> str:
-    """What a file says of its meter, in words."""
+    """Describe in words what a file states of its meter."""
     said = [log.scope, log.current or "AC or DC not stated"]
     said += [
         f"{name} {brief(log.stated[name])}" for name in ("source", "accuracy", "clock_offset_s") if name in log.stated

@@ -1,1 +1,1 @@
-"""What a run is made of: the code and the installed distributions."""
+"""Records what a run is made of: the code and the installed distributions."""

@@ -1,8 +1,8 @@
-"""The environment of a run: every installed distribution with the digest of what its wheel holds. Writes nothing.
+"""Reads the environment of a run: every installed distribution with the digest of its wheel's files. Writes nothing.
 
-pip does not keep the sha256 of a wheel that it installed from an index. What it keeps is RECORD, with the sha256 of
-every file of the wheel: the digest of that list is the same for the wheel and for what was installed from it, whoever
-installed it. So an environment is compared with another, and with wheels at hand, without the wheels' own hashes.
+pip does not keep the sha256 of a wheel that it installed from an index. It keeps RECORD, with the sha256 of every file
+of the wheel. The digest of that list is the same for the wheel and for its installed files, whichever tool installed
+them. So environments can be compared with each other, and with wheels, without the wheels' own hashes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
-    """One distribution. ``record_sha256``: of the files that its wheel holds, see `digest_record`; None where there is
-    no RECORD.
+    """One distribution.
 
-    ``wheel_sha256``: of the wheel, known only of those that were installed from a file or an address. ``source``:
-    index, file (or an address), or editable.
+    ``record_sha256``: digest of its wheel's files (`digest_record`); None without a RECORD. ``wheel_sha256``: of the
+    wheel; known only if it was installed from a file or an address. ``source``: index, file (or an address), or
+    editable.
     """
 
     name: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
@@ -60,18 +60,18 @@ class Environment(_Part, frozen=True, kw_only=True, omit_defaults=True):
     distributions: tuple[Installed, ...]
 
     def text(self) -> str:
-        """The environment as its file has it."""
+        """Return the content of the environment's file."""
         return json.dumps(plain(self) | {"version": self.version}, indent=1) + "\n"
 
     def by_name(self) -> Mapping[str, Installed]:
-        """The distributions by normal name."""
+        """Return the distributions by normal name."""
         return {normal(item.name): item for item in self.distributions}
 
 
 def read_environment(found: Iterable[Distribution] | None = None) -> Environment:
     """Read the environment of this process, or of given distributions.
 
-    Of two with one name the first on the path counts.
+    If two have the same name, the first on the path counts.
     """
     items: dict[str, Installed] = {}
     for each in distributions() if found is None else found:
@@ -87,15 +87,14 @@ def read_environment(found: Iterable[Distribution] | None = None) -> Environment
 
 
 def normal(name: str) -> str:
-    """The normal spelling of a distribution's name (PEP 503)."""
+    """Return the normal spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def digest_record(text: str) -> str | None:
-    """Compute the digest of a RECORD's files: the same for a wheel and for what was installed from it. None if it lists
-    none.
+    """Compute the digest of a RECORD's files: the same for a wheel and its installed files. None if it lists none.
 
-    Left out is what an installer adds or rewrites: compiled files, its own notes, scripts and other files outside of
+    Leaves out what an installer adds or rewrites: compiled files, its own notes, scripts and other files outside of
     site-packages (``../`` of an environment, ``.data/`` of a wheel).
     """
     lines = []
@@ -127,7 +126,7 @@ def _describe(each: Distribution, name: str, version: str) -> Installed:
 
 
 def _origin(text: str | None) -> dict[str, Any]:
-    """What direct_url.json says; an empty object where there is none or it is damaged."""
+    """Return the content of direct_url.json; an empty object if it is absent or damaged."""
     try:
         data = json.loads(text or "{}")
     except ValueError:

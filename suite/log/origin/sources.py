@@ -1,7 +1,4 @@
-"""What code a run is made of: the commit, the uncommitted changes, and the digests of the suite's own files.
-
-Writes nothing.
-"""
+"""Reads which code a run is made of: commit, uncommitted changes, digests of the suite's own files. Writes nothing."""
 
 from __future__ import annotations
 
@@ -42,22 +39,23 @@ class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class GitState:
-    """The commit of a checkout, and what differs from it in tracked files: the first `DIFF_BYTES`, and the digest of
-    all.
-    """
+    """The commit of a checkout, and its changes in tracked files: the first `DIFF_BYTES`, and the digest of all."""
 
     commit: str
     diff: str
     diff_sha256: str | None
 
     def logged(self) -> dict[str, Any]:
-        """The form of run.json."""
+        """Return the form of run.json."""
         state: dict[str, Any] = {"commit": self.commit, "dirty": self.diff_sha256 is not None}
         return state if self.diff_sha256 is None else state | {"diff_sha256": self.diff_sha256}
 
 
 def read_git_state(cwd: Path | None = None) -> GitState | None:
-    """Read the state of the checkout that holds ``cwd``, by default this suite's; None outside of one or without git."""
+    """Read the state of the checkout that holds ``cwd``, by default this suite's.
+
+    None without a checkout or without git.
+    """
     here = cwd or Path(__file__).resolve().parent
 
     def git(arguments: Sequence[str]) -> bytes | None:
@@ -81,11 +79,10 @@ def read_git_state(cwd: Path | None = None) -> GitState | None:
 
 
 def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
-    """Compute the digests of the suite's own files: ``{"version", "suite_version", "sha256", "files": {path:
-    sha256}}``.
+    """Compute the digests of the suite's files: ``{"version", "suite_version", "sha256", "files": {path: sha256}}``.
 
-    ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: those
-    installed.
+    ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: the
+    installed ones.
     """
     found: dict[str, str] = {}
     for name, folder in (_installed() if folders is None else folders).items():
@@ -107,6 +104,6 @@ def digest_files(files: Mapping[str, str]) -> str:
 
 
 def _installed() -> dict[str, Path]:
-    """The folders of this suite's packages that are installed, by name."""
+    """Return the folders of this suite's installed packages, by name."""
     found = {name: find_spec(name) for name in OURS}
     return {name: Path(spec.origin).parent for name, spec in found.items() if spec is not None and spec.origin}
