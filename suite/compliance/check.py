@@ -1,7 +1,6 @@
-"""Judges a log, a folder of logs, a package or a round: reads each log once, applies the rules, returns findings.
+"""Judges logs, packages and rounds: reads each log once, applies the rules, returns findings. Writes nothing.
 
-It writes nothing. It keeps the record and the findings of each log but not its events, so memory is bounded by the
-largest log.
+It keeps each log's record and findings, not its events. So the largest log bounds the memory.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """The record and the findings of a log: what the check keeps of it."""
+    """What the check keeps of a log: its record and its findings."""
 
     record: RunRecord
     benchmark: Benchmark | None
@@ -88,9 +87,9 @@ def check(
 ) -> Verdict:
     """Judge everything under the paths by one ruleset, or each result by that of its round.
 
-    ``given`` adds reference points for batch sizes that the ruleset has none for. ``judged`` has logs that the caller
-    has read and judged already, by the rulesets that `rulesets_of_logs` returns. InputError for a path that is neither
-    a file nor a folder.
+    ``given`` adds reference points for batch sizes without points in the ruleset. ``judged`` has logs that the caller
+    has already read and judged, by the rulesets of `rulesets_of_logs`. InputError for a path that is neither a file nor
+    a folder.
     """
     findings: list[Finding] = []
     results: list[Result] = []
@@ -123,7 +122,7 @@ def check(
 
 
 def rulesets_of_logs(path: Path) -> dict[Path, str]:
-    """Map each log below a path, pruned ones too, to the name of the ruleset that `check` would judge it by."""
+    """Map each log below a path to the ruleset by which `check` would judge it. Pruned logs are included."""
     names: dict[Path, str] = {}
     for _, groups in _judged_together(find(path.absolute(), partly=True)):
         selected = select_ruleset(groups, path.absolute())
@@ -153,7 +152,7 @@ def _check_together(
 
 
 def _broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """List the rules for power readings that a result breaks, warnings too: they take its energy, not its time."""
+    """List the rules for power readings that a result breaks, warnings too. They cost its energy, not its time."""
     broken = dict.fromkeys(finding.rule for finding in findings if finding.severity != "info")
     return tuple(rule for rule in broken if rule.startswith(POWER_PREFIX) and rule != "power-scope")
 
@@ -246,7 +245,10 @@ def _judged_together(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
 def _check_group(
     group: Group, rules: Ruleset, seen: SeenRuns | None, judged: JudgedLogs
 ) -> tuple[Result, list[Finding]]:
-    """Judge the logs of a result one by one and then, unless ``seen`` is None, together and against earlier results."""
+    """Judge the logs of a result one by one.
+
+    Unless ``seen`` is None, judge them together and against earlier results too.
+    """
     checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
     pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
     records = tuple(log.record for log in checked)
@@ -284,7 +286,7 @@ def _findings_of_logs(result: Result, checked: Sequence[CheckedLog], *, together
 
 
 def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
-    """Return the finding, as a warning with the reason if it is a known breach of a published result."""
+    """Return the finding. A known breach of a published result becomes a warning with the reason."""
     reason = known.rules.get(finding.rule) if known is not None else None
     if reason is None or finding.severity != "error":
         return finding
@@ -292,7 +294,7 @@ def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
 
 
 def _of_unfinished(finding: Finding) -> Finding:
-    """Return a finding in the log of a run that goes on, which may be none at its end."""
+    """Mark a finding in the log of a run that still goes on: it may be gone at the end."""
     return replace(finding, message=f"{finding.message.removesuffix(_MAY_FAIL)} (the run is under way)")
 
 
@@ -303,9 +305,9 @@ def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> 
 
 
 def _of_pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """Yield the findings in a pruned instance, which need not converge, with the severity of rule pruned-compliant.
+    """Yield the findings in a pruned instance with the severity of rule pruned-compliant. It need not converge.
 
-    In MLPerf HPC rounds an instance that died is a warning: nine published ones have no end, or log success without it.
+    In MLPerf HPC rounds a dead instance is a warning. Nine published ones have no end, or log success without it.
     """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
@@ -316,7 +318,7 @@ def _of_pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
 
 
 def _follows_from_failure(finding: Finding, log: CheckedLog, *, foreign: bool) -> bool:
-    """True if a finding in the log of a failed run follows from its failure."""
+    """Return True if a finding in the log of a failed run follows from its failure."""
     if finding.rule in _OF_FAILURE or (foreign and finding.rule in _OF_FAILURE_IN_ROUNDS):
         return True
     if finding.rule == "event-valid":
@@ -328,5 +330,8 @@ def _follows_from_failure(finding: Finding, log: CheckedLog, *, foreign: bool) -
 
 
 def _cut_line(log: Log) -> int | None:
-    """Return the number of the last line if only that is broken and run_stop is missing: the process was killed."""
+    """Return the number of the last line if only that is broken and run_stop is missing.
+
+    Then the process was killed.
+    """
     return log.cut_line if log.first(mllog.RUN_STOP) is None else None

@@ -1,4 +1,4 @@
-"""Values that follow from others in the same log: a learning rate from the batch size, samples at an evaluation."""
+"""Checks values that follow from others in the same log, such as a learning rate from the batch size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SMALLEST, _LARGEST = 1e-15, 1e15  # of a batch size or a rate from which anothe
 class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``.
 
-    ``by`` and ``minus`` are keys of the log. With ``whole`` the product is rounded up, and ``less``, scaled and rounded
-    in the same way, is subtracted. With ``multiple_of``, a key, it is rounded up to a multiple of that key's value. It
-    may differ by the share ``within``.
+    ``by`` and ``minus`` are keys of the log. With ``whole`` the product is rounded up; ``less``, scaled and rounded the
+    same way, is subtracted. With ``multiple_of``, a key, it is rounded up to a multiple of that key's value. The logged
+    value may differ by the share ``within``.
     """
 
     value: float
@@ -32,7 +32,7 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     within: float = 1e-6
 
     def problem(self, value: Any, logged: Callable[[str], Any]) -> str | None:
-        """Return what is wrong with a value. None if nothing is, or if a value from which it follows is no number."""
+        """Return what is wrong with a value. None if nothing is, or if a value that it depends on is no number."""
         expected, number = self._expected(logged), finite(value)
         if expected is None:
             return None
@@ -63,8 +63,8 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The samples after which a run is evaluated, on a grid of multiples of the batch size.
 
-    The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded to the grid: up or down.
-    The grid has steps of the batch, or of the least multiple of it that is ``grid`` samples or more.
+    The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded up or down to the grid. A
+    grid step is the smallest multiple of the batch that has at least ``grid`` samples.
     """
 
     per_batch: int

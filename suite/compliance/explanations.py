@@ -1,6 +1,6 @@
 """Renders explanations of the rules for --explain, --list-rules and docs/rules.md.
 
-The code of a rule states its request and source, the rulesets its severity and thresholds, rules.yaml the rest.
+A rule's code states its request and source. Rulesets state severity and thresholds, rules.yaml the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCOPES = ("one log", "the runs of a result", "a package")
 
 @dataclass(frozen=True)
 class RuleText:
-    """Why a rule is there, what to do about a finding, and the ruleset's fields that it compares with."""
+    """Why a rule exists, what to do about a finding, and the fields of the ruleset that it compares with."""
 
     why: str
     mend: str
@@ -86,7 +86,7 @@ def _readable(url: str) -> str:
 
 
 def _of(name: str) -> list[str]:
-    """List the rules of a scope: those of rules.yaml in its order, then any that have no text there."""
+    """List the rules of a scope: first those in rules.yaml, in its order, then rules without a text."""
     return [rule for rule in {**rule_texts(), **RULES} if scope(rule) == name]
 
 

@@ -1,4 +1,4 @@
-"""Reads every file that a package keeps of a run folder, to find those that are damaged. One table names them all."""
+"""Reads every file that a package keeps of a run folder, to find damaged ones. One table names them all."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OF_TEMPLATE, END_OF_TEMPLATE = "# Read it, edit it, sbatch it.", 'exit "$status"
 
 
 def list_kept_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a run folder that a package keeps, except the logs of its result, in the order of the table.
+    """Yield the files of a run folder that a package keeps, in the table's order, except the logs of its result.
 
-    An entry that is no file is among them where a file is expected, so that it is found.
+    An entry that is no file is included if a file is expected there, so that the check finds it.
     """
     for pattern in _READERS:
         yield from _matches(folder, pattern)

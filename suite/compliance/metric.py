@@ -1,4 +1,4 @@
-"""Reads the metric of a run as its benchmark defines it: a log may hold others, a metric may have parts."""
+"""Reads the metric of a run as its benchmark defines it. A log may hold others, and a metric may have parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple
 def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
     """Return one value per evaluation: the share of its target that the worst part reaches, at most 1.
 
-    The parts may be logged one by one, in any order, and after run_stop, so samples_count identifies the evaluation.
+    samples_count identifies the evaluation: the parts may be logged singly, in any order, even after run_stop.
     """
     shares: dict[float, dict[str, float]] = {}
     last: dict[float, MetricValue] = {}

@@ -1,4 +1,4 @@
-"""Runs MLCommons' own tools on a copy, in a subprocess, and parses their text: their exit code does not tell failure.
+"""Runs MLCommons' own tools on a copy, in a subprocess, and parses their text: their exit code hides failures.
 
 Their tools execute files that a log names and write into the folders they judge. So they get only a copy, and no log
 whose names are not plain words. Complaints that follow from the size of a benchmark are listed apart, with the reason.
@@ -210,7 +210,7 @@ _UNSAFE = "not given to the official tool: a name in a log is not a plain word, 
 
 
 def _plain(log: Log) -> bool:
-    """True if all values that their rules format into file names are plain words."""
+    """Return True if all values that their rules format into file names are plain words."""
     named = (event.value for event in log.events if event.key in _FORMATTED_INTO_PATHS)
     return all(isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) for value in named)
 

@@ -93,7 +93,7 @@ _MORE = "... and {} more (--format json has all)"
 
 
 def _level(finding: Finding) -> str:
-    """The severity, or "waived"."""
+    """Return the severity, or "waived"."""
     return "waived" if finding.waiver is not None else finding.severity
 
 
@@ -140,7 +140,10 @@ def _shared_folder(verdict: Verdict) -> str:
 
 
 def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
-    """Yield (finding, 0) by severity and rule, and (finding, number left out) after the first few of many warnings."""
+    """Yield (finding, 0) by severity and rule.
+
+    After the first few of many warnings, yield (finding, number left out).
+    """
     kinds: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in verdict.findings:
         kinds[finding.severity, finding.rule].append(finding)

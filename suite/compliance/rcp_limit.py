@@ -1,10 +1,12 @@
 """Computes from reference convergence points how fast a submission may converge, in closed form. Reads no files.
 
 mlperf_logging 4.1.68 rcp_checker finds the same limit by bisection of a one-sided t test. Solved for the mean it is
-``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``, with p = 0.95, the mean of all but the
-best and worst reference run, the population standard deviation of all, and n_ref and n_sub two less than the runs. It
-prunes the reference points in one pass and may miss the lower convex hull (mlcommons/logging#368). Published rounds are
-judged by that pass, as they were, our own results by the hull.
+``minimum = mean - t(p, n_ref + n_sub - 2) * std * sqrt(1/n_ref + 1/n_sub)``. Here p is 0.95. ``mean`` leaves out the
+best and the worst reference run. ``std`` is the population standard deviation of all of them. n_ref and n_sub are two
+less than the runs.
+
+rcp_checker prunes the reference points in one pass and may miss the lower convex hull (mlcommons/logging#368).
+Published rounds are judged by that pass, as they were; our own results by the hull.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from suite.statistics import student_t
 
 @dataclass(frozen=True)
 class Limit:
-    """The reference at a batch size: ``kind`` is exact, interpolated, or smallest if the batch is below all points.
+    """The reference at a batch size.
 
-    ``mean``, ``std`` and ``minimum`` are epochs to the target; a submission with a mean below ``minimum`` is too fast.
+    ``kind`` is exact, interpolated, or smallest if the batch is below all points. ``mean``, ``std`` and ``minimum`` are
+    epochs to the target. A submission with a mean below ``minimum`` is too fast.
     """
 
     global_batch_size: int
@@ -64,8 +67,8 @@ def limit(
     """Compute the limit at a batch size. None if the batch is above all points.
 
     ``points`` maps batch size to epochs to target. Without ``hull`` they are pruned in one pass. ``between_evals`` is
-    the distance of two evaluations in the unit of the points: a run notices the target only at an evaluation, so even a
-    reference whose runs are all equal has the deviation of that rounding.
+    the distance of two evaluations in the unit of the points. A run notices the target only at an evaluation. So the
+    deviation is at least that of this rounding, even if all reference runs are equal.
     """
     rounding = between_evals / math.sqrt(12.0)  # the standard deviation of a uniform distribution of this width
     known = pruned(points) if hull else pruned_once(points)
@@ -103,7 +106,7 @@ def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 
 def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
-    """Return the points from the fastest mean upwards, less those above the line of their neighbours, in one pass."""
+    """Return the points from the fastest mean upwards. One pass drops points above the line of their neighbours."""
     kept = _means(points)
     if kept:
         kept = kept[kept.index(min(kept, key=lambda point: point.mean)) :]
@@ -125,6 +128,6 @@ def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
 
 
 def _below(left: _Point, middle: _Point, right: _Point) -> bool:
-    """True if ``middle`` lies on or below the line through its neighbours."""
+    """Return True if ``middle`` lies on or below the line through its neighbours."""
     share = (middle.batch - left.batch) / (right.batch - left.batch)
     return middle.mean <= left.mean + share * (right.mean - left.mean)

@@ -1,4 +1,4 @@
-"""The runs of one result, their ruleset and their score. Rules read it; `check` returns it with its errors.
+"""Holds the runs of one result, their ruleset and their score. Rules read it; `check` returns it with its errors.
 
 A score exists only together with a verdict. The arithmetic of scores is in suite.log.score.
 """
@@ -29,7 +29,7 @@ class Result:
     """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one.
 
     ``errors`` counts the errors in its logs, in its runs together, and in its package. ``power`` lists the rules for
-    power readings that it breaks, warnings too: such a result may have a time as its score, but no energy.
+    power readings that it breaks, warnings too. Such a result may have a time as its score, but no energy.
     """
 
     group: Group
@@ -62,7 +62,7 @@ class Result:
 
     @cached_property
     def organisations(self) -> Mapping[Path | None, str | None]:
-        """The submitter of each run, by the path of its log: as logged, or as the package states late for it."""
+        """The submitter of each run, by the path of its log: as logged, or as the package states late."""
         folders = [document.path.parent for document in self.provenance.infos]
         return {run.path: late_submitter(folders, run) or run.org for run in self.runs}
 
@@ -95,7 +95,7 @@ class Result:
 
     @cached_property
     def energy(self) -> EnergyToSolution | None:
-        """The energy of a time-to-train result, from its power logs, else from the counters in its logs, else None."""
+        """The energy of a time-to-train result, from power logs, else from counters in the logs, else None."""
         if not isinstance(self.score, TimeToTrain):
             return None
         card = self.benchmark.card if self.benchmark else None
@@ -114,7 +114,7 @@ class Result:
 
     @cached_property
     def under_way(self) -> str | None:
-        """Which runs of a run folder go on now, in words. None if none does: an error then may be of an unfinished run."""
+        """The runs of a run folder that go on now, in words, or None. An error may then be of an unfinished run."""
         return RunFolder(self.group.folder).under_way_text() if self.group.package is None else None
 
     @cached_property
@@ -152,7 +152,7 @@ class Result:
 
 
 def first_named(runs: Sequence[RunRecord]) -> RunRecord:
-    """Return the first run that names a benchmark, else the first: a run that died before run_start names none."""
+    """Return the first run that names a benchmark, else the first. A run that died before run_start names none."""
     return next((run for run in runs if run.benchmark is not None), runs[0])
 
 

@@ -51,7 +51,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
         return structs.replace(self, count=_NO_RULE.count, when=None) != _NO_RULE
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
-        """True if the log has the values that the rule depends on; ``logged`` maps a key to its value."""
+        """Return True if the log has the values that the rule depends on. ``logged`` maps a key to its value."""
         return all(same(logged(key), value) for key, value in (self.when or {}).items())
 
     def problem(self, value: Any, logged: Callable[[str], Any] = lambda key: None) -> str | None:
@@ -120,7 +120,7 @@ _NO_RULE = KeyRule()
 
 
 class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One benchmark, at one size if it has sizes, in a ruleset: its target and the rules of its keys.
+    """One benchmark of a ruleset, at one size if it has sizes: its target and the rules of its keys.
 
     A ruleset's file has the benchmarks of a round without ``name`` and ``source``. Cards define those of this suite.
     """
@@ -141,7 +141,7 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published result that was accepted although it breaks rules: errors of these rules become warnings."""
+    """A published result that was accepted although it breaks rules. Errors of these rules become warnings."""
 
     result: str
     rules: dict[str, str]  # the reason by the rule's name
@@ -215,8 +215,8 @@ class Ruleset:
     def severity(self, rule: str) -> Severity | None:
         """Return the severity of a rule's findings. None if the ruleset does not apply the rule.
 
-        A rule that no ruleset's file names is an error in this suite's own rulesets, and MLPerf's rounds ignore it:
-        they are judged as they were.
+        A rule that no ruleset's file names is an error in this suite's own rulesets. MLPerf's rounds ignore it: they
+        are judged as they were.
         """
         severity = self.data.severity.get(rule, "error" if self.data.cards else "ignore")
         return None if severity == "ignore" else severity
@@ -317,9 +317,10 @@ def newest_training(benchmark: str | None) -> str | None:
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
-    """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round.
+    """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round. None if neither has
+    one.
 
-    None if neither has one. ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
+    ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
     """
     card = cards.get(benchmark)
     if card is not None and size in card.sizes:

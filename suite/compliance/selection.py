@@ -1,8 +1,8 @@
 """Selects the ruleset that judges a result, from the folder that is checked. A log can select only a ruleset mlhpc-*.
 
 A package in a round's folder is judged by that round, whatever its logs and systems are called. Elsewhere a log of this
-suite is judged by the ruleset mlhpc-* that it names, which is stricter than any round. All other logs are judged by the
-newest round of the suite whose benchmark they run: a time stamp selects nothing, because anybody can write one.
+suite is judged by the ruleset mlhpc-* that it names: that is stricter than any round. All other logs are judged by the
+newest round of the suite that has their benchmark. A time stamp selects nothing, because anybody can write one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _ruleset_of_log(record: RunRecord) -> str | None:
 def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
     """Yield a breach for each folder above a round's folder that is another round or a package.
 
-    A submitter could put a folder v0.7 into his package to select older rules. The folder to check, and those above it,
-    are the checker's own: of those only names such as hpc_results_v3.0 count.
+    A submitter could put a folder v0.7 into his package to select older rules. The folder to check and those above it
+    are the checker's own. Of these only names such as hpc_results_v3.0 count.
     """
     depth, (chosen, *above) = len(root.absolute().parts), where.absolute().parents
     if len(chosen.parts) <= depth:
@@ -88,7 +88,7 @@ def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
 
 
 def _head(group: Group) -> RunRecord | None:
-    """Summarise the head of the first log that reached run_start, or of the log that states most if none did."""
+    """Summarise the head of the first log that reached run_start. If none did, take the log that states most."""
     short = []
     for path in group.logs:
         with suppress(OSError):

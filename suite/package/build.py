@@ -1,8 +1,8 @@
 """Builds a results package in the MLPerf HPC tree from run folders.
 
 Logs are copied byte for byte and never edited. All files are first written to a temporary folder next to the package
-and then moved in. An earlier result is never overwritten. The sha256 manifest is written last: a package without a
-manifest, or with one that does not match its files, is not complete.
+and then moved in. An earlier result is never overwritten. The sha256 manifest is written last. So a package is complete
+only if it has a manifest that matches its files.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from suite.package.results import NOBODY, Result, Run, notes, read_run, results_
 class Package:
     """A package that was built: its folder and results, and messages for a person.
 
-    ``personal`` lists the names of hosts, paths and accounts that it contains. ``incomplete`` says of each result that
-    is no score why it is none.
+    ``personal`` lists the names of hosts, paths and accounts that it contains. ``incomplete`` names each result without
+    a score, with the reason.
     """
 
     folder: Path
@@ -70,11 +70,12 @@ def build_package(
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
-    Submitter, division and status default to those in the logs. A submitter of logs that name none is marked as late;
-    the default is then the person's own, or else ``system_submitter``. ``stated`` is the description block of a system file.
+    Submitter, division and status default to those in the logs. If the logs name no submitter, it is marked as late;
+    the default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system file.
+
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
-    to remove; secrets are always removed. ``meter`` has readings of an external meter, ``network_w`` is the estimated
-    power of the network in W. InputError, before anything is written, if the runs cannot be packaged together.
+    to remove; secrets are always removed. ``meter`` has readings of an external meter. ``network_w`` is the network's
+    estimated power in W. InputError, before anything is written, if the runs cannot be packaged together.
     """
     check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
@@ -120,7 +121,7 @@ def build_package(
 
 
 def write_package_manifest(package: Path) -> None:
-    """Write the manifest of all files of a package: the last file written, so a package that has one is complete."""
+    """Write the manifest of all files of a package. It is the last file: a package with a manifest is complete."""
     write_whole(package / MANIFEST, render_package_manifest(package))
 
 
@@ -152,7 +153,7 @@ def _check_absent(results: Sequence[Result], package: Path) -> None:
 
 
 def _check_unchanged(package: Path) -> None:
-    """Raise InputError if the package to add to differs from its manifest: the new manifest would hide the damage."""
+    """Raise InputError if an existing package differs from its manifest: a new manifest would hide the damage."""
     if not package.exists():
         return
     for _, path, message in changed_files(package):

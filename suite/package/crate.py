@@ -1,8 +1,7 @@
 """Writes ro-crate-metadata.json: a package as an RO-Crate 1.1 of the profile Process Run Crate 0.5.
 
-A crate has one action for each run.
-All of it is read from the files of the package, so redacted words stay out, and a package that grows gets a new
-description. Nothing is executed and no link is followed. https://w3id.org/ro/wfrun/process/0.5
+A crate has one action for each run. It is read from the files of the package, so redacted words stay out. A package
+that grows gets a new description. Nothing is executed and no link is followed. https://w3id.org/ro/wfrun/process/0.5
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class _Graph:
     entities: dict[str, Entity] = field(default_factory=dict)
 
     def add(self, identity: str, kind: str, **properties: Any) -> dict[str, str]:
-        """Add an entity unless its @id is there already and return a reference to it.
+        """Add an entity unless its @id exists already, and return a reference to it.
 
-        Properties that are None or empty are left out, and a list of one is written as that one, as RO-Crate asks.
+        Leaves out properties that are None or empty. Writes a list of one item as that item, as RO-Crate asks.
         """
         entity: Entity = {"@id": identity, "@type": kind}
         for name, value in properties.items():
@@ -172,7 +171,7 @@ def _facts(package: Path, folder: Path) -> Iterator[Facts]:
 
 
 def _is_inside(package: Path, path: Path) -> bool:
-    """False for a path that a symbolic link in the package leads along."""
+    """Return False if a symbolic link in the package leads to the path."""
     return path.resolve() == package.resolve() / path.relative_to(package)
 
 
@@ -232,7 +231,7 @@ def _error(record: RunRecord) -> str | None:
 def _add_software(graph: _Graph, record: RunRecord, nodes: tuple[Facts, ...]) -> dict[str, str]:
     """Add the suite with the packages of the first node. Nodes that differ are not packaged together.
 
-    Its @id is a digest of both (RFC 6920): an absolute URI is required, and the suite has no address of its own.
+    Its @id is a digest of both (RFC 6920). RO-Crate requires an absolute URI, and the suite has no address of its own.
     """
     packages = sorted(nodes[0].software.packages.items()) if nodes else []
     parts = [_add_package(graph, name, version) for name, version in packages]
@@ -257,7 +256,7 @@ def _add_data(graph: _Graph, record: RunRecord) -> dict[str, str]:
 
 
 def _variables(nodes: tuple[Facts, ...]) -> list[tuple[str, str]]:
-    """List the environment variables in the facts, without those that name a place on the machine."""
+    """List the environment variables in the facts that do not name a place on the machine."""
     found = {(name, value) for facts in nodes for name, value in (facts.slurm | facts.tuning).items()}
     return sorted((name, value) for name, value in found if not _ABSOLUTE.search(value))
 

@@ -1,4 +1,4 @@
-"""The environment of a package's runs as a requirements file, from which pip or uv makes it anew, offline too."""
+"""Renders the environment of a package's runs as a requirements file, for pip or uv, offline too."""
 
 from __future__ import annotations
 

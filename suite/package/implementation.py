@@ -52,7 +52,7 @@ def write_implementation(
 def _write_provenance(
     target: Path, run: Run, result: Result, kinds: Collection[str], submitter: str
 ) -> list[tuple[Path, str, str]]:
-    """Copy the provenance of a run folder, and write origin.json, which maps logs to their names in the package.
+    """Copy the provenance of a run folder. Write origin.json, which maps logs to their names in the package.
 
     Returns the personal words that are left, by the name of their file in ``target``.
     """
@@ -77,7 +77,7 @@ def _write_provenance(
 
 
 def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
-    """Yield the files of a run folder that say how the result was made, except the logs of the result itself."""
+    """Yield the files of a run folder that show how the result was made, except the logs of the result."""
     yield from list_kept_files(run.folder.root)
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
 

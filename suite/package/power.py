@@ -1,4 +1,4 @@
-"""Writes the power readings of a run into a package: the run's own, an external meter's, an estimate of the network."""
+"""Writes the power readings of a run into a package: its own, an external meter's, and the network's estimate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MARGIN_S = 60.0  # of an external meter's readings before and after a run, to s
 def write_power(
     record: RunRecord, log: Path, target: Path, meter: MeterReadings | None, network_w: float | None
 ) -> None:
-    """Write the readings of a run, whose ``log`` lies in its run folder, into a folder of the package.
+    """Write the readings of a run into a folder of the package. ``log`` is in the run folder.
 
-    InputError if the meter has no readings of the run, or a scope no wider than that of the run's own readings.
+    InputError if the meter has no readings of the run, or its scope is not wider than the run's own.
     """
     own = log.parent / POWER / log.stem
     for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
@@ -39,7 +39,7 @@ def write_power(
 
 
 def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
-    """Write the readings of each node. The run's own readings have a narrower scope and stay, as those of a part."""
+    """Write the readings of each node. The run's own readings have a narrower scope and stay as readings of a part."""
     start, stop = record.run_start_s, record.run_stop_s
     if start is None or stop is None:
         raise InputError(f"{record.path}: no run_start or no run_stop; readings cannot be brought to it")

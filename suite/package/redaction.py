@@ -1,6 +1,6 @@
-"""Removes secrets from the files of a package, and host names, paths and accounts if the submitter asks for it.
+"""Removes secrets from the files of a package; host names, paths and accounts only if the submitter asks.
 
-Logs are never edited, so a log that contains one of these words is an error.
+Logs are never edited. A log with one of these words is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')
 
 @dataclass(frozen=True)
 class Personal:
-    """The personal names in the files of some run folders: host names, accounts, and the name of the user."""
+    """The personal names in the files of some run folders: host names, accounts, the name of the user."""
 
     hosts: tuple[str, ...]
     accounts: tuple[str, ...]
@@ -69,12 +69,15 @@ class Redaction:
         return text
 
     def alias(self, host: str) -> str:
-        """Return the name of a host in the package, ``node<i>`` in order of the facts: one for all names of a host."""
+        """Return a host's name in the package, ``node<i>`` in order of the facts.
+
+        All names of a host have one alias.
+        """
         short = list(dict.fromkeys(name.partition(".")[0] for name in self.personal.hosts))
         return f"node{short.index(host.partition('.')[0]) + 1}"
 
     def name(self, path: Path) -> Path:
-        """Return the name of a file in the package: a file of facts has the name of its node."""
+        """Return the name of a file in the package. A file of facts is named after its node's alias."""
         if "hosts" in self.kinds and path.stem in self.personal.hosts:
             return path.with_name(self.alias(path.stem) + path.suffix)
         return path

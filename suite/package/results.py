@@ -24,7 +24,7 @@ NOBODY = (None, NO_SUBMITTER)  # submission_org of a log that names no submitter
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder: the records of its logs in order of trial, and the logs of continued trials (``resumed``)."""
+    """One run folder: the records of its logs by trial, and the logs of continued trials (``resumed``)."""
 
     folder: RunFolder
     info: RunInfo
@@ -40,9 +40,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a package: the runs of one workload and size, of one shape, in one scenario.
+    """One result of a package: the runs of one workload, size, shape and scenario.
 
-    ``scored`` runs count, ``pruned`` are instances of a throughput result that do not, and ``left_out`` are surplus
+    ``scored`` runs count. ``pruned`` are instances of a throughput result that do not count. ``left_out`` are surplus
     runs, each with the reason.
     """
 
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def info(self) -> RunInfo:
-        """run.json of the first run folder."""
+        """The content of run.json of the first run folder."""
         return self.runs[0].info
 
     @property
@@ -112,7 +112,7 @@ def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
 
 
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
-    """Raise InputError for a log that is no run, or has another benchmark or size than its run folder."""
+    """Raise InputError for a log that is no run, or whose benchmark or size is not its run folder's."""
     for record in records:
         if None in (record.benchmark, record.size) and record.run_start_s is None:
             raise InputError(

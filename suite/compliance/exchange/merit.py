@@ -1,4 +1,4 @@
-"""Computes the figures of merit of a result: named numbers with UCUM units, each on a line that one expression matches.
+"""Computes a result's figures of merit: named numbers with UCUM units, one per line, matched by one expression.
 
     MLHPC_FOM 1 <result> <key> <value> <unit>
 

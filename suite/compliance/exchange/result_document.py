@@ -1,4 +1,4 @@
-"""Renders a result as JSON, version 1, with its score and figures of merit, and the schema of that document.
+"""Renders a result as JSON, version 1, with its score and figures of merit. Renders the document's schema too.
 
 `mlhpc score --format json` prints these documents.
 """

@@ -68,7 +68,7 @@ def waive(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
 
 
 def _covers(waiver: Waiver, finding: Finding) -> bool:
-    """True if the rule is the same and the parts of the waiver's path match the last parts of the finding's."""
+    """Return True if the rule is the same and the waiver's path matches the end of the finding's path."""
     patterns, parts = PurePath(waiver.path).parts, PurePath(finding.file).parts
     if waiver.rule != finding.rule or len(patterns) > len(parts):
         return False

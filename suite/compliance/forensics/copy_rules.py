@@ -1,4 +1,4 @@
-"""The search for runs that occur twice: as they are, with other time stamps, or with other last digits."""
+"""Finds runs that occur twice: unchanged, with other time stamps, or with other last digits."""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class SeenRuns:
 
 
 def _is_evidence(run: RunRecord, other: RunRecord, what: str) -> bool:
-    """True if a similarity shows a copy. Runs with one seed may have equal values, never equal durations."""
+    """Return True if a similarity shows a copy. Runs with one seed may have equal values, but never equal durations."""
     return what == DURATIONS or run.seed is None or run.seed != other.seed
 
 
 def _course(run: RunRecord) -> object:
-    """Return what a copy with new time stamps keeps: values of the evaluations and their times since run_start."""
+    """Return what a copy with new time stamps keeps: the evaluations' values and their times since run_start."""
     if not run.evals or run.time_to_train_s is None:
         return None
     return tuple((item.value, round(item.time_s, 3)) for item in run.evals), round(run.time_to_train_s, 3)

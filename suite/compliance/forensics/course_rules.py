@@ -1,6 +1,6 @@
-"""The rules for the course of a run: epochs, evaluations, samples and rates agree with each other and with the clock.
+"""Checks the course of a run: epochs, evaluations, samples and rates agree with each other and with the clock.
 
-The time and the epochs of a run are single numbers that are easily edited. The events around them are not.
+The time and the epochs of a run are single numbers, easily edited. The events around them are not.
 """
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -69,7 +69,7 @@ def before_run(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _trains(event: Event) -> bool:
-    """True for an event of training or evaluation, and for any other that names an epoch or a step of them."""
+    """Return True for an event of training or evaluation, and for any other that names an epoch or a step."""
     if event.key == mllog.TRACKED_STATS:  # published codes log how long staging took in one of them
         return isinstance(event.value, dict) and "throughput" in event.value
     if event.key in _OF_INIT:  # some codes number everything
@@ -144,7 +144,7 @@ def throughput_true(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _may_be(rate: float, samples: float, seconds: float) -> bool:
-    """True if a code that trains at this rate can take these seconds, less a pause, for these samples."""
+    """Return True if training at this rate can take these seconds, minus a pause, for these samples."""
     least = (1.0 - _MOST_APART) * samples / (seconds + _SLACK_S)
     return least <= rate <= (1.0 + _MOST_APART) * samples / max(seconds - _PAUSE_S, _LEAST_SHARE * seconds)
 
@@ -171,7 +171,7 @@ def _training_times(context: LogContext, epoch: Epoch, event: Event) -> list[flo
 
 
 def _samples(context: LogContext) -> list[float]:
-    """List the samples between two evaluations, and the number that some codes of the benchmark use in their place."""
+    """List the samples between two evaluations, and the number that some codes of the benchmark log instead."""
     benchmark, batch = context.benchmark, finite(context.record.global_batch_size)
     if benchmark is None:
         return []

@@ -1,4 +1,4 @@
-"""The rules that compare a result of this suite with the files of its run folders: run.json and the facts of the nodes.
+"""Compares a result of this suite with the files of its run folders: run.json and the facts of the nodes.
 
 `mlhpc package` copies both into provenance/run_<n>/ of
 benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
@@ -101,7 +101,7 @@ def config_kept(result: Result) -> Iterator[ResultBreach]:
 
 
 def _kept_folders(result: Result) -> list[Path]:
-    """What the package keeps of the run folders; outside of a package the run folder itself, if it is one."""
+    """List what the package keeps of the run folders. Outside of a package: the run folder itself, if it is one."""
     if result.group.package is not None:
         return [document.path.parent for document in result.provenance.infos]
     folder = result.group.folder
@@ -206,7 +206,7 @@ def _accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
 
 
 def _accelerators_unknown(document: SystemFile) -> bool:
-    """True if the probe of a node's accelerators failed."""
+    """Return True if the probe of a node's accelerators failed."""
     problems = document.fields.get("problems")
     return not _accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
 
@@ -220,13 +220,13 @@ def _names_something(value: object) -> bool:
 
 
 def _may_be_same(name: str, models: Sequence[str]) -> bool:
-    """True if a name and one of the models share a word such as H100 or 7763, or if one of them has no such word."""
+    """Return True if a name and one of the models share a word such as H100 or 7763, or one of them has none."""
     words = _words(name)
     return not words or any(not _words(model) or words & _words(model) for model in models)
 
 
 def _words(text: str) -> set[str]:
-    """List the words that distinguish a model: with a digit and a letter, or a number of four digits."""
+    """List the words that identify a model: with a letter and a digit, or with four digits."""
     found = re.findall(r"[a-z0-9]+", text.lower())
     return {word for word in found if re.fullmatch(r"[0-9]{4}[a-z0-9]*|[a-z]+[0-9]{2,}[a-z]*", word)}
 

@@ -1,9 +1,9 @@
-"""The similarity of two runs: the chance that two honest runs share a stretch of evaluations, or of times between them.
+"""Measures how similar two runs are: the chance that honest runs share such a stretch of evaluations or durations.
 
-Two seeds give two curves. How close they come by chance was measured on all published pairs of runs that differ
-(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Given all values before, the next value is within a
-share x of `_OF_ROUGHNESS` of the curve's roughness in at most a share x of all cases. The same holds for durations and
-`_OF_DURATION`. So n consecutive values, each within x, have a chance of at most x to the power of n.
+Two seeds give two curves. How close they come by chance was measured on all published pairs of different runs
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Take a share x of `_OF_ROUGHNESS` of the curve's
+roughness: given all values before, the next value is within it in at most a share x of all cases. The same holds for
+durations and `_OF_DURATION`. So n consecutive values within x have a chance of at most x to the power of n.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Class = tuple[str, int, int]
 class Similarity:
     """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
 
-    ``p`` is the chance that an honest run shares such a stretch with any of the runs to which it is compared.
+    ``p`` is the chance that an honest run shares such a stretch with any of the compared runs.
     """
 
     what: str
@@ -78,10 +78,10 @@ class Series:
 
     @cached_property
     def grain(self) -> float:
-        """The relative step of the grid that all values lie on: accuracies of few samples are often equal by chance.
+        """The relative step of the grid on which all values lie. Accuracies of few samples are often equal by chance.
 
-        Values in single precision lie on the grid but for their rounding. Zero if there is no grid, or if the grid is
-        so fine that any values could lie on it by chance.
+        Values in single precision lie on the grid except for rounding. Zero without a grid, or if it is so fine that
+        any values could lie on it by chance.
         """
         rounding = _SINGLE_ROUNDING * max(self.numbers)
         ordered = sorted(self.numbers)
@@ -128,7 +128,10 @@ class Series:
         return [_duration_closeness(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
 
     def may_share_stretch(self, other: Series, shift: int, place: int) -> bool:
-        """True if a value before or after the two values at ``place`` is close too. Most candidates fail this."""
+        """Return True if a value before or after the two values at ``place`` is close too.
+
+        Most candidates fail this.
+        """
         whole = self.overlap(other, shift)
         neighbours = [at for at in (place - 1, place + 2) if at in whole]
         return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
@@ -173,7 +176,7 @@ Owner = TypeVar("Owner")
 
 
 class Runs(Generic[Owner]):
-    """An index of runs, each with its owner, that finds the run of which another is a copy."""
+    """An index of runs with their owners. It finds the run that another one copies."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Owner, Series]] = []
@@ -226,7 +229,7 @@ def _duration_closeness(a: float, b: float) -> float:
 
 
 def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
-    """True if the ascending distances are multiples of the step. Each multiple makes the step more precise."""
+    """Return True if the ascending distances are multiples of the step. Each multiple makes the step more precise."""
     known = 1  # steps of the longest distance so far: the step is known to the rounding, divided by this
     for distance in distances:
         steps = round(distance / step)

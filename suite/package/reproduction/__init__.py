@@ -1,1 +1,1 @@
-"""Judges by levels whether the result of a package can be reproduced, and names the likeliest cause of a difference."""
+"""Judges by levels whether a package's result can be reproduced, and names the likeliest cause of a difference."""

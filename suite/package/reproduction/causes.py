@@ -1,8 +1,8 @@
-"""Lists the differences between two runs, the likeliest cause first: pure functions of their `RunFacts`.
+"""Lists the differences between two runs, the likeliest cause first. Pure functions of their `RunFacts`.
 
 A cause comes before its consequences: other data, another configuration, other code, other libraries, another machine.
-Facts that differ between any two runs (times, free memory, names of hosts, numbers of jobs) are not compared, nor are
-facts that cannot change a number of a run (other workloads' files, tools for tests).
+Facts that differ between any two runs are not compared: times, free memory, names of hosts, numbers of jobs. Nor are
+facts that cannot change a number of a run: other workloads' files, tools for tests.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _changed(was: str, now: str, files: list[str]) -> str:
-    """Name the files in which two diffs differ, those that a run uses first."""
+    """Name the files in which two diffs differ, first the files that a run uses."""
     by_file = re.compile(r"(?ms)^diff --git a/(\S+) (.*?)(?=^diff --git |\Z)")
     names = _differing(dict(by_file.findall(was)), dict(by_file.findall(now)))
     used = [name for name in names if name in files] or names

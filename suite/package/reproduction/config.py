@@ -26,10 +26,10 @@ _WHY = {
 
 
 def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, tuple[str, ...]]:
-    """Read a config.yaml of a package for the installed workload, and the reasons why some settings are not followed.
+    """Read a package's config.yaml for the installed workload. Also returns why some settings are not followed.
 
-    InputError, one line, if the file is larger or deeper than any that a run writes, has anchors, or if the installed
-    suite refuses a value.
+    InputError, one line, if the file is larger or deeper than any that a run writes, or has anchors. InputError also if
+    the installed suite refuses a value.
     """
     source = read_plain_yaml(path)
     left_out = []

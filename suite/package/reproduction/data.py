@@ -1,4 +1,4 @@
-"""Level 1, the data: a data set on disk is compared with the manifest that the package's logs name. Reads only."""
+"""Judges level 1, the data: compares a data set on disk with the manifest that the package's logs name. Reads only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reproduction.json, version 1: the verdicts on the results of a package. Writes, reads and renders it."""
+"""Writes, reads and renders reproduction.json, version 1: the verdicts on the results of a package."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def verdict_of(
 
 
 def all_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
-    """True if there is a result, and every level of every one was reproduced by a run with the package's settings."""
+    """Return True if there is a result, and runs with the package's settings reproduced every level of every result."""
     levels = [level for result in results for level in result.levels]
     settings = any(result.settings for result in results)
     return bool(levels) and not settings and all(level.verdict == LevelOutcome.REPRODUCED for level in levels)

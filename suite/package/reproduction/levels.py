@@ -48,7 +48,7 @@ LATER = 30.0
 
 
 def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
-    """Judge level 2: compare the losses of the first steps, bit for bit and within the bound of rounding.
+    """Judge level 2: compare the first steps' losses, bit for bit and within the bound of rounding.
 
     The reason names the step whose difference is largest relative to its bound.
     """
@@ -135,7 +135,7 @@ def judge_epochs(
     """Judge level 3: compare epochs to the target by seed. None: the run missed the target.
 
     Equal epochs with equal seeds are reproduced. Otherwise the mean must lie in the prediction interval for the mean of
-    the new runs, from the epochs of the reference points (``reference``), else from the package's own runs.
+    the new runs. The interval comes from the reference points (``reference``), else from the package's own runs.
     """
     # A seed that missed the target in the package too is no failure here.
     failed = sorted(seed for seed, epochs in now.items() if epochs is None and was.get(seed, 0.0) is not None)

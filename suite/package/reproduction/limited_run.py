@@ -26,7 +26,7 @@ _NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|ended by signal 9 |Thread creatio
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a command: seconds, the source of that number, and bytes of private memory of each of its processes."""
+    """Limits of a command: seconds, the source of that number, and bytes of private memory per process."""
 
     seconds: float
     source: str
@@ -35,7 +35,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended: exit code, the last line it printed, and in words the limit that ended it, if any."""
+    """How a command ended: exit code, the last line it printed, and the limit that ended it, in words or None."""
 
     code: int
     last: str
@@ -58,8 +58,8 @@ def find_bounds(records: Iterable[RunRecord], ranks: int, free: int | None, stat
 def execute(words: Sequence[str], log: Path, bounds: Bounds | None = None, ranks: Path | None = None) -> Done:
     """Run ``mlhpc WORDS`` with its output in ``log``, a new file. At its time limit it gets SIGTERM, then SIGKILL.
 
-    It also ends with this process. ``ranks`` is the file with the output of its ranks. The limit of memory is that of
-    the writable private memory of each process (RLIMIT_DATA).
+    It also ends with this process. ``ranks`` is the file with the output of its ranks. The memory limit is for the
+    writable private memory of each process (RLIMIT_DATA).
     """
     make_folder(log.parent)
     over, memory = None, None if bounds is None else _allowed(bounds.memory)

@@ -42,7 +42,7 @@ class Original:
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
-        """run.json of the first run folder."""
+        """The content of run.json of the first run folder."""
         return read_small_json(self.folders[0] / "run.json") if self.folders else {}
 
     @cached_property

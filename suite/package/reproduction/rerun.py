@@ -1,4 +1,4 @@
-"""Reproduces one result with the installed suite: data, runs, paired runs; each level from what came out.
+"""Reproduces one result with the installed suite: data, runs, paired runs. Judges each level by the outcome.
 
 Every run is `mlhpc run` of this suite with the package's configuration. Nothing of the package is executed.
 """
@@ -49,7 +49,7 @@ _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Ended:
-    """A new run that did not finish: the outcome, the reason, and the facts it logged before a limit ended it."""
+    """A new run that did not finish: the outcome, the reason, and the facts it logged before it ended."""
 
     verdict: LevelOutcome
     why: str
@@ -58,10 +58,10 @@ class Ended:
 
 @dataclass
 class Rerun:
-    """The attempt to reproduce one result, in ``folder``. ``beside`` is a run folder to compare with instead of a new
-    run.
+    """The attempt to reproduce one result, in ``folder``.
 
-    ``limit_s`` limits the time of a run; the default is a multiple of the package's longest run.
+    ``beside`` is an existing run folder to compare with, instead of a new run. ``limit_s`` limits the time of a run;
+    the default is a multiple of the package's longest run.
     """
 
     original: Original
@@ -120,7 +120,7 @@ class Rerun:
         return found
 
     def _with_own_copy(self, found: LevelVerdict) -> LevelVerdict:
-        """Add to the verdict on data made anew that the data set at the usual place here is another one."""
+        """Mention in the verdict on regenerated data that the data set at the usual place here differs."""
         logged, kept = self.was.data_manifest, self.original.data_manifest
         root = default_data_root(self._descriptor.name, str(self._benchmark.size))
         if logged is None or not (root / MANIFEST_NAME).is_file():
@@ -188,10 +188,7 @@ class Rerun:
         return self._with_settings(found)
 
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
-        """Judge level 4:
-
-        run the original and the changed configuration in pairs, and test if their times are equivalent.
-        """
+        """Judge level 4: run original and changed configuration in pairs, and test if their times are equivalent."""
         changed = changed_config(self._descriptor, self.config, tuple(overrides))
         one, other = (plain(each) for each in (self.config, changed))
         cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
@@ -258,7 +255,7 @@ class Rerun:
         return self.failed.facts if self.failed is not None else None
 
     def _was_with(self, seed: int | None) -> RunFacts:
-        """Return the facts of the package's run with a seed; if it has none, those of its first run."""
+        """Return the facts of the package's run with a seed, else those of its first run."""
         every = map(self.original.run_facts, self.original.records)
         return next((facts for facts in every if facts.seed == seed), self.was)
 
@@ -284,7 +281,7 @@ class Rerun:
         return self.ranks or self.was.ranks or 1
 
     def _seed(self, number: int) -> int:
-        """Return the seed of a new run: that of the package's run of this number, else the next larger ones."""
+        """Return the seed of a new run: that of the package's run of this number, else the next larger one."""
         seeds = [record.seed for record in self.original.records if record.seed is not None] or [0]
         if self.seed is not None:
             return self.seed + number
@@ -393,10 +390,7 @@ class Rerun:
         return verdict_of(1, LevelOutcome.REPRODUCED, "the run verified data with this manifest", compared=compared)
 
     def _changed_defaults(self, known: set[str]) -> list[Difference]:
-        """List the defaults of the size that have changed in the installed suite.
-
-        The --set of the run's command apply.
-        """
+        """List the defaults of the size that have changed in the installed suite. The command's --set still apply."""
         command = self.original.info.get("command")
         if self.original.descriptor is None or not isinstance(command, list) or "--config" in command:
             return []

@@ -1,4 +1,4 @@
-"""Collects the facts of a run from its log and the files beside it, in a package or a run folder, or of this machine.
+"""Collects the facts of a run from its log and its files in a package or run folder, or the facts of this machine.
 
 All files are read as data of bounded size. A file that is a link, or no document of its kind, counts as absent.
 """
@@ -31,9 +31,9 @@ Model = TypeVar("Model", bound=Struct)
 class RunFacts:
     """The known facts of one run. None, or empty, for an unknown fact.
 
-    ``about`` is the metadata of run_config, ``sources`` has the digests of the suite's files by path, ``changes`` the
-    uncommitted changes, ``losses`` those of the first steps, ``evaluations`` the metric's values in order, ``choices``
-    the options measured as fastest on its machine.
+    ``about``: the metadata of run_config. ``sources``: digests of the suite's files by path. ``changes``: the
+    uncommitted changes. ``losses``: losses of the first steps. ``evaluations``: the metric's values in order.
+    ``choices``: the options that were fastest on its machine.
     """
 
     config: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Level 0, the log: files are intact, and scores recomputed from the logs equal the stated or published ones."""
+"""Judges level 0, the log: files are intact, and recomputed scores equal the stated or published ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def judge_log(original: Original, changes: Sequence[Difference]) -> LevelVerdict
 def list_changes(package: Path, originals: Sequence[Original]) -> list[Difference]:
     """List how a package differs from its manifest.
 
-    A package of this suite has one. Packages of published rounds have none, so nothing differs.
+    A package of this suite has a manifest. Packages of published rounds have none, so nothing differs.
     """
     manifest = package / MANIFEST
     if manifest.is_symlink() or not manifest.is_file():
