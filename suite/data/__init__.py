@@ -1,1 +1,1 @@
-"""Data sets: building and finding them, their files, the order of samples over ranks, staging to node-local storage."""
+"""Builds and finds data sets, orders samples over ranks, and stages files to node-local storage."""

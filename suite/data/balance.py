@@ -38,10 +38,9 @@ def summed_shares(costs: Costs, shares: int) -> list[Indices]:
 
 
 def padded_shares(costs: Costs, shares: int) -> list[Indices]:
-    """Split samples into shares that minimise the largest padded cost (samples x longest). Returns indices into
-    ``costs``.
+    """Split samples into shares with the least largest padded cost (samples x longest). Returns indices into ``costs``.
 
-    An optimal split is contiguous in the sorted costs; bisection finds its largest padded cost to six digits.
+    An optimal split is contiguous in the sorted costs. Bisection finds its largest padded cost to six digits.
     """
     order = np.argsort(-costs, kind="stable")
     descending = costs[order].astype(np.float64)
@@ -76,7 +75,7 @@ def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> li
 class EvenShares:
     """Finds all shares of a global batch from one of them. A rank that accumulates gradients has several shares.
 
-    Share s of n has every n-th sample of a global batch from position s on (`sampling.train_batches`); part p of rank r
+    Share s of n has every n-th sample of a global batch, from position s (`sampling.train_batches`). Part p of rank r
     is share r + p * ranks. So one share determines its batch and the number of shares.
     """
 

@@ -1,4 +1,4 @@
-"""Measures the metric that trivial and analytic predictors reach on a data set, once, when the data set is made.
+"""Measures what trivial and analytic predictors reach on a data set, once, when the data set is made.
 
 <data root>/baselines.json   {"version": 1, "data_manifest": sha256, "metric": key, "values": {name: value},
                              "standard_errors": {name: of the value, over evaluation samples, or null},
@@ -63,7 +63,10 @@ def standard_error(value: float) -> float | None:
 
 
 def is_oracle(value: float) -> bool:
-    """True for the value of a predictor that knows the rule of the data: a bound for learning, and no baseline."""
+    """Return True for the value of a predictor that knows the rule of the data.
+
+    It bounds learning and is no baseline.
+    """
     return isinstance(value, Baseline) and value.told
 
 

@@ -1,4 +1,4 @@
-"""Builds a data set from a recipe, over ranks, and continues one that was interrupted. Finds a complete one.
+"""Builds a data set from a recipe, over ranks, and continues an interrupted build. Finds a complete data set.
 
 The workload makes the samples and the manifest's attributes; this module writes shards, and the manifest last.
 """
@@ -55,9 +55,9 @@ class DataSetPlan(Generic[Summary]):
     """The data set to build.
 
     ``recipe`` determines every byte of the data set; the manifest stores it as ``generator``. ``summarise`` reduces one
-    shard, new or from an interrupted build, to a small summary, which is sent to rank 0 for ``attributes``.
-    ``attributes`` gets the summaries of each split in order of shard and returns the manifest's attributes, or raises
-    InputError if the data set is unusable (samples of one split occur in the other, say).
+    shard, new or from an interrupted build, to a small summary, which goes to rank 0. ``attributes`` gets the summaries
+    of each split in order of shard and returns the manifest's attributes. It raises InputError if the data set is
+    unusable, for example if a sample is in both splits.
     """
 
     workload: str
@@ -89,8 +89,8 @@ def numbered_pieces(
 ) -> list[Piece]:
     """Plan the shards of numbered items: training items from 0, validation items from `VALIDATION_INDEX`.
 
-    ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes; ``progress`` is
-    called with the sum for this rank.
+    ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes. ``progress`` gets
+    the sum for this rank.
     """
     numbers = (range(train), range(VALIDATION_INDEX, VALIDATION_INDEX + validation))
     plan = [
@@ -110,8 +110,7 @@ def numbered_pieces(
 
 
 def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progress | None = None) -> None:
-    """Write the data set under ``root``. Intact shards of an interrupted build, and a complete data set, stay as they
-    are.
+    """Write the data set under ``root``. Intact shards of an interrupted build stay, and so does a complete data set.
 
     All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds
     other data, another process is building it, or a shard cannot be made.
@@ -145,7 +144,7 @@ def _build(
 
 
 def find_data(root: Path, workload: str, size: str) -> Manifest:
-    """Read the manifest of a complete data set. InputError says how to make it, or which data set is there instead."""
+    """Read the manifest of a complete data set. InputError says how to make it, or which data set the folder holds."""
     if not (root / MANIFEST_NAME).exists():
         command = f"mlhpc data generate {workload} --size {size} -o {shlex.quote(str(root))}"
         raise InputError(f"{root}: no data set here; make it with: {command}")

@@ -1,9 +1,9 @@
 """Maps the datasets of one shard into memory as columns: random access to samples without calls into HDF5.
 
-A dataset holds samples of one shape (contiguous, or gzip with one chunk per sample), or it is ragged: its samples
-differ in length, and the dataset ``AXIS.offsets`` (int64, samples + 1 values that rise from 0) says which rows of
-``AXIS.name`` belong to which sample. HDF5 returns the position of each dataset once per shard; all samples are read
-from the map.
+A dataset holds samples of one shape (contiguous, or gzip with one chunk per sample), or it is ragged. Samples of a
+ragged dataset differ in length. The dataset ``AXIS.offsets`` (int64, samples + 1 values that rise from 0) then says
+which rows of ``AXIS.name`` belong to which sample. HDF5 returns the position of each dataset once per shard; all
+samples are read from the map.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def map_columns(path: Path) -> dict[str, Column]:
 
 
 def offsets_name(name: str) -> str:
-    """Return the dataset that would make ``name`` ragged:
+    """Return the dataset that would make ``name`` ragged.
 
-    ``AXIS.offsets`` for ``AXIS.name``, "" for names without axis.
+    This is ``AXIS.offsets`` for ``AXIS.name``, and "" for names without an axis.
     """
     axis, separator, _ = name.partition(".")
     return axis + OFFSETS if separator and not name.endswith(OFFSETS) else ""
@@ -180,10 +180,10 @@ def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable
 def _prefetch_part(
     mapped: mmap.mmap, extents: Sequence[tuple[int, int]], shape: tuple[int, ...]
 ) -> Callable[[int, Part], None]:
-    """Return a function that requests the pages of a part of a sample and no others: the kernel would read on.
+    """Return a function that requests the pages of a part of a sample, and no others.
 
-    ``shape`` is the shape of a sample, followed by the bytes of a value. The kernel's read-ahead suffices for samples
-    that are smaller than it.
+    ``shape`` is the shape of a sample, followed by the bytes of a value. For samples smaller than the kernel's
+    read-ahead that suffices.
     """
 
     def prefetch(index: int, part: Part) -> None:

@@ -1,4 +1,4 @@
-"""Renders croissant.json: a data set as Croissant 1.1 (MLCommons), from its manifest and the headers of a few shards.
+"""Renders croissant.json: a data set as Croissant 1.1 (MLCommons), from its manifest and headers of a few shards.
 
 The checksums are those of the manifest: no data are read. http://mlcommons.org/croissant/1.1
 """

@@ -1,8 +1,8 @@
-"""Computes the identity of data that are not in the suite's sharded form: one sha256 over the files of a folder.
+r"""Computes the identity of data that are not in the suite's sharded form: one sha256 over the files of a folder.
 
 It is the sha256 of the text that sha256sum prints for the files in the order of their names:
 
-    cd FOLDER && find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+    cd FOLDER && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from suite.world import World
 
 
 def fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: None) -> tuple[str, Verification]:
-    """Read all files of a data set and return its sha256 in hex, and the bytes and files read.
+    """Read all files of a data set. Return its sha256 in hex, and the bytes and files read.
 
-    All ranks call it, each reads its share. A data set in the sharded form is compared with its manifest, whose sha256
-    is returned. InputError, the same on every rank, if there is no file, or one cannot be read or is damaged.
+    All ranks call it, each reads its share. Sharded data are compared with their manifest, whose sha256 is returned.
+    InputError, the same on every rank, if there is no file, or one cannot be read or is damaged.
     """
     found, error = None, None
     if world.is_first:
@@ -41,7 +41,7 @@ def fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: Non
 
 
 def list_files(root: Path) -> list[str]:
-    """List the files below a folder, or the one file, relative, in the order of bytes. InputError if there is none."""
+    """List the files below a folder, or the one file, relative, in byte order. InputError if there is none."""
     if root.is_file():
         return [root.name]
     below = [Path(folder) / name for folder, _, names in os.walk(root) for name in names]

@@ -41,7 +41,7 @@ class Synthetic(Generic[Summary]):
 
 @dataclass(frozen=True)
 class Generator(Generic[Settings]):
-    """A workload's generator. ``data_set`` gives the data set of the settings of a size and a seed.
+    """A workload's generator. ``data_set`` makes the data set of a size's settings and a seed.
 
     ``name``, ``version``, the seed, ``constants`` and the fields of the settings are the recipe that names the data.
     ``check_tools`` raises ValueError if a package that generating needs is missing.
@@ -56,7 +56,7 @@ class Generator(Generic[Settings]):
     check_tools: Callable[[], None] | None = None
 
     def generate(self, root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-        """Generate a data set. A complete one is left as it is, an interrupted one is continued.
+        """Generate a data set. A complete one stays as it is, an interrupted one is continued.
 
         ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a
         missing tool, or a folder that holds other data.

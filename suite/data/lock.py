@@ -1,8 +1,8 @@
-"""A lock on a trial or a data set: one owner at a time on any file system that hosts share, Lustre and NFS included.
+"""Locks a trial or a data set: one owner at a time on any file system that hosts share, also Lustre and NFS.
 
-The lock is a small file that names its owner. link(2) makes it, which fails if the name is taken and needs no lock
-daemon. The owner refreshes its time stamp as long as it lives. Another process may take over the lock of an owner that
-is gone.
+The lock is a small file that names its owner. link(2) makes it: that fails if the name is taken, and needs no lock
+daemon. The owner refreshes its time stamp as long as it lives. Another process may take over the lock once its owner is
+gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIES, PAUSE_S = 100, 0.05
 
 
 class LockedError(InputError):
-    """Another living process has a lock, or the lock cannot be made: nothing behind it may be written."""
+    """Another living process has a lock, or the lock cannot be made. Nothing that it protects may be written."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -64,10 +64,11 @@ class Owner(Struct, frozen=True, kw_only=True):
         )
 
     def is_gone(self, seeker: Owner, silent_s: float) -> bool:
-        """True if this owner's process ended, as far as ``seeker`` can know. ``silent_s`` is the age of the lock.
+        """Return True if this owner's process has ended, as far as ``seeker`` can know. ``silent_s``: the age of the
+        lock.
 
         On the same kernel, in the same process namespace, the process is looked up. Elsewhere it counts as gone after
-        `SILENT_S`, or if the seeker is the same job, which was started again.
+        `SILENT_S`, or if the seeker is the same job after a restart.
         """
         if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
             return start_of(self.pid) != self.started
@@ -119,9 +120,9 @@ def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
 
 
 def refuse_held(path: Path, what: str) -> None:
-    """LockedError, which names the owner, if another living process has a lock. Writes nothing.
+    """Raise LockedError, which names the owner, if another living process has a lock. Writes nothing.
 
-    A moment later somebody may take it: who wants to be sure holds it.
+    Another process may take the lock a moment later; to be sure, hold it.
     """
     found, written = _read(path)
     if written is not None:
@@ -140,7 +141,7 @@ def living_owner(path: Path) -> Owner | None:
 
 
 def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, silent_s: float) -> None:
-    """LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
+    """Raise LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
     if found is not None and not found.is_gone(seeker, silent_s):
         raise LockedError(f"{path}: {what} is in use by {found}")
     if found is None and silent_s <= SILENT_S:
@@ -161,7 +162,7 @@ def _acquire(path: Path, owner: Owner, what: str) -> None:
 
 
 def _create(path: Path, owner: Owner) -> float | None:
-    """Make the lock. None if that succeeded; the time by the file system's clock if the lock exists."""
+    """Make the lock. None if that succeeded; if the lock exists, the time by the file system's clock."""
     own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
     try:
         with errors_name(path, own), own.open("x", encoding="utf-8") as file:
@@ -205,7 +206,7 @@ def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
 
 
 def _read(path: Path) -> tuple[Owner | None, float | None]:
-    """Return the owner that a lock names, or None, and the time of its last refresh, or None if there is no lock."""
+    """Return the owner that a lock names (or None) and the time of its last refresh (None without a lock)."""
     try:
         written = path.stat().st_mtime
         return json.decode(path.read_bytes(), type=Owner), written

@@ -54,7 +54,7 @@ class Manifest(_Frozen, frozen=True, kw_only=True):
     attributes: dict[str, Any] = {}
 
     def text(self) -> str:
-        """The manifest as `write_manifest` writes it."""
+        """Render the manifest as `write_manifest` writes it."""
         return json.dumps(plain(self), indent=1) + "\n"
 
     @property
@@ -76,7 +76,7 @@ class Manifest(_Frozen, frozen=True, kw_only=True):
         return sum(entry.bytes for entry in self.shards)
 
     def samples(self, split: str) -> int:
-        """Number of samples of one split."""
+        """Return the number of samples of one split."""
         return sum(entry.samples for entry in self.splits[split])
 
 
@@ -103,8 +103,8 @@ def read_manifest_file(path: Path) -> Manifest:
 def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
     """Compare the files of a data set with its manifest: one line per file that differs, none if all agree.
 
-    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` is called with
-    the size of each shard after it was checked.
+    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` gets the size
+    of each shard after its check.
     """
     try:
         manifest = read_manifest(root)

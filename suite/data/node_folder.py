@@ -1,7 +1,7 @@
-"""Makes the folder of a staged copy on a node: only its owner can write into it, and part files of killed jobs go.
+"""Makes the folder of a staged copy on a node. Only its owner can write into it; part files of killed jobs go.
 
-Its name is predictable, and everybody may write into many node-local storages: another user could have put a folder or
-a link there.
+Its name is predictable, and in many node-local storages everybody may write. Another user could have put a folder or a
+link there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def make_folders(target: Path, splits: Iterable[str]) -> None:
     """Make the folder of a copy and those of its splits, and remove part files of killed jobs.
 
     A new folder in a place where everybody may write is for its owner only. InputError if another user could have made,
-    or could replace, a folder on the way: it belongs to neither this user nor root, or everybody may rename it.
+    or could replace, a folder on the way. That is so if it belongs to neither this user nor root, or everybody may
+    rename it.
     """
     _make_trusted(target)
     for split in splits:
@@ -38,9 +39,9 @@ def make_folders(target: Path, splits: Iterable[str]) -> None:
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove part files whose writer was killed: a living writer holds a lock, or is the process in the file's name.
+    """Remove part files whose writer was killed. A living writer holds a lock, or is the process in the file's name.
 
-    Where files cannot be locked, one that was written a moment ago stays too.
+    Where files cannot be locked, a file that was written a moment ago stays too.
     """
     for part in target.rglob("*.part"):
         with suppress(FileNotFoundError, BlockingIOError):
@@ -128,7 +129,7 @@ def _check_owner(place: Path, found: os.stat_result, above: os.stat_result) -> N
 
 
 def _is_being_written(part: Path, written: float) -> bool:
-    """True if the process in the file's name lives and is not younger than the file."""
+    """Return True if the process in the file's name lives and is not younger than the file."""
     match = _WRITER.search(part.name)
     if match is None:
         return False

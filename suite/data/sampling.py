@@ -1,8 +1,8 @@
 """Computes the samples of each rank and step: pure functions of (n, seed, epoch, rank, size).
 
 The order of an epoch is one permutation of all samples, the same on every rank. A global batch is a contiguous piece of
-it, and rank r takes every size-th sample of the piece from r on. So global batches do not depend on the number of
-ranks. Samples are neither repeated nor padded.
+it; rank r takes every size-th sample of the piece, from r on. So global batches do not depend on the number of ranks.
+Samples are neither repeated nor padded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uin
 def steps_per_epoch(n: int, global_batch_size: int) -> int:
     """Count the full global batches in an epoch. InputError if there is none.
 
-    The samples left over are fewer than a batch, and others in each epoch, because the orders differ.
+    Fewer samples than a batch are left over. They differ from epoch to epoch, because the orders do.
     """
     if n < global_batch_size:
         raise InputError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
@@ -71,7 +71,7 @@ def train_batches(
 def eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
     """Yield this rank's evaluation samples in batches of at most ``batch_size``.
 
-    All ranks together get each of 0..n-1 once.
+    Over all ranks each of 0..n-1 occurs once.
     """
     mine = np.arange(rank, n, size, dtype=np.int64)
     for begin in range(0, len(mine), batch_size):

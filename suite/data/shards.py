@@ -1,7 +1,7 @@
-"""Writes shards of a data set, HDF5 files with some samples of one split, and reads their samples. Knows no workload.
+"""Writes and reads shards of a data set: HDF5 files with some samples of one split. Knows no workload.
 
 Every dataset has the samples in its first dimension, or is ragged (`suite.data.columns`). Large datasets begin on a
-page and are contiguous, or gzip with one chunk per sample, so that the reader can map the file.
+page and are contiguous, or gzip with one chunk per sample. So the reader can map the file.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Compression = Literal["none", "gzip"]
 
 
 def shard_path(root: Path, split: str, index: int) -> Path:
-    """The path of shard ``index`` (0-based) of a split."""
+    """Return the path of shard ``index`` (0-based) of a split."""
     return root / split / f"shard_{index:05d}.h5"
 
 
 def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: Compression = "none") -> ShardEntry:
     """Write the arrays to ``<root>/<split>/<name>.h5`` atomically and return the manifest entry.
 
-    The first dimension of an array counts samples, or rows if it is ragged; ragged arrays are never compressed. The
-    same arrays give the same file, byte for byte. InputError if the arrays do not have the same number of samples.
+    The first dimension of an array counts samples, or rows if it is ragged. Ragged arrays are never compressed. The
+    same arrays give the same file, byte for byte. InputError if the arrays differ in their number of samples.
     """
     samples = _count_samples(path, arrays)
     page = {"alignment_threshold": ALIGNMENT_BYTES, "alignment_interval": ALIGNMENT_BYTES}
@@ -60,7 +60,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise what the disk answered, which HDF5 tells in the middle of ten lines, as the OSError that it is."""
+    """Raise the disk's own OSError, which HDF5 hides in the middle of ten lines."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -98,14 +98,14 @@ class ShardReader:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Number of samples of the split."""
+        """Return the number of samples of the split."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, indices: ArrayLike, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
         """Copy the samples ``indices``, in that order, by dataset. ``names`` selects datasets; the default is all.
 
-        Rows of ragged datasets are joined, with offsets that count from the first sample read. IndexError for a sample
-        that does not exist; InputError names a shard that is missing or damaged.
+        Rows of ragged datasets are joined; their offsets count from the first sample read. IndexError for a sample that
+        does not exist. InputError names a missing or damaged shard.
         """
         shards, from_end = self._locate(indices)
         batch = {}
@@ -171,7 +171,7 @@ def stored_bytes(path: Path) -> int:
 
 
 def bytes_read() -> int:
-    """Return the bytes of samples that this process has read from shards since it began, on all threads."""
+    """Return the bytes of samples that this process has read from shards so far, on all threads."""
     return _READ.total
 
 

@@ -1,10 +1,9 @@
-"""Copies a sharded data set to node-local storage: each byte leaves the shared file system once per job.
+"""Copies a sharded data set to node-local storage. Each byte leaves the shared file system once per job.
 
 One node reads a shard and broadcasts it to the ranks with the same local rank on the other nodes. The schedule is a
-pure function of the manifest and of the missing shards, so that all ranks make the same collective calls. An error
-waits for the check at the end of the round, which raises it on every rank. A shard gets its name only after its
-checksum is verified and its bytes are on the disk, and the manifest is written last: a file under its final name is
-complete.
+pure function of the manifest and the missing shards, so all ranks make the same collective calls. An error waits for
+the check at the end of the round, which raises it on every rank. A shard gets its name only after its checksum is
+verified and its bytes are on the disk. The manifest is written last. So a file under its final name is complete.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ ROUND_BLOCKS = 16  # blocks of each reading node between two checks for errors o
 class StagingReport:
     """The result of staging. ``bytes`` and ``files`` count each copied shard once, for any number of nodes.
 
-    ``damaged`` counts the shards of an earlier staging with wrong checksums, on all nodes; they were copied again.
+    ``damaged`` counts shards of an earlier staging with wrong checksums, on all nodes. They were copied again.
     """
 
     root: Path
@@ -92,9 +91,9 @@ def stage(
 ) -> StagingReport:
     """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
 
-    Complete shards of an earlier staging are kept; with ``verify`` only if their checksums are right. InputError, the
-    same on every rank, if the source is damaged, a node lacks space or a copy fails. A thread must call it with the
-    world of `own_world`.
+    Complete shards of an earlier staging stay; with ``verify`` only if their checksums are right. InputError, the same
+    on every rank, if the source is damaged, a node lacks space or a copy fails. A thread must call it with the world of
+    `own_world`.
     """
     begin = time.monotonic()
     manifest = _read_manifest(source, world)
@@ -156,9 +155,9 @@ def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[
 
 
 def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
-    """Yield the next round of a lane as (sending node, block):
+    """Yield the next round of a lane as (sending node, block).
 
-    first one block of every node, then the second, and so on.
+    It has one block of every node first, then the second of every node, and so on.
     """
     for _ in range(ROUND_BLOCKS):
         for node, stream in enumerate(streams):
@@ -182,7 +181,7 @@ def _read_manifest(source: Path, world: World) -> Manifest:
 def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) -> tuple[list[list[int]], int]:
     """Prepare the folder on every node and check its free space.
 
-    Returns the shards that each node lacks, and the number of those that are damaged rather than missing.
+    Returns the shards that each node lacks, and how many of them are damaged rather than missing.
     """
     _on_each_node(world, target, lambda: make_folders(target, manifest.splits))
     lacks: list[int] = []
@@ -219,7 +218,7 @@ def _on_each_node(world: World, target: Path, do: Callable[[], None]) -> None:
 
 
 def _open_copy(target: Path, manifest: Manifest, needed: int, world: World) -> None:
-    """Remove the manifest, a sign of completeness, if shards are missing; else write it."""
+    """Remove the manifest, the sign of completeness, if shards are missing; else write it."""
     if needed:
         (target / MANIFEST_NAME).unlink(missing_ok=True)
         check_space(target, needed, world.node_names[world.node])
@@ -351,7 +350,7 @@ def _fill(file: int, buffer: _Buffer, offset: int) -> None:
 
 @dataclass
 class _Part:
-    """A shard that is being written under a temporary name. Its file is locked as long as the writer lives."""
+    """A shard that is being written under a temporary name. Its file is locked while the writer lives."""
 
     path: Path
     file: int

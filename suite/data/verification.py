@@ -1,4 +1,4 @@
-"""Compares the shards of a data set with the checksums that were recorded when they were written, spread over ranks.
+"""Compares the shards of a data set with the checksums that were recorded when they were written. Ranks share the work.
 
 A run does it once before it trains, because a flipped bit would otherwise train to a result.
 """
@@ -37,9 +37,9 @@ class Verification:
 def verify_shards(
     root: Path, shards: Sequence[ShardEntry], world: World, tick: Callable[[], None] = lambda: None
 ) -> Verification:
-    """Compare the crc32c of every shard with its entry; all ranks call, each reads its share.
+    """Compare the crc32c of every shard with its entry. All ranks call it, each reads its share.
 
-    InputError, the same on every rank, names a shard that is missing, of another size or damaged. ``tick`` is called
+    InputError, the same on every rank, names a shard that is missing, damaged or of another size. ``tick`` is called
     after every block read.
     """
     begin = time.monotonic()

@@ -1,7 +1,6 @@
-"""Facts of one compute node: their data model and their file ``facts/<node>.json``. `probes` fills them.
+"""Defines the facts of one compute node and their file ``facts/<node>.json``. `probes` fills them.
 
-A text that is not known is "unknown", a number that is not known is null. A probe that failed is named under
-``problems``.
+An unknown text is "unknown", an unknown number null. A probe that failed is named under ``problems``.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class BlockDevice(_Part, frozen=True, kw_only=True):
 
 
 class FileSystem(_Part, frozen=True, kw_only=True):
-    """The file system of a folder that the run uses; ``purpose`` says what for."""
+    """The file system of a folder that the run uses. ``purpose`` names the folder's use."""
 
     purpose: str
     path: str
@@ -105,7 +104,7 @@ class Accelerator(_Part, frozen=True, kw_only=True):
 
 
 class Limits(_Part, frozen=True, kw_only=True):
-    """What the control group and the affinity mask allow this process to use of the node."""
+    """The share of the node that the control group and the affinity mask allow this process."""
 
     memory_gib: float | None = None
     cpu_quota: float | None = None
@@ -132,7 +131,7 @@ class Software(_Part, frozen=True, kw_only=True):
 
 
 class Firmware(_Part, frozen=True, kw_only=True):
-    """What the board's firmware says of itself; no serial numbers."""
+    """The board's own statements about its firmware; no serial numbers."""
 
     bios_vendor: str = UNKNOWN
     bios_version: str = UNKNOWN

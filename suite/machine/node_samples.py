@@ -1,4 +1,4 @@
-"""What was measured of one node: a JSON object per metric in each line of a file, versioned."""
+"""Reads and writes measurements of one node: one JSON object per metric and line, versioned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Better = Literal["more", "less"]
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The repetitions of one metric on one node. ``hardware``: only nodes of one hardware are compared with each other.
+    """The repetitions of one metric on one node. Only nodes with the same ``hardware`` are compared.
 
-    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, the
-    worst value that is allowed, is judged by that alone. ``failed`` says why there are no values.
+    ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, its
+    worst allowed value, is judged only by that. ``failed`` says why there are no values.
     """
 
     version: Literal[1] = 1
@@ -40,12 +40,12 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
 
 def render(samples: Iterable[Sample]) -> str:
-    """The text of a file of samples."""
+    """Render a file of samples."""
     return "".join(f"{as_json(sample)}\n" for sample in samples)
 
 
 def parse_samples(path: Path, content: bytes) -> list[Sample]:
-    """Parse a file of samples, a JSON object in each line. InputError names the line and the field."""
+    """Parse a file of samples, one JSON object per line. InputError names the line and the field."""
     found = []
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():

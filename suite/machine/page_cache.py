@@ -1,4 +1,4 @@
-"""Drops the page caches of all nodes before a run, by the site's own command, and says what is known of their state."""
+"""Drops the page caches of all nodes before a run, by the site's own command, and reports their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND_TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class CacheState:
-    """What is known of the page caches at the start of a run; logged as the metadata of ``cache_state``.
+    """The state of the page caches at the start of a run; logged as the metadata of ``cache_state``.
 
     ``dropped``: the command ended with exit code 0 on every node. ``cold-by-size``: the data set is too large for any
     cache. ``unverified``: neither. ``exit_codes`` has each exit code once.
@@ -35,8 +35,8 @@ def drop_page_caches(
 ) -> CacheState:
     """Run the site's command on every node, unless the job script reports that it ran one. All ranks call it.
 
-    A job script reports in MLHPC_CACHE_DROP_COMMAND and MLHPC_CACHE_DROP_RC: there the command can run before the ranks
-    start.
+    A job script can run the command before the ranks start. It reports in MLHPC_CACHE_DROP_COMMAND and
+    MLHPC_CACHE_DROP_RC.
     """
     code = None
     if "MLHPC_CACHE_DROP_COMMAND" in environ:
@@ -59,7 +59,7 @@ def _state(
 
 
 def _run(command: str) -> int:
-    """The exit code of a command; 127, as a shell has it, if it cannot be started or does not end in time."""
+    """Return the exit code of a command; 127, as in a shell, if it cannot start or does not end in time."""
     try:
         words = shlex.split(command)
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Recognises passwords, tokens and keys by a variable's name, by where they stand, by their form and their randomness.
+"""Recognises passwords, tokens and keys by a variable's name, their place, their form and their randomness.
 
 The forms of some 200 services are the rules of gitleaks (MIT), kept as data in gitleaks_rules.json.
 """
@@ -117,7 +117,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Rule:
-    """A rule of gitleaks. It applies to a text in which one of ``keywords`` occurs, in lower case."""
+    """A rule of gitleaks. It applies to a text that contains one of ``keywords``, in lower case."""
 
     regex: str
     keywords: tuple[str, ...]
@@ -136,8 +136,10 @@ class _Rule:
 
 
 def redact_secrets(text: str) -> str:
-    """Take secrets out of a text: values of names such as HF_TOKEN or apiKey, what stands in a secret's place (a
-    header, a flag, an address), and what has the form of a password or token.
+    """Remove secrets from a text, found by name, place and form.
+
+    Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
+    tokens.
     """
     for find in (_find_named, find_secret_forms):
         for begin, end in _joined(find(text)):
@@ -146,7 +148,7 @@ def redact_secrets(text: str) -> str:
 
 
 def find_secret_forms(text: str) -> Iterator[Span]:
-    """Yield the places of what is a secret by its form or by where it stands, whatever its name."""
+    """Yield the places of secrets that are recognised by form or place, under any name."""
     for pattern in _PLACES:
         yield from (match.span(1) for match in pattern.finditer(text) if not _HARMLESS.fullmatch(match[1]))
     yield from (match.span() for match in SECRET_FORMS.finditer(text))
@@ -157,7 +159,7 @@ def find_secret_forms(text: str) -> Iterator[Span]:
 
 
 def is_secret_name(name: str) -> bool:
-    """True if a variable or setting of this name holds a secret, judged by the words of the name."""
+    """Return True if a variable or setting of this name holds a secret, judged by the words of the name."""
     if name in _NOT_SECRET:
         return False
     words = re.split(r"[_.-]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
@@ -169,21 +171,21 @@ def is_secret_name(name: str) -> bool:
 
 
 def looks_random(text: str) -> bool:
-    """True if a text holds a word that looks drawn at random, as tokens and keys do. Words and paths of people do not.
+    """Return True if a text has a word that looks random, as tokens and keys do. Words and paths of people do not.
 
-    A word of 20 characters or more with letters of both cases and digits, and many different ones; or 32 hexadecimal
-    digits.
+    Such a word has at least 20 characters, letters of both cases and digits, and many different ones. 32 hexadecimal
+    digits count too.
     """
     return any(_is_random(word) for word in _WORD.findall(text)) or _HEX.search(text) is not None
 
 
 def redact_random(text: str) -> str:
-    """Replace in a text the words that look random, except hexadecimal ones: most of those are checksums."""
+    """Replace random-looking words in a text, except hexadecimal ones: most of those are checksums."""
     return _WORD.sub(lambda match: REDACTED if _is_random(match.group()) else match.group(), text)
 
 
 def redact_variable(name: str, value: str) -> str:
-    """The value of an environment variable, or `REDACTED` if by its name, form or randomness it is a secret."""
+    """Return the value of an environment variable, or `REDACTED` if name, form or randomness make it a secret."""
     secret = is_secret_name(name) or any(find_secret_forms(value)) or looks_random(value)
     return REDACTED if secret else redact_secrets(value)
 
@@ -198,7 +200,7 @@ def _gitleaks_rules() -> tuple[_Rule, ...]:
 
 
 def _find_named(text: str) -> Iterator[Span]:
-    """Yield the places of the values of names of secrets."""
+    """Yield the places of values whose names are those of secrets."""
     for pattern in _NAMED:
         for match in pattern.finditer(text):
             name = match["name"]
@@ -210,7 +212,7 @@ def _find_named(text: str) -> Iterator[Span]:
 
 
 def _value_at(text: str, match: re.Match[str]) -> Span | None:
-    """Return the place of the value that follows a name, without its quotes. None for what is no secret."""
+    """Return the place of the value that follows a name, without its quotes. None if it is no secret."""
     quote = match["quote"]
     pattern = re.compile(rf"(?:[^{quote}\\\n]|\\.)*") if quote else _UNQUOTED
     found = pattern.match(text, match.end())
@@ -218,7 +220,7 @@ def _value_at(text: str, match: re.Match[str]) -> Span | None:
 
 
 def _is_code(match: re.Match[str], value: str) -> bool:
-    """True if a value is not in quotes and an expression, a type, or a word of prose: ``token: str``, ``key = row[``.
+    """Return True if an unquoted value is an expression, a type, or a word of prose: ``token: str``, ``key = row[``.
 
     A password may be a word. Tokens and keys have digits, or are long.
     """
@@ -238,7 +240,7 @@ def _is_password(name: str) -> bool:
 
 
 def _joined(spans: Iterator[Span]) -> list[Span]:
-    """The places, those that overlap joined, from the last to the first, so that one can be replaced after another."""
+    """Return the places, overlapping ones joined, from last to first. Then one can be replaced after another."""
     joined: list[Span] = []
     for begin, end in sorted(set(spans)):
         if joined and begin < joined[-1][1]:
@@ -256,5 +258,5 @@ def _is_random(word: str) -> bool:
 
 
 def _bits(word: str) -> float:
-    """The entropy of a word's characters, in bits per character."""
+    """Return the entropy of a word's characters, in bits per character."""
     return -sum(count / len(word) * math.log2(count / len(word)) for count in Counter(word).values())

@@ -1,4 +1,4 @@
-"""The description of a system: from the facts of its nodes and from its system file to the system JSON of MLPerf.
+"""Describes a system: from the facts of its nodes and its system file to the system JSON of MLPerf.
 
 `System` has typed fields with units in their names. An unknown value is None in it and "unknown" in the JSON.
 """
@@ -25,7 +25,10 @@ PACKAGES_OF_FRAMEWORKS = {"torch": "PyTorch"}
 
 
 class System(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One system; None means unknown. The ``description:`` of a system file is one too, and overrides the facts."""
+    """One system; None means unknown.
+
+    The ``description:`` block of a system file is one too, and overrides the facts.
+    """
 
     system_name: str | None = None
     processor_model: str | None = None
@@ -75,7 +78,7 @@ def read_description(path: Path) -> System:
 
 
 class _InFile(Struct, frozen=True, kw_only=True):
-    """A system file as far as it describes the system."""
+    """The part of a system file that describes the system."""
 
     description: System | None = None
 
@@ -83,7 +86,7 @@ class _InFile(Struct, frozen=True, kw_only=True):
 def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> System:
     """Describe the system of these nodes by the facts of the first. Fields that a system file states replace them.
 
-    The name of a simulated machine says that it is one, whatever the system file states.
+    The name of a simulated machine says that it is one, even if the system file states a name.
     """
     system = system_of(nodes[0])
     if stated is not None:
@@ -220,12 +223,12 @@ def _size(kib: int) -> str:
 
 
 def _local_storage(facts: Facts) -> FileSystem | None:
-    """The first of the run's file systems that lies on the node's own disks. None if all are shared or in memory."""
+    """Return the first of the run's file systems on the node's own disks. None if all are shared or in memory."""
     return next((each for each in facts.file_systems if each.type in LOCAL_FILE_SYSTEMS), None)
 
 
 def _storage(facts: Facts, local: FileSystem | None) -> str | None:
-    """The node's disks and the types of the run's shared file systems, for people to read."""
+    """Describe the node's disks and the types of the run's shared file systems, for people to read."""
     kinds = {True: "rotational", False: "solid state", None: "unknown kind"}
     disks = [f"{device.model} ({kinds[device.rotational]})" for device in facts.storage]
     shared = {each.type for each in facts.file_systems} - {*LOCAL_FILE_SYSTEMS, "tmpfs", "overlay", UNKNOWN}
@@ -234,7 +237,7 @@ def _storage(facts: Facts, local: FileSystem | None) -> str | None:
 
 
 def _network(ports: Sequence[NetworkInterface]) -> str | None:
-    """Ports that are up or of unknown state, with the number of each kind."""
+    """Describe ports that are up or of unknown state, with the number of each kind."""
     texts: dict[str, int] = {}
     for port in ports:
         if port.state in {"up", "active", UNKNOWN}:
@@ -271,7 +274,7 @@ def _framework(packages: Mapping[str, str]) -> str | None:
 
 
 def _stack(facts: Facts) -> dict[str, str]:
-    """The software that a result is most likely to depend on; the facts list all of it."""
+    """Return the software that most likely affects a result; the facts list all of it."""
     software = facts.software
     drivers = sorted({each.driver for each in facts.accelerators} - {UNKNOWN})
     stack = {"python": software.python, "libc": software.libc, "container": software.container}
@@ -302,7 +305,7 @@ def _failed(facts: Facts) -> set[str]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """True if equal or nearly: firmware reserves some memory, and momentary frequencies vary a little."""
+    """Return True if two values are equal or nearly: firmware reserves some memory, and momentary frequencies vary."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=ALIKE)
     return bool(one == other)

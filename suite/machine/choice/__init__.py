@@ -1,1 +1,1 @@
-"""What is fastest on this machine: measured before a run, kept for the next one, the same on all ranks, logged."""
+"""Chooses what is fastest on this machine: measured before a run, cached, the same on all ranks, logged."""

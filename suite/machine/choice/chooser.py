@@ -1,7 +1,7 @@
 """Answers questions such as "which product is fastest here?" for all ranks of a run together.
 
-The answer is what an earlier part of the run chose, what the configuration pins, what this user's cache holds, or what
-is measured now, in this order; without measuring it is a fixed rule. Rank 0 decides for all, and a forward pass never
+The answer is, in this order: what an earlier part of the run chose, what the configuration pins, what this user's cache
+holds, what is measured now. Without measuring it is a fixed rule. Rank 0 decides for all. A forward pass never
 measures.
 """
 
@@ -36,7 +36,7 @@ PARTS = ("seconds", "problems", "beside")  # of a choice that the cache keeps, w
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
-    """The way with the least seconds; the first of those within 1 % of it."""
+    """Return the candidate with the least seconds: the first that is within 1 % of the least."""
     least = min(seconds.values())
     return next(name for name, each in seconds.items() if each <= EVEN * least)
 
@@ -48,13 +48,13 @@ def if_worth(other: str, rule: str, worth: float) -> Callable[[Mapping[str, floa
 
 @dataclass(frozen=True)
 class Question:
-    """A choice to make. ``name`` identifies it in logs, pins and resumed runs; the answer depends on ``shape``.
+    """A choice to make. ``name`` identifies it in logs, pins and resumed runs. The answer depends on ``shape``.
 
-    ``ways`` each compute a training pass, without effect on the model or random states, and without communication
-    unless they are timed ``together``. ``decide`` makes the answer from their seconds, ``possible`` says whether an
-    answer from elsewhere can be followed here, ``rule`` is the answer without measuring. ``beside`` measures what is
-    reported but not chosen. ``wall``, ``together``: see `time_candidates`. ``unmeasured``: why it cannot be measured
-    here, the same on all ranks; "" if it can.
+    ``ways`` returns the candidates: each computes a training pass, without effect on the model or random states. It
+    does not communicate, unless candidates are timed ``together``. ``decide`` chooses from their seconds. ``possible``
+    tests whether an answer from elsewhere can be followed here. ``rule`` is the answer without measuring. ``beside``
+    measures what is only reported. ``wall``, ``together``: see `time_candidates`. ``unmeasured``: why it cannot be
+    measured here, the same on all ranks; "" if it can.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Choice:
-    """An answer. ``seconds`` by candidate that ran, ``problems`` of the others; ``note`` is one line or empty."""
+    """An answer. ``seconds`` of each candidate that ran, ``problems`` of the others; ``note`` is one line or empty."""
 
     name: str
     value: str
@@ -83,16 +83,16 @@ class Choice:
     note: str = ""
 
     def log(self, log: EventLog) -> None:
-        """Write the event."""
+        """Write the event of this choice."""
         about = {key: value for key, value in vars(self).items() if key not in ("name", "value") and value}
         log.event(mllog.MEASURED_CHOICE, {"name": self.name, "chosen": self.value}, metadata=about)
 
 
 class Chooser:
-    """Makes the choices of one run, which every rank asks for in the same order. ``choices``: the answers so far.
+    """Makes the choices of one run. Every rank asks in the same order. ``choices``: the answers so far.
 
-    ``earlier`` are the choices of the run's earlier part (a resumed run), ``pinned`` those of the configuration.
-    Without ``measure`` what neither names follows the rule.
+    ``earlier``: choices of the run's earlier part (a resumed run). ``pinned``: choices of the configuration. Without
+    ``measure`` all other questions get their rule.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Chooser:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the run."""
+        """The number of ranks of the run."""
         return self.world.size
 
     def choose(self, question: Question) -> str:
@@ -139,7 +139,7 @@ class Chooser:
         return self._measured(question, note or busy)
 
     def _given(self, question: Question) -> Choice | None:
-        """What is known before measuring, the same on all ranks."""
+        """Return the choice that is known before measuring, the same on all ranks."""
         for source, given in (("kept", self.earlier), ("pinned", self.pinned)):
             if question.name in given:
                 return Choice(question.name, given[question.name], source, question.shape)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ class Chooser:
         return self.world.broadcast(found, Choice | None)  # type: ignore[no-any-return]
 
     def _busy(self, question: Question) -> str:
-        """Say why other work would distort the wall clock. Empty if CPU time or a GPU's time is measured."""
+        """Return why other work would distort the wall clock. Empty if CPU time or a GPU's time is measured."""
         if self.device.type == "cuda" or (self.threads == 1 and not question.together):
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -162,9 +162,9 @@ class Chooser:
         return all(self.world.allgather(question.possible(value)))
 
     def _measured(self, question: Question, note: str) -> Choice:
-        """Measure on all ranks at once, as they will compute. Of each way the slowest rank's seconds count.
+        """Measure on all ranks at once, as they will compute. The slowest rank's seconds of each candidate count.
 
-        What was measured beside other work, or in place of a pin, is not kept for later runs.
+        A result that was measured on a busy machine, or because a pinned choice was impossible, is not cached.
         """
         # All ranks measure at once: alone a rank would have the node's caches and memory for itself.
         self.world.barrier()
@@ -180,7 +180,7 @@ class Chooser:
         return self.world.broadcast(choice, Choice)  # type: ignore[no-any-return]
 
     def _key(self, question: Question) -> str:
-        """What must be equal for a measurement to hold again."""
+        """Return the cache key: everything that must be equal for a measurement to hold again."""
         # A cache in a home folder is seen from all nodes of a cluster: the key names the machine.
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         about = {
@@ -200,16 +200,16 @@ class Chooser:
 def make_chooser(
     config: RunConfig, world: World, device: torch.device, earlier: Mapping[str, str] | None = None
 ) -> Chooser:
-    """Make the chooser of a run. ``earlier``: the choices of the part of the run that is continued, or None.
+    """Make the chooser of a run. ``earlier``: the choices of the continued run's earlier part, or None.
 
-    A run that is continued and made no choices followed the rules, and goes on with them.
+    A continued run without earlier choices followed the rules, and goes on with them.
     """
     measure = config.choices.measure and earlier != {}
     return Chooser(world, device, measure=measure, store=_store(world), pinned=config.choices.pinned, earlier=earlier)
 
 
 def measuring_chooser(world: World, device: torch.device) -> Chooser:
-    """Make a chooser for a measurement that has no run configuration. It measures what is not cached."""
+    """Make a chooser for a measurement without a run configuration. It measures what is not cached."""
     return Chooser(world, device, measure=True, store=_store(world))
 
 
@@ -227,7 +227,7 @@ def _decided(
     beside: Mapping[str, Any],
     note: str,
 ) -> Choice:
-    """Decide from each rank's seconds and problems. The slowest rank's seconds count, one rank's problem is enough."""
+    """Decide from each rank's seconds and problems. The slowest rank's seconds count; one rank's problem is enough."""
     problems = {name: why for row in rows for name, (_, why) in row.items() if why is not None}
     seconds = {}
     for name in rows[0]:
@@ -242,7 +242,7 @@ def _decided(
 
 
 def _from_cache(question: Question, entry: Mapping[str, Any]) -> Choice | None:
-    """Make a choice of an entry of the cache; None if it is not one, for another version may have written it."""
+    """Make a choice from a cache entry. None if it is invalid: another version may have written it."""
     value, parts = entry.get("chosen"), [entry.get(name) for name in PARTS]
     if not isinstance(value, str) or not all(isinstance(part, dict) for part in parts):
         return None
@@ -250,5 +250,5 @@ def _from_cache(question: Question, entry: Mapping[str, Any]) -> Choice | None:
 
 
 def class_of(count: float) -> int:
-    """The nearest power of two: numbers of one class are measured once."""
+    """Return the nearest power of two. Numbers with the same one share a measurement."""
     return 1 << max(0, round(math.log2(max(1.0, count))))

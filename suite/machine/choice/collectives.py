@@ -1,4 +1,4 @@
-"""Chooses what carries torch's collectives between processors, MPI or gloo, and starts torch.distributed with it."""
+"""Chooses between MPI and gloo for torch's collectives on processors, and starts torch.distributed with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _decide = if_worth(MPI, GLOO, WORTH)
 
 
 def start_collectives(world: World, device: torch.device, chooser: Chooses) -> None:
-    """Start torch.distributed. On CPUs with MPI, gloo or MPI is chosen by measuring; elsewhere gloo or NCCL.
+    """Start torch.distributed. On CPUs with MPI, a measurement chooses gloo or MPI; elsewhere it is gloo or NCCL.
 
     Does nothing on one rank or if torch.distributed is started. All ranks call it.
     """
@@ -55,7 +55,7 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
 
 
 def start_measured(world: World, device: torch.device) -> None:
-    """Start torch.distributed as a run would whose configuration says nothing about it."""
+    """Start torch.distributed as a run without settings for it would."""
     start_collectives(world, device, measuring_chooser(world, device))
 
 

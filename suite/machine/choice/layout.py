@@ -1,6 +1,6 @@
-"""Chooses how a convolutional network is computed: memory format, library of the convolutions on a processor, threads.
+"""Chooses how a convolutional network is computed: memory format, library of convolutions on a processor, threads.
 
-The numbers that come out differ in rounding only. The model is not touched while measuring.
+Results differ only in rounding. Measuring does not touch the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How convolutions are computed. ``pointwise``: oneDNN also computes 1x1 convolutions that torch would not."""
+    """How convolutions are computed.
+
+    ``pointwise``: oneDNN also computes 1x1 convolutions that torch would not give it.
+    """
 
     channels_last: bool
     onednn: bool
@@ -50,16 +53,17 @@ class LaidOut(Protocol):
     """A network that can be laid out in either memory format."""
 
     def lay_out(self, channels_last: bool) -> None:
-        """Convert the parameters, and from now on the input, to a format."""
+        """Convert the parameters, and from now on the input, to a memory format."""
         ...
 
 
 def choose_layout(
     chooser: Chooses, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batch: Batch, config: RunConfig
 ) -> None:
-    """Choose format, library and threads for a `LaidOut` model, and set them, if ``channels_last`` is ``auto``.
+    """Choose format, library and threads for a `LaidOut` model if ``channels_last`` is ``auto``, and set them.
 
-    Every rank calls. ``loss`` is computed of a copy of the model on ``batch``, which is like those of training.
+    Every rank calls it. ``loss`` is computed with a copy of the model on ``batch``, which must be like a training
+    batch.
     """
     if config.channels_last != "auto":
         return
@@ -103,7 +107,7 @@ def _shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str
 
 
 def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
-    """Return the layouts that differ for this model on this device: on a GPU only those by the default library."""
+    """Return the layouts that differ for this model on this device: on a GPU only those of the default library."""
     if device.type != "cpu":
         return {text: how for text, how in LAYOUTS.items() if how.onednn and not how.pointwise}
     has_pointwise = bool(pointwise_convolutions(model))
@@ -111,7 +115,7 @@ def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
 
 
 def _layouts_to_time(layouts: Mapping[str, Layout], threads: int, samples: int, short: bool) -> dict[str, Layout]:
-    """Return the layouts that are worth timing; others may still be pinned by the user."""
+    """Return the layouts that are worth timing. The user may still pin others."""
     timed = dict(layouts)
     if short:
         # In bfloat16 a training pass by torch's own convolutions takes minutes, one by oneDNN half a second.
@@ -124,7 +128,7 @@ def _layouts_to_time(layouts: Mapping[str, Layout], threads: int, samples: int, 
 
 @dataclass
 class _Trials:
-    """Training passes of copies of a model, one for each format; buffers of the copies change, the model's do not."""
+    """Runs training passes of copies of a model, one copy per format. The model and its buffers do not change."""
 
     model: nn.Module
     loss: Callable[[nn.Module], Tensor]
@@ -133,7 +137,7 @@ class _Trials:
     copies: dict[bool, nn.Module] = field(default_factory=dict)
 
     def run(self, how: Layout) -> object:
-        """Forward and backward."""
+        """Run forward and backward pass."""
         if how.channels_last not in self.copies:
             self.copies[how.channels_last] = copy.deepcopy(self.model).train()
             lay_out(self.copies[how.channels_last], how.channels_last)
@@ -145,7 +149,7 @@ class _Trials:
 
 
 def training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.device, short: bool) -> object:
-    """The gradients of a loss; with autocast to bfloat16 if ``short``. The model keeps none of them."""
+    """Return the gradients of a loss; with autocast to bfloat16 if ``short``. The model keeps none of them."""
     with torch.enable_grad():
         with torch.autocast(device.type, torch.bfloat16, enabled=short):
             value = loss()
@@ -154,23 +158,23 @@ def training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.de
 
 
 def lay_out(model: nn.Module, channels_last: bool) -> None:
-    """Lay out a model."""
+    """Convert a model to a memory format."""
     model.lay_out(channels_last)  # type: ignore[operator]
 
 
 class ProcessWide(NamedTuple):
-    """What `choose_layout` sets for the whole process, which several networks may share."""
+    """The settings that `choose_layout` changes for the whole process, which several networks may share."""
 
     threads: int
     onednn: bool
 
     @staticmethod
     def now() -> ProcessWide:
-        """As it is."""
+        """Return the present settings."""
         return ProcessWide(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()))
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Set the process back to these settings."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         use_onednn(self.onednn)
@@ -178,7 +182,7 @@ class ProcessWide(NamedTuple):
 
 @contextmanager
 def process_kept() -> Iterator[None]:
-    """What the body sets for the whole process is as before when it ends."""
+    """Restore at the end what the body sets for the whole process."""
     before = ProcessWide.now()
     try:
         yield
@@ -193,23 +197,20 @@ def use_onednn(wanted: bool) -> None:
 
 
 def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
-    """The convolutions with a kernel of one pixel (1x1) and without a stride."""
+    """List the convolutions with a kernel of one pixel (1x1) and without a stride."""
     found = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.Conv3d) and each.groups == 1]
     return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
 
 
 def take_pointwise(model: nn.Module, onednn: bool) -> None:
-    """Let oneDNN compute 1x1 convolutions in batches of any size, or leave it to torch who computes them.
-
-    torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing where the kernel is one
-    pixel.
-    """
+    """Make oneDNN compute 1x1 convolutions for any batch size, or let torch decide."""
+    # torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing for a kernel of one pixel.
     for each in pointwise_convolutions(model):
         each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 
 def _of_threads(most: int, way: Candidate, shape: Mapping[str, Any]) -> Question:
-    """All threads that the rank may use, half of them, or one."""
+    """Ask for the number of threads: all that the rank may use, half of them, or one."""
     counts = list(dict.fromkeys((most, -(-most // 2), 1)))
 
     def run(count: int) -> object:

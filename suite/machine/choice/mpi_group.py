@@ -1,8 +1,8 @@
-"""Collectives of torch.distributed on processors through the MPI that started the ranks: a backend named ``mpi4py``.
+"""Runs torch.distributed's collectives on processors through the ranks' own MPI: a backend named ``mpi4py``.
 
-Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network; gloo sends
-everything through TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``:
-MPI goes on only while it is called, so nothing hides behind computing here. Whether that is faster is measured
+Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network. gloo sends
+everything through TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``.
+MPI makes progress only while it is called, so nothing hides behind computing. Measuring decides which is faster
 (`suite.machine.choice.collectives`).
 """
 
@@ -28,7 +28,7 @@ NAME = "mpi4py"
 
 
 def mpi_world(world: World) -> Any:
-    """MPI's communicator of all ranks of a run, if MPI connects them and lets several threads call it; else None."""
+    """Return MPI's communicator of all ranks. None unless MPI connects them and allows several threads."""
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is None or world.size == 1 or mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         return None
@@ -37,13 +37,13 @@ def mpi_world(world: World) -> Any:
 
 @cache
 def register() -> str:
-    """Make the backend known to torch.distributed and return its name."""
+    """Register the backend with torch.distributed and return its name."""
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     return NAME
 
 
 def _create(options: Any, _: object) -> MpiGroup:
-    """The group of these ranks. Only they call, each at its own time: what they agree on must not need the others."""
+    """Create the group of these ranks. Only they call it, each at its own time: it must not need the other ranks."""
     from mpi4py import MPI
 
     everyone, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)
@@ -52,7 +52,7 @@ def _create(options: Any, _: object) -> MpiGroup:
 
 
 class Done(dist.Work):
-    """An operation that has ended; ``tensors`` are its results."""
+    """An operation that has ended. ``tensors`` are its results."""
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -63,18 +63,18 @@ class Done(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A future that has its result."""
+        """Return a future that has its result."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
 
 
 class Sent(Done):
-    """A message on its way."""
+    """A message that is being sent or received."""
 
     def __init__(self, request: Any, tensors: Sequence[Tensor]) -> None:
         super().__init__(tensors)
@@ -86,11 +86,11 @@ class Sent(Done):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is."""
+        """Return True if the tensor may be used again."""
         return bool(self._request.Test())
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Wait, then a future that has its result."""
+        """Wait, then return a future with the result."""
         self.wait()
         return super().get_future()
 
@@ -99,10 +99,10 @@ _Group: Any = dist.ProcessGroup  # whose types are those of callers of several v
 
 
 class MpiGroup(_Group):  # type: ignore[misc]
-    """A process group on MPI's communicator ``comm``, for tensors on the processor that are contiguous.
+    """A process group on MPI's communicator ``comm``, for contiguous tensors on the processor.
 
-    The names of its methods and their arguments are those that torch calls. Each collective first waits for all ranks
-    in a way that leaves the processor to others. Numbers that MPI cannot add (float16, bfloat16) are added in float32.
+    torch calls its methods by these names and arguments. Each collective first waits for all ranks asleep, so that
+    others can use the processor. Numbers that MPI cannot add (float16, bfloat16) are added in float32.
     """
 
     def __init__(self, comm: Any) -> None:
@@ -122,10 +122,13 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return NAME
 
     def shutdown(self) -> None:
-        """Leave the communicator to the end of MPI: to free it is a collective, and not all ranks may come here."""
+        """Do nothing: MPI's end frees the communicator.
+
+        To free it here is a collective, which not all ranks may reach.
+        """
 
     def barrier(self, opts: object = None) -> Done:
-        """Wait for all."""
+        """Wait for all ranks."""
         meet(self._comm)
         return Done()
 
@@ -148,25 +151,25 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return Done(tensors)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Done:
-        """This rank's part of the sum of a tensor that has a part for each rank."""
+        """Sum a tensor that has a part for each rank, and keep this rank's part."""
         got = _numbers(output)
         meet(self._comm).Reduce_scatter_block(_numbers(given), got, _operation(opts))
         _put_back(got, output)
         return Done([output])
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Done:
-        """The root's tensor."""
+        """Copy the root's tensor to all ranks."""
         (tensor,) = tensors
         meet(self._comm).Bcast(_bytes(tensor), opts.rootRank)
         return Done(tensors)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> Done:
-        """All ranks' tensors in one, in rank order."""
+        """Gather all ranks' tensors into one, in rank order."""
         meet(self._comm).Allgather(_bytes(given), _bytes(output))
         return Done([output])
 
     def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> Done:
-        """All ranks' tensors, of one size."""
+        """Gather all ranks' tensors, which have one size."""
         (parts,), (mine,) = outputs, given
         every = mine.new_empty(len(parts), *mine.shape)
         self.all_gather_single(every, mine)
@@ -175,7 +178,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return Done(parts)
 
     def gather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: Any = None) -> Done:
-        """All ranks' tensors, of one size, on the root."""
+        """Gather all ranks' tensors, which have one size, on the root."""
         (mine,), here = given, self.rank() == opts.rootRank
         every = mine.new_empty(self.size(), *mine.shape) if here else None
         meet(self._comm).Gather(_bytes(mine), None if every is None else _bytes(every), opts.rootRank)
@@ -185,7 +188,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return Done(given)
 
     def scatter(self, outputs: list[Tensor], given: list[list[Tensor]], opts: Any = None) -> Done:
-        """This rank's tensor of those, of one size, that the root has."""
+        """Give each rank one of the root's tensors, which have one size."""
         (mine,) = outputs
         every = torch.stack(given[0]) if self.rank() == opts.rootRank else None
         meet(self._comm).Scatter(None if every is None else _bytes(every), _bytes(mine), opts.rootRank)
@@ -194,12 +197,14 @@ class MpiGroup(_Group):  # type: ignore[misc]
     def all_to_all_single(
         self, output: Tensor, given: Tensor, received: list[int], sent: list[int], opts: object = None
     ) -> Done:
-        """Give each rank a part of the rows and get one of each. Rows of each, or nothing for equal parts."""
+        """Exchange rows: each rank gets a part of every rank's rows. ``sent`` and ``received`` count rows; empty: equal
+        parts.
+        """
         meet(self._comm).Alltoallv(self._parts(given, sent), self._parts(output, received))
         return Done([output])
 
     def alltoall(self, outputs: list[Tensor], given: list[Tensor], opts: object = None) -> Done:
-        """Give each rank a tensor and get one of each."""
+        """Give each rank one tensor and get one from each."""
         flat = torch.cat([each.reshape(-1) for each in given])
         got = flat.new_empty(sum(each.numel() for each in outputs))
         sizes = [each.numel() for each in outputs]
@@ -220,7 +225,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def _parts(self, rows: Tensor, counts: list[int]) -> Any:
-        """The bytes of rows with the number and the offset of those of each rank."""
+        """Return the bytes of rows, with the size of each rank's part."""
         data, size = _bytes(rows), self.size()
         if not counts:
             return data, [len(data) // size] * size
@@ -240,7 +245,7 @@ def _bytes(tensor: Tensor) -> NDArray[Any]:
 
 
 def _numbers(tensor: Tensor) -> NDArray[Any]:
-    """What MPI adds: the tensor's memory, or its numbers in float32."""
+    """Return what MPI adds: the tensor's own memory, or its values in float32."""
     given = _contiguous(tensor)
     narrow = given.is_floating_point() and given.element_size() < torch.float32.itemsize
     return (given.float() if narrow else given).numpy()
@@ -258,7 +263,7 @@ def _in_place() -> Any:
 
 
 def _operation(opts: Any) -> Any:
-    """MPI's operation. ValueError for one that it lacks, such as torch's mean."""
+    """Return MPI's operation. ValueError for one that it lacks, such as torch's mean."""
     from mpi4py import MPI
 
     wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp

@@ -1,7 +1,7 @@
-"""Chooses float32 or bfloat16 for a run with ``precision: auto``, by training passes of its network.
+"""Chooses float32 or bfloat16 for a run with ``precision: auto``, by timing training passes of its network.
 
-Precision changes more than rounding, so it is never chosen unless the configuration asks for it, and bfloat16 has to be
-worth it.
+Precision changes more than rounding. So it is chosen only if the configuration asks for it, and bfloat16 must be worth
+it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def choose_precision(
     make: Callable[[RunConfig], Workload],
     tick: Callable[[], None] = lambda: None,
 ) -> RunConfig:
-    """The configuration with its precision chosen if it is ``auto``; else as it is. Every rank calls.
+    """Return the configuration with ``precision: auto`` replaced by the choice. Every rank calls it.
 
-    Each rank times passes of a network of its own, in each precision as a run would compute in it, its other choices
-    made. ``make`` constructs the workload, ``tick`` is called before each pass. float32 where the workload has no
-    example of a batch whose pass needs no other rank, and under a plan.
+    Each rank builds its own network. It times passes in float32 and bfloat16 after all other choices are fixed.
+    ``make`` constructs the workload; ``tick`` is called before each pass. The choice is float32 under a plan, and if
+    the workload has no example batch or its pass needs other ranks.
     """
     if config.precision != AUTO:
         return config
@@ -80,7 +80,7 @@ def choose_precision(
 
 @dataclass
 class _Pass:
-    """Forward and backward passes of a network of this rank alone, which is built when the first one is asked for."""
+    """Runs forward and backward passes of this rank's own network, which the first pass builds."""
 
     chooser: Chooser
     config: RunConfig
@@ -89,7 +89,7 @@ class _Pass:
     tick: Callable[[], None]
 
     def run(self) -> object:
-        """Run one."""
+        """Run one pass."""
         self.tick()
         with process_kept():
             model, loss, process = self._built
@@ -98,7 +98,7 @@ class _Pass:
 
     @cached_property
     def _built(self) -> tuple[nn.Module, Callable[[], Tensor], ProcessWide]:
-        """The network, computed as a run would choose it, its loss, and what that choice sets for the whole process."""
+        """The network with a run's choices, its loss, and the process-wide settings of these choices."""
         chooser, device = self.chooser, self.chooser.device
         torch.manual_seed(0)
         alone = World("none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], Alone(), Alone())

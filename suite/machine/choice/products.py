@@ -1,7 +1,7 @@
-"""Chooses the library of dense layers' large products in float32 on a processor, and computes them by it.
+"""Chooses the library for large float32 products of dense layers on a processor, and computes them with it.
 
-torch calls Intel's MKL, which on processors of other makers leaves half of their vector units unused; oneDNN does not.
-The numbers that come out differ in rounding only.
+torch calls Intel's MKL. On other makers' processors that leaves half of the vector units unused; oneDNN does not.
+Results differ only in rounding.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ LEAST = 1 << 21  # multiply-adds of a product; of a smaller one the call itself 
 
 
 class Dense(nn.Linear):
-    """nn.Linear whose product is oneDNN's if `choose_products` has found that to be faster."""
+    """An nn.Linear whose product oneDNN computes if `choose_products` has found that to be faster."""
 
     onednn = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., outputs) of x (..., inputs)."""
+        """Map x (..., inputs) to (..., outputs)."""
         return linear(x, self.weight, self.bias, onednn=self.onednn)
 
 
 def choose_products(
     chooser: Chooses, model: nn.Module, config: RunConfig, tokens: float, inputs: int, outputs: int
 ) -> None:
-    """Choose whether oneDNN computes the large products of a model's `Dense` layers. Every rank calls.
+    """Choose whether oneDNN computes the large products of a model's `Dense` layers. Every rank calls it.
 
-    The extents are of its largest product. Nothing is asked where that is small, in another precision than float32, on
-    a GPU, and where torch has no oneDNN.
+    The extents are those of the largest product. Nothing is measured if that is small, in another precision than
+    float32, on a GPU, or if torch has no oneDNN.
     """
     if config.precision == "float32" and choose_product(chooser, min(int(tokens), MOST_TOKENS), inputs, outputs):
         for module in model.modules():
@@ -49,7 +49,7 @@ def choose_products(
 
 
 def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> bool:
-    """Choose by a product of these extents. False, and nothing is asked, where `choose_products` says so."""
+    """Choose for a product of these extents. False, without measuring, in the cases that `choose_products` names."""
     if chooser.device.type != "cpu" or tokens * inputs * outputs < LEAST or not has_onednn():
         return False
 
@@ -66,7 +66,7 @@ def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> 
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> Tensor:
-    """Compute ``F.linear``; by oneDNN if that is chosen and the product is large, in float32 and on a CPU."""
+    """Compute ``F.linear``; with oneDNN if that is chosen and the product is large, in float32 and on a CPU."""
     if not onednn or x.numel() * len(weight) < LEAST or not in_float32_on_processor(x):
         return F.linear(x, weight, bias)
     found: Tensor = _ByOneDnn.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
@@ -74,12 +74,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> T
 
 
 def in_float32_on_processor(x: Tensor) -> bool:
-    """Whether an operator on x computes in float32 on a processor."""
+    """Return True if an operator on x computes in float32 on a processor."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 class _ByOneDnn(torch.autograd.Function):
-    """x weight^T + bias. Its gradients are such products too, so it has gradients of gradients."""
+    """Computes x weight^T + bias. Its gradients are such products too, so it has second derivatives."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,7 +98,7 @@ class _ByOneDnn(torch.autograd.Function):
 
 
 def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute left right^T + bias of two matrices in float32 on a processor, each of which may lie turned in memory."""
+    """Compute left right^T + bias of two float32 matrices on a processor. Each may be transposed in memory."""
     left, right = (
         each if each.is_contiguous() or each.t().is_contiguous() else each.contiguous() for each in (left, right)
     )
@@ -106,13 +106,13 @@ def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> T
 
 
 def _trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
-    """A forward and a backward pass."""
+    """Run a forward and a backward pass."""
     with torch.enable_grad():
         found = linear(x, weight, None, onednn=onednn)
     return torch.autograd.grad(found, (x, weight), torch.ones_like(found))
 
 
 def has_onednn() -> bool:
-    """Whether this torch has oneDNN's product."""
+    """Return True if this torch has oneDNN's product."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,7 +1,7 @@
-"""Caches what was measured, in one JSON file of the user: per host, processor, torch and suite. It may be lost.
+"""Caches measurements in one JSON file of the user: per host, processor, torch and suite. It may be lost.
 
-The file is read and written whole. One that cannot be read, or that holds something else, is measured again and
-replaced; two runs that write at once lose an entry, which is measured again.
+The file is read and written whole. If it cannot be read, or holds something else, measurements are repeated and it is
+replaced. If two runs write at once, one entry is lost and measured again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MOST = 512  # entries; the oldest go first
 
 
 class Store:
-    """Entries by a text key, each a JSON object; the newest last. ``folder`` None: nothing is kept."""
+    """JSON objects by a text key, newest last. ``folder`` None: nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self.path = None if folder is None else folder / NAME
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The entry of a key; None if there is none."""
+        """Return the entry of a key, or None."""
         entry = self._entries().get(key)
         return entry if isinstance(entry, dict) else None
 
     def keep(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Write an entry. A disk that refuses it ends no run."""
+        """Write an entry. A failed write is ignored."""
         if self.path is None:
             return
         entries = self._entries()

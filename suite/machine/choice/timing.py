@@ -1,7 +1,7 @@
 """Times several ways to compute one thing against each other, and stops as soon as one is fastest.
 
-On a processor with one thread the CPU time counts, which other processes disturb little; with several threads the wall
-clock, because CPU time does not tell threads that work from threads that wait. On a GPU it is the time between two
+On a processor with one thread CPU time counts, since other processes disturb it little. With several threads it is the
+wall clock, because CPU time does not distinguish working threads from waiting ones. On a GPU it is the time between two
 events of the device.
 """
 
@@ -27,7 +27,7 @@ LONG_S = 0.02  # a candidate that takes this long at first is not called a secon
 
 @dataclass(frozen=True)
 class Timing:
-    """How one candidate did: the least seconds of a pass, or why it has none."""
+    """The result of one candidate: the least seconds of a pass, or why it has none."""
 
     seconds: float = math.inf
     problem: str | None = None
@@ -41,13 +41,13 @@ def time_candidates(
     wall: bool = False,
     together: bool = False,
 ) -> dict[str, Timing]:
-    """Measure the least seconds of each candidate, in rounds of alternating order. One that raises leaves.
+    """Measure the least seconds of each candidate, in rounds of alternating order. A candidate that raises is dropped.
 
-    Each is called once or twice before it counts. Candidates that are far behind leave after a few rounds, so their
-    seconds are of fewer passes. ``wall``: by the wall clock on a processor. ``together``: a candidate is a step of all
-    ranks, so all call each equally often, and waiting counts; an error ends the measurement.
+    The first one or two calls do not count. Candidates far behind are dropped after a few rounds, so their seconds come
+    from fewer passes. ``wall``: use the wall clock on a processor. ``together``: a candidate is a step of all ranks.
+    Then all ranks call each equally often, waiting counts, and an error ends the measurement.
 
-    It ends when the two best are apart, at the latest after some rounds.
+    It ends when the two best differ clearly, or after a fixed number of rounds.
     """
     if together:
         return _time_together(candidates)
@@ -66,7 +66,7 @@ def time_candidates(
 def _time_in_rounds(
     seconds_of: Callable[[str], float], repeats: Mapping[str, int], budget_s: float
 ) -> dict[str, float]:
-    """Time candidates in rounds until the best is clear; return the least seconds of each."""
+    """Time candidates in rounds until the best is clear. Returns the least seconds of each."""
     least = dict.fromkeys(repeats, math.inf)
     racing, spent = list(least), 0.0
     for number in range(1, ROUNDS + 1):
@@ -84,7 +84,7 @@ def _time_in_rounds(
 
 
 def _repeats(candidate: Candidate, seconds_of: Callable[[Candidate, int], float]) -> int:
-    """Call a candidate once or twice; return how often it is called in a row so that a clock measures it well."""
+    """Call a candidate once or twice. Returns how many calls in a row a clock can measure well."""
     first = seconds_of(candidate, 1)
     if first <= LONG_S:  # the first call also compiles and allocates
         first = seconds_of(candidate, 1)
@@ -101,7 +101,7 @@ def _time_together(candidates: Mapping[str, Candidate]) -> dict[str, Timing]:
 
 
 def clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Candidate, int], float]:
-    """Return the clock of a device: a function of a candidate and a repetition count, to seconds of one call."""
+    """Return the clock of a device: a function from a candidate and a repetition count to seconds per call."""
     if device.type == "cuda":
         return _device_seconds
     wall = wall or torch.get_num_threads() > 1

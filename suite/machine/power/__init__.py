@@ -1,1 +1,1 @@
-"""Power and energy of a node: its counters, and a process that samples them beside a run."""
+"""Measures power and energy of a node: its counters, and a process that samples them during a run."""

@@ -23,10 +23,10 @@ _END_S = 5.0  # for which a sampler may take to write its end
 
 @contextmanager
 def sampled_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
-    """Within the body the power of every node is sampled into ``power/<name of the log>/``. Every rank calls it.
+    """Sample the power of every node into ``power/<name of the log>/`` while the body runs. Every rank calls it.
 
-    Where a node has no counter nothing is written: a run without energy is as it was. A sampler that cannot start is
-    one line on stderr and no reason to end a run.
+    On a node without counters nothing is written. A sampler that cannot start prints one line on stderr; the run goes
+    on.
     """
     process = _start(log, world, gpu) if wanted else None
     try:
@@ -79,7 +79,7 @@ def _pairs(option: str, values: Sequence[str]) -> list[str]:
 def clock_offset(world: World) -> tuple[float, float]:
     """Measure what to add to this node's clock to get rank 0's, and the error bound, in seconds. A collective.
 
-    Rank 0 read its clock between the two moments at which this rank entered and left the exchange; the shortest one
+    Rank 0 read its clock between the moments when this rank entered and left the exchange. The shortest exchange
     counts.
     """
     best = (0.0, float("inf"))

@@ -40,7 +40,7 @@ CounterPlace = tuple[str, str, Callable[[str], EnergyCounter]]
 
 @dataclass(frozen=True)
 class FoundCounters:
-    """The counters that can be read here. ``absent`` has the reason for each source, or counter of one, that cannot."""
+    """The counters that can be read here. ``absent``: the reason for each unreadable source or counter."""
 
     counters: Sequence[EnergyCounter] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class FoundCounters:
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """Joules by counter since the last reading of one rank. ``lost`` has the reason for each counter that failed."""
+    """One rank's joules by counter since the last reading. ``lost``: the reason for each counter that failed."""
 
     joules: Mapping[str, float]
     lost: Mapping[str, str]
@@ -56,7 +56,7 @@ class EnergyReading:
 
 @dataclass(frozen=True)
 class CounterSum:
-    """Joules summed over all counters of one name, and how many counters these were."""
+    """The joules of all counters with one name, and the number of these counters."""
 
     joules: float = 0.0
     counters: int = 0
@@ -64,18 +64,18 @@ class CounterSum:
 
 @dataclass(frozen=True)
 class EnergyUse:
-    """The energy that a run used in ``seconds``, by name of counter. ``absent`` is what it lacks, with reasons."""
+    """The energy that a run used in ``seconds``, by counter name. ``absent``: what is missing, with reasons."""
 
     by_counter: Mapping[str, CounterSum]
     seconds: float
     absent: Mapping[str, str]
 
     def value(self) -> dict[str, dict[str, float]]:
-        """The value of an ``energy`` event."""
+        """Return the value of an ``energy`` event."""
         return {name: {"joules": total.joules, "counters": total.counters} for name, total in self.by_counter.items()}
 
     def metadata(self) -> dict[str, Any]:
-        """The metadata of an ``energy`` event: duration, what each source measures, and what is absent."""
+        """Return the metadata of an ``energy`` event: duration, the scope of each source, and what is absent."""
         sources = dict.fromkeys(name.partition("/")[0] for name in self.by_counter)
         return {
             "seconds": self.seconds,
@@ -86,7 +86,7 @@ class EnergyUse:
 
 @dataclass
 class EnergyMeter:
-    """Follows some counters. Call `sample` often enough that no counter wraps twice between two calls.
+    """Follows some counters. Call `sample` so often that no counter wraps twice between two calls.
 
     A counter that fails once is left out from then on; ``lost`` has the reason.
     """
@@ -122,7 +122,7 @@ class EnergyMeter:
             self._last[counter.name] = now
 
     def take(self) -> EnergyReading:
-        """Sample, return the joules since the last call and begin anew."""
+        """Sample, return the joules since the last call, and start anew."""
         self.sample()
         joules, self._joules = self._joules, {}
         return EnergyReading(joules, dict(self.lost))
@@ -170,7 +170,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _each_name_once(places: Iterable[CounterPlace]) -> list[tuple[str, Callable[[str], EnergyCounter]]]:
-    """Name the counters. A name that several places have gets each place's own name behind it.
+    """Name the counters. If several places have a name, each place's own name is appended.
 
     A node whose firmware calls both packages "package-0" has two counters, and the meter knows a counter by its name.
     """
@@ -199,7 +199,7 @@ def gpu_counter(uuid: str) -> FoundCounters:
 
 
 def _rapl(folder: Path) -> Iterable[CounterPlace]:
-    """Packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
+    """Yield packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
     # Zones are intel-rapl:0 (a package) and intel-rapl:0:1 (a part of it).
     for zone in sorted(path for path in folder.iterdir() if path.name.startswith("intel-rapl:")):
         parent = zone.parent / zone.name.rpartition(":")[0]
@@ -223,12 +223,12 @@ def _rapl_counter(zone: Path, name: str) -> EnergyCounter:
 
 
 def _fail(error: OSError | ValueError, name: str) -> EnergyCounter:
-    """Stand for a counter whose name cannot be read."""
+    """Raise the error of a counter whose name cannot be read."""
     raise error
 
 
 def _pm_counters(folder: Path) -> Iterable[CounterPlace]:
-    """``energy`` is the whole node; ``cpu_energy``, ``memory_energy`` and ``accel<i>_energy`` are parts of it."""
+    """Yield ``energy``, the whole node, and its parts ``cpu_energy``, ``memory_energy`` and ``accel<i>_energy``."""
     for path in sorted(folder.iterdir()):
         if path.name == "energy" or path.name.endswith("_energy"):
             part = path.name.removesuffix("energy").rstrip("_") or "node"
@@ -248,7 +248,7 @@ def _file_counter(name: str, path: Path, joules_per_count: float, range_j: float
 
 
 def _read_count(path: Path) -> int:
-    """Read the number that a file of the kernel begins with. InputError if there is none."""
+    """Read the number at the beginning of a kernel file. InputError if there is none."""
     text = path.read_text()
     count = text.split(maxsplit=1)[0] if text.strip() else text
     if not (count.isascii() and count.isdigit()):

@@ -1,11 +1,10 @@
-"""A process that reads the energy counters of a node about once a second, into official power logs.
+"""Reads the energy counters of a node about once a second, into official power logs. A process of its own.
 
     python -P -m suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
 
-It runs until its standard input ends, which it does when the process that started it ends, however that happens. Each
-reading is one write: a sampler that is killed leaves whole lines and no ``power_measurement_stop``, one that starves
-leaves gaps, and both are findings of the checker. It imports neither torch nor numpy, takes no signal, and holds no
-reading back.
+It runs until its standard input ends, which happens when the process that started it ends in any way. Each reading is
+one write. A killed sampler leaves whole lines and no ``power_measurement_stop``; a starved one leaves gaps. The checker
+finds both. It imports neither torch nor numpy, takes no signal, and buffers no reading.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ACCURACY = 0.05  # a share; no counter's is documented, so the most that the rul
 
 @dataclass
 class Scope:
-    """One power log: the counters whose sum it is. ``watts`` of a reading are the mean since the reading before it."""
+    """One power log: the sum of its counters. ``watts`` of a reading are the mean since the previous reading."""
 
     name: str
     counters: Sequence[EnergyCounter]
@@ -46,7 +45,7 @@ class Scope:
     torn: bool = False
 
     def write(self, key: str, value: object, time_ms: int, metadata: Mapping[str, Any] | None = None) -> None:
-        """Append one event. A disk that is full costs the event; the reading after it begins on a line of its own."""
+        """Append one event. A full disk costs the event; the next reading begins on a line of its own."""
         event = {"namespace": "", "time_ms": time_ms, "event_type": _KINDS.get(key, "POINT_IN_TIME"), "key": key}
         line = f":::MLLOG {json.dumps(event | {'value': value, 'metadata': metadata or ''})}\n".encode()
         data = b"\n" + line if self.torn else line
@@ -69,7 +68,7 @@ def list_scopes(counters: Sequence[EnergyCounter]) -> list[Scope]:
 
 @dataclass
 class Sampler:
-    """Samples until told to end. ``clock`` gives Unix seconds; ``wait`` waits so long and says whether to go on."""
+    """Samples until it is stopped. ``clock`` gives Unix seconds; ``wait`` waits and returns whether to go on."""
 
     scopes: Sequence[Scope]
     meter: EnergyMeter
@@ -81,7 +80,7 @@ class Sampler:
     _joules: dict[str, float] = field(default_factory=dict)
 
     def run(self, stated: Mapping[str, Any], interval_s: float = INTERVAL_S) -> None:
-        """Write the start, a reading each interval of random length, and the stop of every scope."""
+        """Write the start, a reading per interval of random length, and the stop of every scope."""
         before = round(self.clock() * 1e3)
         for scope in self.scopes:
             sources = sorted({item.name.partition("/")[0] for item in scope.counters})
@@ -120,12 +119,12 @@ class Sampler:
 
 
 def file_name(node: int, scope: str, widest: bool) -> str:
-    """The name of a scope's log: the widest is that of the node."""
+    """Return the name of a scope's log. The widest scope has the node's name."""
     return f"node_{node}.txt" if widest else f"part_{node}_{scope}.txt"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sample until standard input ends. 0 too where there is nothing to read: then no file is written."""
+    """Sample until standard input ends. Returns 0 also without counters; then no file is written."""
     parser = argparse.ArgumentParser(prog="suite.machine.power.sampler")
     parser.add_argument("folder", type=Path)
     parser.add_argument("node", type=int)

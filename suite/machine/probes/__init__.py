@@ -1,4 +1,4 @@
-"""Probes: what this node states in /proc, /sys, /etc and through vendors' tools. Each takes the root folder.
+"""Reads what this node states in /proc, /sys, /etc and through vendors' tools. Each probe takes the root folder.
 
 `collect` runs them all and returns `Facts`; every other module reads one resource.
 """

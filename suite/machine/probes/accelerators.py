@@ -18,7 +18,7 @@ NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=
 
 
 def list_accelerators(root: Path, run: Run) -> tuple[Accelerator, ...]:
-    """All accelerators, from the first source that knows any: the vendors' tools, then the kernel."""
+    """List all accelerators, from the first source that knows any: the vendors' tools, then the kernel."""
     sources: tuple[Callable[[], list[Accelerator]], ...] = (
         lambda: _parse_nvidia_smi(run(NVIDIA_SMI)),
         lambda: _list_nvidia_proc(root),
@@ -81,7 +81,7 @@ def _list_amd(root: Path, run: Run) -> list[Accelerator]:
 
 
 def _list_pci(root: Path) -> list[Accelerator]:
-    """Devices of a class that accelerators have: their driver or its tool may be missing, so only numbers are known."""
+    """List PCI devices of accelerator classes. Their driver or its tool may be missing, so only numbers are known."""
     accelerators = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         if read_text(device / "class").startswith(ACCELERATOR_CLASSES):
@@ -92,7 +92,7 @@ def _list_pci(root: Path) -> list[Accelerator]:
 
 
 def read_accelerator_links(accelerators: Sequence[Accelerator], run: Run) -> str:
-    """How the accelerators of the node are linked, for people to read. Only known of NVIDIA's."""
+    """Return how the node's accelerators are linked, for people to read. Known only for NVIDIA's."""
     if not accelerators or accelerators[0].vendor != "NVIDIA":
         return UNKNOWN
     # The table underlines its head with terminal codes; its legend names NV# for any machine

@@ -17,11 +17,11 @@ UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest multiple of a 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a process may use of its node; None where the node does not say. Memory is in bytes.
+    """The share of its node that a process may use. None if the node does not show it. Memory is in bytes.
 
-    ``cpus`` are the online CPUs of the affinity mask, ``cpu_quota`` the CPU time per time that the control group
-    allows. ``memory_limit`` is the lowest limit of the control groups; ``memory_free`` is what can be taken without
-    swapping and without reaching a limit. ``open_files`` and ``open_files_most`` are the soft and the hard limit.
+    ``cpus``: the online CPUs of the affinity mask. ``cpu_quota``: CPU time per time that the control group allows.
+    ``memory_limit``: the lowest limit of the control groups. ``memory_free``: what can be taken without swapping and
+    without reaching a limit. ``open_files`` and ``open_files_most``: the soft and the hard limit.
     """
 
     cpus: frozenset[int]
@@ -40,7 +40,10 @@ class Allowance:
 
 
 def usable(environ: Mapping[str, str] = os.environ) -> Allowance:
-    """What this process may use. On a simulated machine no more than the real one has: it is the one that works."""
+    """Return what this process may use.
+
+    On a simulated machine it is at most what the real one has, which does the work.
+    """
     root = machine_root(environ)
     allowed = read_allowance(root)
     if not is_simulated(root):
@@ -56,7 +59,7 @@ def usable(environ: Mapping[str, str] = os.environ) -> Allowance:
 
 
 def read_allowance(root: Path) -> Allowance:
-    """What the process may use of the machine below ``root``."""
+    """Read what the process may use of the machine below ``root``."""
     info = {
         key: int(kib) << 10 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M)
     }
@@ -87,7 +90,7 @@ def _read_cpus(root: Path) -> frozenset[int]:
 
 
 def _read_quota(root: Path) -> float | None:
-    """CPU seconds per second that the strictest control group allows."""
+    """Return the CPU seconds per second that the strictest control group allows."""
     quotas = []
     for group in list_groups(root, "cpu"):
         words = read_text(group / "cpu.max").split()
@@ -100,7 +103,7 @@ def _read_quota(root: Path) -> float | None:
 
 
 def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
-    """Return the lowest limit of the control groups and the bytes left below all limits. Page cache is free."""
+    """Return the lowest limit of the control groups and the bytes left below all limits. Page cache counts as free."""
     limits, remaining = [], []
     for group in list_groups(root, "memory"):
         hard = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
@@ -117,10 +120,9 @@ def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
 
 
 def list_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control groups for a controller, from its own up to the root of each hierarchy.
+    """Yield the folders of this process's control groups for a controller, from its own up to each hierarchy's root.
 
-    In a container the path may be that of the host and not exist: the hierarchy's root is then the container's own
-    group.
+    In a container the path may be the host's and not exist. Then the hierarchy's root is the container's own group.
     """
     lines = [line.split(":", 2) for line in read_text(root / "proc/self/cgroup").splitlines() if line.count(":") >= 2]
     for _, controllers, path in lines or [["0", "", "/"], ["1", controller, "/"]]:
@@ -136,7 +138,7 @@ def list_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _read_open_files(root: Path) -> tuple[int | None, int | None]:
-    """The soft and the hard limit of open files; None for "unlimited" or unknown."""
+    """Return the soft and the hard limit of open files; None for "unlimited" or unknown."""
     match = re.search(r"^Max open files\s+(\S+)\s+(\S+)", read_text(root / "proc/self/limits"), re.M)
     return (parse_whole(match.group(1)), parse_whole(match.group(2))) if match else (None, None)
 

@@ -11,9 +11,9 @@ UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
 def measure_skew(folder: Path) -> float | None:
-    """Seconds by which a file just written in ``folder`` is newer than this node's clock; None if none can be written.
+    """Return by how many seconds a new file in ``folder`` is newer than this node's clock. None if none can be written.
 
-    A shared file system stamps files with its server's clock, a local one with this node's own: then about 0.
+    A shared file system stamps files with its server's clock. A local one uses this node's, so the result is about 0.
     """
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".mlhpc-clock-") as file:
@@ -28,7 +28,7 @@ def measure_skew(folder: Path) -> float | None:
 
 
 def is_synchronised() -> bool | None:
-    """True if a time service keeps the kernel's clock; None if unknown (containers, other systems)."""
+    """Return True if a time service keeps the kernel's clock; None if unknown (containers, other systems)."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only read
     except (OSError, AttributeError):

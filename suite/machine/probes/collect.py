@@ -1,6 +1,7 @@
-"""Collects all facts of the node this process runs on.
+"""Collects all facts of the node on which this process runs.
 
-Environment variables are taken by the form of their names, without values that are secrets by name, form or randomness.
+Environment variables are selected by the form of their names. Values that are secrets by name, form or randomness are
+left out.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ LONGEST = 4096  # characters of a value that are kept
 def collect_facts(
     environ: Mapping[str, str], *, run_folder: Path | None = None, root: Path | None = None, run: Run | None = None
 ) -> Facts:
-    """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``); ``run`` replaces `run_command`.
+    """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``). ``run`` replaces `run_command`.
 
-    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. By default
-    the root is that of `machine_root`, and no command is run on behalf of a simulated machine: it would answer for the
-    real one.
+    A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. The default
+    root is that of `machine_root`. No command is run for a simulated machine, because it would answer for the real one.
     """
     root = root or machine_root(environ)
     simulated = is_simulated(root)
@@ -86,13 +86,13 @@ def collect_facts(
 
 
 def _product(root: Path) -> str:
-    """The manufacturer's name of the machine."""
+    """Return the manufacturer's name of the machine."""
     names = [read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     return " ".join(name for name in names if name) or UNKNOWN
 
 
 def _read_firmware(root: Path) -> Firmware:
-    """What the board says of itself, of that which every user may read."""
+    """Read what every user may read of the board's firmware."""
     names = {
         "bios_vendor": "bios_vendor",
         "bios_version": "bios_version",
@@ -104,13 +104,13 @@ def _read_firmware(root: Path) -> Firmware:
 
 
 def _select(environ: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, str]:
-    """The variables whose whole name has the form, in order of name; secrets without their value."""
+    """Return the variables whose whole name has the form, by name; secrets without their value."""
     names = sorted(name for name in environ if pattern.fullmatch(name) and not _NOT_KEPT.fullmatch(name))
     return {name: redact_variable(name, environ[name][:LONGEST]) for name in names}
 
 
 def _list_folders(environ: Mapping[str, str], run_folder: Path | None) -> dict[str, Path]:
-    """The existing folders whose file systems the run may use, by purpose."""
+    """Return the existing folders whose file systems the run may use, by purpose."""
     folders = {
         "working folder": str(Path.cwd()),
         "run folder": str(run_folder or ""),

@@ -1,6 +1,6 @@
-"""Reads how long CPUs were busy, and how much of that was this process and its descendants. Works out what others took.
+"""Reads how long CPUs were busy, and how much of it was this process and its descendants. Computes what others took.
 
-All times are CPU seconds since a beginning that is the kernel's own: only differences of two readings mean something.
+All times are CPU seconds since a moment that the kernel chose. Only differences of two readings mean something.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MISCOUNT = 0.02  # a kernel that samples by ticks counts busy time this much too
 class NodeTimes:
     """One reading of a node. ``by_cpu``: (busy, stolen) seconds per CPU of /proc/stat; empty if unreadable.
 
-    Busy is user, nice and system time: not that of interrupts, which run's own traffic causes too. Stolen is what the
-    hypervisor gave to others. ``group_s`` is the use of the widest control group that is visible, ``pressure_s`` the
-    time in which some process of the node waited for a CPU. None where the node does not say. ``at_s`` is the monotonic
-    clock.
+    Busy is user, nice and system time. Interrupts are left out, because the run's own traffic causes some. Stolen time
+    went to other guests of the hypervisor. ``group_s`` is the use of the widest visible control group. ``pressure_s``
+    is the time in which some process of the node waited for a CPU. None if the node does not show it. ``at_s`` is the
+    monotonic clock.
     """
 
     at_s: float
@@ -43,7 +43,7 @@ class NodeUse:
     """Who used the CPUs of a node that a job may use, between two readings of it.
 
     ``own_s`` and ``other_s`` are seconds of CPU, ``pressure_s`` of wall clock. ``source``: where the total is from.
-    ``absent`` is the reason if nothing can be said; then the times are 0.
+    ``absent``: the reason if nothing is known; the times are then 0.
     """
 
     cpus: int
@@ -65,16 +65,16 @@ def read_node_times(root: Path) -> NodeTimes:
 
 
 def read_own_s(root: Path) -> float:
-    """CPU seconds of this process, of its children that ended, and of its descendants that live."""
+    """Return CPU seconds of this process, its ended children, and its living descendants."""
     proc = root / "proc"
     return sum(map(_ticks, map(_fields, (proc / "self", *_list_descendants(proc))))) / TICKS
 
 
 def work_out_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: float, cores: int) -> NodeUse:
-    """Work out who used ``cpus`` from ``begin`` to ``end``; ``own_s`` is the use of all ranks there.
+    """Compute who used ``cpus`` from ``begin`` to ``end``. ``own_s``: the use of all ranks there.
 
-    Where /proc/stat does not list these CPUs, or counts less than the ranks used (some containers), the control group's
-    count is taken: of the others those in the same container, on ``cores`` CPUs.
+    In some containers /proc/stat does not list these CPUs, or counts less than the ranks used. Then the control group's
+    count is taken. It covers only processes in the same container, on ``cores`` CPUs.
     """
     pressure_s = _rise(begin.pressure_s, end.pressure_s)
     own_s = max(0.0, own_s)
@@ -95,7 +95,7 @@ def work_out_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s:
 
 
 def _busy_and_stolen(text: str) -> tuple[float, float] | None:
-    """User, nice and system time, and stolen time, of a line of /proc/stat. Old kernels count fewer kinds."""
+    """Parse user, nice and system time, and stolen time, of a line of /proc/stat. Old kernels count fewer kinds."""
     ticks = [parse_whole(word) for word in text.split()]
     if len(ticks) < 4 or None in ticks:
         return None
@@ -104,7 +104,7 @@ def _busy_and_stolen(text: str) -> tuple[float, float] | None:
 
 
 def _group_s(root: Path) -> float | None:
-    """The use of the highest control group that counts its own: in a container the container's."""
+    """Return the use of the highest control group with a counter of its own. In a container it is the container's."""
     found = None
     for group in list_groups(root, "cpuacct"):
         used = re.search(r"^usage_usec (\d+)$", read_text(group / "cpu.stat"), re.M)
@@ -117,7 +117,7 @@ def _group_s(root: Path) -> float | None:
 
 
 def _list_descendants(proc: Path) -> Iterator[Path]:
-    """The folders of all living descendants of this process."""
+    """Yield the folders of all living descendants of this process."""
     # A breadth-first walk over the tree of processes.
     waiting = [proc / "self"]
     if not (proc / "thread-self/children").exists():
@@ -131,7 +131,7 @@ def _list_descendants(proc: Path) -> Iterator[Path]:
 
 
 def _search_descendants(proc: Path) -> Iterator[Path]:
-    """The same where the kernel lists no children (CONFIG_PROC_CHILDREN): from the parents of all processes."""
+    """Find descendants by the parents of all processes, if the kernel lists no children (CONFIG_PROC_CHILDREN)."""
     me = read_text(proc / "self/stat").partition(" ")[0]
     parents = {path: _fields(path)[PARENT : PARENT + 1] for path in _entries(proc) if path.name.isdecimal()}
     family, before = {me}, 0
@@ -150,7 +150,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _fields(process: Path) -> list[str]:
-    """The fields of /proc/<pid>/stat after the name, which may hold spaces. Empty if the process has ended."""
+    """Return the fields of /proc/<pid>/stat after the name, which may hold spaces. Empty if the process has ended."""
     return read_text(process / "stat").rpartition(")")[2].split()
 
 

@@ -10,19 +10,19 @@ from suite.machine.probes.sysfs import read_text
 
 
 def read_hostname(root: Path) -> str:
-    """The node's own name, as the kernel has it."""
+    """Return the node's own name, as the kernel has it."""
     return read_text(root / "proc/sys/kernel/hostname") or socket.gethostname()
 
 
 def list_own_addresses(root: Path) -> tuple[str, ...]:
-    """The addresses that /etc/hosts gives the node's own name, in the order of the file; empty if it is not listed."""
+    """List the addresses that /etc/hosts gives the node's own name, in file order. Empty if it is not listed."""
     name = read_hostname(root)
     rows = (line.partition("#")[0].split() for line in read_text(root / "etc/hosts").splitlines())
     return tuple(row[0] for row in rows if name in row[1:] or name.partition(".")[0] in row[1:])
 
 
 def is_loopback(address: str) -> bool:
-    """True for an address that only the node itself reaches; False for a text that is no address."""
+    """Return True for an address that only the node itself reaches; False for a text that is no address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads the main memory of the node: sizes from /proc/meminfo, DIMMs from the EDAC driver or else from dmidecode."""
+"""Reads the node's main memory: sizes from /proc/meminfo, DIMMs from the EDAC driver or else from dmidecode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suite.machine.probes.sysfs import Run, parse_number, read_text, to_gib
 
 
 def read_memory(root: Path, run: Run) -> Memory:
-    """Sizes, DIMMs and huge pages; what the node does not tell keeps its default."""
+    """Read sizes, DIMMs and huge pages. What the node does not show keeps its default."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M))
     hugepages = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return Memory(
@@ -23,7 +23,7 @@ def read_memory(root: Path, run: Run) -> Memory:
 
 
 def _count_dimms_edac(root: Path) -> dict[str, int]:
-    """DIMMs by description; the driver states sizes in MiB."""
+    """Count DIMMs by description. The driver states sizes in MiB."""
     dimms: Counter[str] = Counter()
     for dimm in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*"):
         size = parse_number(read_text(dimm / "size"))
@@ -33,7 +33,7 @@ def _count_dimms_edac(root: Path) -> dict[str, int]:
 
 
 def _count_dimms_dmi(text: str) -> dict[str, int]:
-    """DIMMs by description from the output of dmidecode. Often none: dmidecode needs root."""
+    """Count DIMMs by description in the output of dmidecode. Often none: dmidecode needs root."""
     dimms: Counter[str] = Counter()
     for block in text.split("Memory Device\n")[1:]:
         fields = dict(re.findall(r"^\s+(Size|Type|Configured Memory Speed): (.+)$", block.split("\n\n")[0], re.M))

@@ -12,7 +12,7 @@ LINKS = {"1": "ethernet", "32": "infiniband"}  # ARPHRD_* of the kernel's if_arp
 
 
 def list_network_interfaces(root: Path) -> tuple[NetworkInterface, ...]:
-    """All ports that belong to a device. One InfiniBand port may appear as interface and as RDMA port."""
+    """List all ports that belong to a device. One InfiniBand port may appear as interface and as RDMA port."""
     return (*_list_interfaces(root), *_list_rdma_ports(root), *_list_slingshot(root))
 
 

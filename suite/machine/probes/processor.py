@@ -30,8 +30,8 @@ KIB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2}
 class CpuCache:
     """One cache that a CPU (a hardware thread) uses. ``kind`` is data, instruction, unified or unknown.
 
-    ``shared_cpu_list`` names the CPUs that use the same cache, as Linux writes lists (``0-3,8``); "" if Linux does not
-    say.
+    ``shared_cpu_list`` names the CPUs that use the same cache, as Linux writes lists (``0-3,8``). It is "" if Linux
+    does not say.
     """
 
     level: int
@@ -51,7 +51,7 @@ class CpuCache:
 
 
 def read_cpu(root: Path) -> Cpu:
-    """All processors of the node."""
+    """Describe all processors of the node."""
     entries = read_cpuinfo(root)
     first = entries[0] if entries else {}
     cpus = _list_cpus(root)
@@ -75,12 +75,12 @@ def read_cpu(root: Path) -> Cpu:
 
 
 def _flags(entry: Mapping[str, str]) -> set[str]:
-    """The features of a processor: x86 calls them flags, Arm features."""
+    """Return the features of a processor: x86 calls them flags, Arm features."""
     return set((entry.get("flags") or entry.get("Features") or "").split())
 
 
 def _read_governor(cpus: Sequence[Path]) -> str:
-    """The frequency governor of the first CPU that states one; virtual machines have none."""
+    """Return the frequency governor of the first CPU that states one. Virtual machines have none."""
     for cpu in cpus:
         if text := read_text(cpu / "cpufreq/scaling_governor"):
             return text
@@ -88,7 +88,7 @@ def _read_governor(cpus: Sequence[Path]) -> str:
 
 
 def _read_boost(root: Path) -> str:
-    """Whether the processor may run above its nominal clock: ``on`` or ``off``, as one of two drivers says it."""
+    """Return whether the processor may exceed its nominal clock: ``on`` or ``off``, from one of two drivers."""
     for name, on in (("cpufreq/boost", "1"), ("intel_pstate/no_turbo", "0")):
         if text := read_text(root / CPUS / name):
             return "on" if text == on else "off"
@@ -96,14 +96,14 @@ def _read_boost(root: Path) -> str:
 
 
 def _model(root: Path, entry: Mapping[str, str]) -> str:
-    """The name of the processor. Arm's have numbers instead, and the device tree names the board, not the processor."""
+    """Return the processor's name. Arm's have numbers instead; the device tree names the board, not the processor."""
     numbers = (entry.get("CPU implementer", ""), entry.get("CPU part", ""))
     board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
     return entry.get("model name") or ARM_MODELS.get(numbers) or board or UNKNOWN
 
 
 def read_cpuinfo(root: Path) -> list[dict[str, str]]:
-    """/proc/cpuinfo: the fields of each hardware thread. Empty if it cannot be read."""
+    """Read /proc/cpuinfo: the fields of each hardware thread. Empty if it cannot be read."""
     entries = []
     for block in read_text(root / "proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
@@ -114,10 +114,10 @@ def read_cpuinfo(root: Path) -> list[dict[str, str]]:
 
 
 def list_data_caches(root: Path, cpus: Iterable[int]) -> list[CpuCache]:
-    """The data and unified caches of the first of these CPUs that has any, by level.
+    """List the data and unified caches, by level, of the first of these CPUs that has any.
 
-    Empty where Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: those of
-    the efficiency cores of a hybrid processor are smaller.
+    Empty if Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: the
+    efficiency cores of a hybrid processor have smaller ones.
     """
     for cpu in sorted(cpus):
         caches = _list_caches(root / CPUS / f"cpu{cpu}")
@@ -133,13 +133,15 @@ def _list_cpus(root: Path) -> list[Path]:
 
 
 def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
-    """(package, core) of each CPU that has both: core numbers begin anew in every package."""
+    """Return (package, core) of each CPU that has both. Core numbers begin anew in every package."""
     ids = [(read_text(cpu / "topology/physical_package_id"), read_text(cpu / "topology/core_id")) for cpu in cpus]
     return [(package, core) for package, core in ids if package.isdecimal() and core.isdecimal()]  # "-1": not known
 
 
 def _read_max_frequency_mhz(cpus: Sequence[Path], entries: Sequence[Mapping[str, str]]) -> float | None:
-    """The highest frequency the driver allows any CPU; without a driver the highest momentary one in /proc/cpuinfo."""
+    """Return the highest frequency that the driver allows any CPU; without a driver the highest present one in
+    /proc/cpuinfo.
+    """
     allowed = [parse_number(read_text(cpu / "cpufreq/cpuinfo_max_freq")) for cpu in cpus]
     # The driver states the boost clock; cpuinfo only what a core runs at now.
     if any(allowed):
@@ -149,7 +151,7 @@ def _read_max_frequency_mhz(cpus: Sequence[Path], entries: Sequence[Mapping[str,
 
 
 def _list_caches(cpu: Path) -> list[CpuCache]:
-    """All caches of one CPU with a known level and size."""
+    """List all caches of one CPU with a known level and size."""
     caches = []
     for index in sorted(cpu.glob("cache/index[0-9]*")):
         level, size_kib = parse_number(read_text(index / "level")), _parse_size_kib(read_text(index / "size"))
@@ -160,7 +162,7 @@ def _list_caches(cpu: Path) -> list[CpuCache]:
 
 
 def _count_caches(cpus: Sequence[Path]) -> tuple[Cache, ...]:
-    """List the caches of the node. CPUs that share a cache state the same list; no list means a private cache."""
+    """Count the caches of the node. CPUs that share a cache state the same list; no list means a private cache."""
     sharers: dict[tuple[int, str, int], set[str]] = {}
     for cpu in cpus:
         for cache in _list_caches(cpu):

@@ -1,7 +1,7 @@
-"""The root of the file system that the probes read: ``/``, or the folder of a simulated machine.
+"""Finds the root of the file system that the probes read: ``/``, or the folder of a simulated machine.
 
-`VARIABLE` is an aid for tests: it lets the commands meet a machine that is not there. Facts, ceilings and system
-descriptions made with it say that the machine is simulated.
+`VARIABLE` is an aid for tests: commands can meet a machine that is not there. Facts, ceilings and system descriptions
+made with it say that the machine is simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REAL: Final = Path("/")
 
 
 def machine_root(environ: Mapping[str, str]) -> Path:
-    """The root of the machine to read. InputError if the variable names no folder."""
+    """Return the root of the machine to read. InputError if the variable names no folder."""
     root = Path(environ.get(VARIABLE) or REAL)
     if not root.is_dir():
         raise InputError(f"{VARIABLE}={root}: expected the folder of a simulated machine's /proc and /sys")
@@ -25,5 +25,5 @@ def machine_root(environ: Mapping[str, str]) -> Path:
 
 
 def is_simulated(root: Path) -> bool:
-    """True if the probes read another root than the machine's own."""
+    """Return True if the probes read another root than the machine's own."""
     return root.resolve() != REAL

@@ -26,7 +26,7 @@ CONTAINERS: tuple[tuple[str, str, str], ...] = (
 
 
 def read_software(root: Path, environ: Mapping[str, str]) -> Software:
-    """Names and versions; of environment modules those that are loaded."""
+    """Read names and versions of software, and the loaded environment modules."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.M))
     installed = {name: version for name, version in map(name_and_version, distributions()) if name}
     return Software(
@@ -47,7 +47,7 @@ def read_software(root: Path, environ: Mapping[str, str]) -> Software:
 
 
 def read_limits(root: Path) -> Limits:
-    """The limits of the control groups and of this process."""
+    """Read the limits of the control groups and of this process."""
     allowance = read_allowance(root)
     return Limits(
         memory_gib=to_gib(allowance.memory_limit, 1),
@@ -58,13 +58,13 @@ def read_limits(root: Path) -> Limits:
 
 
 def _find_loader(root: Path) -> str:
-    """The dynamic loader's file, as a name: that of glibc, or of musl, whose name has the architecture."""
+    """Return the file name of the dynamic loader: glibc's, or musl's, which names the architecture."""
     places = ("lib64/ld-linux*.so.*", "lib/ld-linux*.so.*", "lib/ld-musl-*.so.*")
     return next((path.name for place in places for path in sorted(root.glob(place))), UNKNOWN)
 
 
 def _read_time_zone(root: Path, environ: Mapping[str, str]) -> str:
-    """The time zone: TZ, else where /etc/localtime leads, else the name in /etc/timezone."""
+    """Return the time zone: TZ, else the target of /etc/localtime, else the name in /etc/timezone."""
     if zone := environ.get("TZ"):
         return zone
     link = root / "etc/localtime"
@@ -81,6 +81,6 @@ def _find_container(root: Path, environ: Mapping[str, str]) -> str:
 
 
 def _read_mpi() -> str:
-    """The MPI library, if this process has loaded one: loading it here could start MPI or fail."""
+    """Return the MPI library if this process has loaded one. To load it here could start MPI or fail."""
     module = sys.modules.get("mpi4py.MPI")
     return str(module.Get_library_version()).strip("\0 \n").splitlines()[0].strip() if module else UNKNOWN

@@ -12,7 +12,7 @@ from suite.machine.probes.sysfs import parse_number, read_text, to_gib
 
 
 def list_block_devices(root: Path) -> tuple[BlockDevice, ...]:
-    """The disks; loop, memory, mapped and optical devices are left out, and so are empty ones."""
+    """List the disks. Leaves out loop, memory, mapped, optical and empty devices."""
     devices = []
     for device in sorted((root / "sys/block").glob("*")):
         sectors = parse_number(read_text(device / "size"))
@@ -31,13 +31,13 @@ def list_block_devices(root: Path) -> tuple[BlockDevice, ...]:
 
 
 def list_file_systems(root: Path, folders: Mapping[str, Path]) -> tuple[FileSystem, ...]:
-    """The file system of each folder; ``folders`` maps what a folder is for to its path."""
+    """List the file system of each folder. ``folders`` maps purpose to path."""
     mounts = _list_mounts(root)
     return tuple(_find_file_system(purpose, path.resolve(), mounts) for purpose, path in folders.items())
 
 
 def _list_mounts(root: Path) -> list[tuple[str, str, str]]:
-    """(mount point, file-system type, device) of every mount that this process sees."""
+    """List (mount point, file-system type, device) of every mount that this process sees."""
     mounts = []
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
@@ -47,7 +47,7 @@ def _list_mounts(root: Path) -> list[tuple[str, str, str]]:
 
 
 def _find_file_system(purpose: str, path: Path, mounts: Sequence[tuple[str, str, str]]) -> FileSystem:
-    """The mount nearest above ``path``, which must be resolved: a symbolic link may lead to another file system."""
+    """Find the nearest mount above ``path``, which must be resolved: a link may lead to another file system."""
     above = [mount for mount in mounts if path == Path(mount[0]) or Path(mount[0]) in path.parents]
     mount, kind, device = max(above, key=lambda each: len(each[0]), default=(UNKNOWN, UNKNOWN, UNKNOWN))
     disk = os.statvfs(path)

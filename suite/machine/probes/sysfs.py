@@ -13,7 +13,7 @@ Run = Callable[[Sequence[str]], str]  # runs a command and returns what it print
 
 
 def run_command(command: Sequence[str]) -> str:
-    """What a command prints; "" if it is not installed, fails or takes longer than `COMMAND_TIMEOUT_S`."""
+    """Return what a command prints; "" if it is not installed, fails or takes longer than `COMMAND_TIMEOUT_S`."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
@@ -24,7 +24,7 @@ def run_command(command: Sequence[str]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The content of a file without surrounding white space; "" if it cannot be read."""
+    """Return the content of a file without surrounding white space; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -32,13 +32,13 @@ def read_text(path: Path) -> str:
 
 
 def parse_number(text: str) -> float | None:
-    """The number a text begins with ("200 Gb/sec" gives 200.0); None if it begins with none."""
+    """Parse the number at the beginning of a text ("200 Gb/sec" gives 200.0). None without a number."""
     match = re.match(r"-?\d+(\.\d+)?", text.strip())
     return float(match.group()) if match else None
 
 
 def parse_whole(text: str) -> int | None:
-    """A text of digits as an integer; None for any other text."""
+    """Parse a text of digits as an integer; None for any other text."""
     return int(text) if text.isdecimal() else None
 
 
