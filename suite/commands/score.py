@@ -214,7 +214,7 @@ def energy_lines(scored: Result) -> list[str]:
     if result.mean_j is None:
         return [f"  no energy: {result.reason}", *_run_energies(result)]
     interval = result.interval_j
-    between = f", 95 % [{interval[0]:.6g}, {interval[1]:.6g}]" if interval else ", no interval: too few readings"
+    between = f", 95 % [{interval[0]:.6g}, {interval[1]:.6g}]" if interval else ", no interval"
     text = [f"  {result.mean_j:.6g} J ({result.mean_j / _KWH_J:.4g} kWh), {result.what}, n={len(result.kept)}{between}"]
     if result.reason:
         text.append(f"  {result.reason}")

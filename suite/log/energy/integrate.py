@@ -24,7 +24,7 @@ GAP_S = 2.0  # between readings, and between an end of the run and the nearest o
 LOCKED = 0.5  # `phase_lock` above which readings count as in step
 RULE_OF_THREE = 3.0  # what none of n readings shows is less than 3 / n of the time, with 95 % confidence
 _CHANCE = 2.5  # times 1 / sqrt(n): as near to the marks of a clock as readings at random times rarely are
-_FEWEST = 4
+FEWEST = 4  # readings of an interval
 _MOST_FREEDOM = 5000
 _MOST_STEPS = 200  # that are looked at for a step
 _CLOCK_STEPS = 4
@@ -136,7 +136,9 @@ def sampling_halfwidth_j(
     integrates: bool = False,
     most_w: float | None = None,
 ) -> float | None:
-    """Compute half the 95 % interval of an integral, for what happened between the readings. None for too few readings.
+    """Compute half the 95 % interval of an integral, for what happened between the readings.
+
+    None for too few readings, and for readings in step if ``most_w`` is not known: nothing bounds what these hide.
 
     A meter that ``integrates`` misses nothing. Any other reading is the power of a moment. Between readings the power
     may be anything from 0 to ``most_w``, by default the highest reading.
@@ -148,14 +150,14 @@ def sampling_halfwidth_j(
     if integrates:
         return 0.0
     found = [(seconds, watts) for seconds, watts in readings if seconds > 0.0]
-    if len(found) < _FEWEST:
+    if len(found) < FEWEST:
         return None
     steps, watts = [seconds for seconds, _ in found], [each for _, each in found]
     most = max(watts) if most_w is None else max(most_w, *watts)
     hidden = _hidden_j(found, most)
     locked = phase_lock(steps[1:-1])  # the first and the last are cut
     if locked > LOCKED:
-        return hidden
+        return None if most_w is None else hidden  # all readings may be of the low phase of a load
     spread = math.fsum((b - a) ** 2 for a, b in pairwise(watts)) / (2 * (len(watts) - 1))
     phases = (1.0 + locked) / (1.0 - locked)  # so many readings tell as much as one at a random phase
     error = math.sqrt(spread * phases * math.fsum(seconds**2 for seconds in steps))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from suite.files import brief, duration_text
 from suite.log.energy.integrate import (
+    FEWEST,
     GAP_S,
     LOCKED,
     UNSTATED_ACCURACY,
@@ -367,9 +368,12 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     factor = log.efficiency or 1.0
     inside = list(line.within(start, stop, hold=not log.integrates))
     uncovered = line.uncovered_s(start, stop)
-    most = max(log.number("rating_w") or 0.0, max(log.watts))
+    rating = log.number("rating_w")
+    most = max(rating or 0.0, max(log.watts))
     duty, accuracy = log.number("duty"), log.number("accuracy")
-    sampling = sampling_halfwidth_j(inside, duty=1.0 if duty is None else duty, integrates=log.integrates, most_w=most)
+    sampling = sampling_halfwidth_j(
+        inside, duty=1.0 if duty is None else duty, integrates=log.integrates, most_w=most if rating else None
+    )
     shift, cut = _cut_ends(line, start, stop, most) if log.integrates else (0.0, 0.0)
     joules = math.fsum(seconds * watts for seconds, watts in inside) + shift
     joules += _edges(line, start, stop) if uncovered <= GAP_S else 0.0
@@ -412,14 +416,18 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
     if log.current is None:
         yield f"{name}: AC or DC not stated"
     steps = [seconds for seconds, _ in inside[1:-1] if seconds > 0.0]
-    if not log.integrates and len(steps) > 1:
+    if not log.integrates and len(inside) < FEWEST:
+        yield f"{name}: fewer than {FEWEST} readings in the run have no interval"
+    elif not log.integrates and len(steps) > 1:
+        rated = bool(log.number("rating_w"))
         if phase_lock(steps) > LOCKED:
-            step = statistics.median(steps)
+            wide = "the interval is wide" if rated else "there is no interval"
+            limit = "" if rated else ", and no rating_w limits it"
             yield (
-                f"{name}: the interval is wide because a load in step with the readings, every {duration_text(step)}, "
-                "would not show; read means (reads: mean), or at random intervals"
+                f"{name}: {wide} because a load in step with the readings, every {duration_text(statistics.median(steps))}, "
+                f"would not show{limit}; read means (reads: mean), or at random intervals"
             )
-        if log.number("rating_w") is None:
+        elif not rated:
             yield f"{name}: no power above {most_w:.4g} W, the highest reading, is assumed; rating_w states the limit"
     absent = log.stated.get("absent")
     if isinstance(absent, dict) and absent and log.scope.startswith("package"):

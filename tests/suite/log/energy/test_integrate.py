@@ -102,7 +102,7 @@ def covered(seed: int, *, duty: float | None, seconds: float = 120.0) -> bool:
         readings.append((at - before, watts))
         before = at
     energy = math.fsum(seconds_ * watts for seconds_, watts in readings)
-    half = sampling_halfwidth_j(readings, duty=duty or 1.0)
+    half = sampling_halfwidth_j(readings, duty=duty or 1.0, most_w=max(watts for _, watts in readings))
     assert half is not None
     return abs(energy - cumulated(edges, joules, before)) <= half
 
@@ -119,8 +119,13 @@ def test_a_meter_that_counts_joules_misses_nothing_between_its_readings() -> Non
 
 
 def test_readings_in_step_may_hide_any_power_up_to_the_most() -> None:
-    assert sampling_halfwidth_j([(1.0, 500.0)] * 10) == 5000.0
+    assert sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=500.0) == 5000.0
     assert sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=1600.0) == 11_000.0
+
+
+def test_readings_in_step_have_no_interval_if_nothing_limits_the_power() -> None:
+    assert sampling_halfwidth_j([(1.0, 500.0)] * 10) is None
+    assert sampling_halfwidth_j([(step, 500.0) for step in jittered(100)]) is not None
 
 
 def jittered(count: int, seed: int = 1) -> list[float]:

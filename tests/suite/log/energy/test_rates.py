@@ -27,3 +27,4 @@ def test_moments_in_step_with_a_load_say_nothing_and_the_interval_says_so(truth:
     found = [covered(chance, short(TRUTHS[truth]), "moments every 1 s") for _ in range(RUNS)]
     assert all(held for held, _ in found)
     assert min(half for _, half in found) >= 0.5
+    assert covered(chance, short(TRUTHS[truth]), "moments every 1 s, no rating") == (True, np.inf)
