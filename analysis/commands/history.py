@@ -12,7 +12,7 @@ import click
 from analysis.history import judge, record
 from analysis.history.judge import SeriesVerdict
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, Finite, format_option, output_option
+from suite.cli.options import JSON, Finite, format_option, output_option, tolerance_option
 from suite.compliance.check import check as check_paths
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
@@ -26,15 +26,6 @@ _OUTPUT = output_option("The folder of the history, as for `history add`.", str(
 _SINCE = click.option(
     "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
 )
-_TOLERANCE = click.option(
-    "--tolerance",
-    type=Finite(0.0),
-    default=0.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="slower: the whole interval of the newest level is above this margin; equivalent: it ends below.",
-)
-
 _RATE = click.option(
     "--false-alarms",
     "rate",
@@ -93,7 +84,7 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 @_FOLDER
 @_OUTPUT
 @_SINCE
-@_TOLERANCE
+@tolerance_option()
 @_RATE
 @format_option()
 def show(
@@ -112,7 +103,7 @@ def show(
 @_FOLDER
 @_OUTPUT
 @_SINCE
-@_TOLERANCE
+@tolerance_option()
 @_RATE
 @format_option()
 def check(

@@ -155,6 +155,18 @@ def device_option() -> Decorator:
     return click.option("--device", type=kinds, default="auto", show_default=True, help="Where to compute.")
 
 
+def tolerance_option() -> Decorator:
+    """``--tolerance PERCENT`` of every command that calls a time slower, faster or equivalent."""
+    return click.option(
+        "--tolerance",
+        type=Finite(0.0),
+        default=0.0,
+        show_default=True,
+        metavar="PERCENT",
+        help="slower: the whole interval is above this margin; equivalent: the whole interval is below it.",
+    )
+
+
 def output_option(what: str, default: str) -> Decorator:
     """``-o/--output PATH``, on no command required: ``default`` says where it goes without."""
     return click.option("-o", "--output", type=click.Path(path_type=Path), help=f"{what} [{default}]")

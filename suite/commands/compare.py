@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from suite.cli.options import JSON, Finite, card_option, format_option
+from suite.cli.options import JSON, card_option, format_option, tolerance_option
 from suite.compliance.check import check
 from suite.compliance.result import Result, first_named
 from suite.errors import InputError
@@ -79,14 +79,7 @@ class Comparison:
     help="What all PATHS are compared with. [the first of them]",
 )
 @click.option("--any", "any_runs", is_flag=True, help="Compare the runs that converged, also where they are no score.")
-@click.option(
-    "--tolerance",
-    type=Finite(0.0),
-    default=0.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="slower: the whole interval is above this margin; equivalent: the whole interval is below it.",
-)
+@tolerance_option()
 @format_option()
 def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tolerance: float, style: str) -> None:
     """Compare results with a baseline: run folders, results folders or packages that share a benchmark and size.

@@ -74,12 +74,8 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
             NUMERICS, LevelOutcome.REPRODUCED, f"the first {len(was)} losses are equal bit for bit", compared=compared
         )
     where = f"from step {first} on, by at most {worst:.2g} of the loss"
-    said = f"the first {len(was)} losses differ {where}; at step {step} by {apart[step]:.2g}"
-    if apart[step] <= bound:
-        why = f"{said}: within {bound:.2g}, what rounding in {precision} may do by then"
-        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, cause, compared)
-    why = f"{said}: more than {bound:.2g}, what rounding in {precision} may do by then"
-    return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+    text = f"the first {len(was)} losses differ {where}; at step {step} by {apart[step]:.2g}"
+    return _judge_difference(text, apart[step], bound, precision, cause, compared)
 
 
 def judge_evaluations(
@@ -112,11 +108,18 @@ def judge_evaluations(
         why = f"{losses.reason}; {count} evaluations are equal"
         return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, losses.cause, compared)
     text = f"{losses.reason}; evaluation {place + 1} of {count} differs by {apart[place]:.2g}"
-    if apart[place] <= bound:
-        why = f"{text}: within {bound:.2g}, what rounding may do by then"
-        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, cause, compared)
-    why = f"{text}: more than {bound:.2g}, what rounding may do by then"
-    return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+    return _judge_difference(text, apart[place], bound, precision, cause, compared)
+
+
+def _judge_difference(
+    text: str, apart: float, bound: float, precision: str, cause: Difference | None, compared: Mapping[str, object]
+) -> LevelVerdict:
+    """Judge level 2 by one difference, which ``text`` says, and what rounding may do."""
+    outcome, side = LevelOutcome.NOT_REPRODUCED, "more than"
+    if apart <= bound:  # never of NaN
+        outcome, side = LevelOutcome.REPRODUCED, "within"
+    why = f"{text}: {side} {bound:.2g}, what rounding in {precision} may do by then"
+    return verdict_of(NUMERICS, outcome, why, cause, compared)
 
 
 def relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
