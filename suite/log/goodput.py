@@ -18,6 +18,8 @@ from suite.log.reader import Event, read_events
 from suite.log.run_folder import RunFolder
 from suite.log.values import finite
 
+_BEGUN = (mllog.RUN_RESUMED, mllog.RUN_START)
+
 
 @dataclass(frozen=True)
 class Interruption:
@@ -99,11 +101,15 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     before: float | None = None  # when the attempt before ended
     gone = 0.0  # what it lost
     for number, events in enumerate(logs):
-        following = logs[number + 1] if number + 1 < len(logs) else None
+        # Attempts that ended while they started say nothing of what was kept
+        following = next((later for later in logs[number + 1 :] if any(e.key in _BEGUN for e in later)), None)
         start, end = _run(events)
         begin = events[0].time_ms - 1000 * _launched_s(events)
         begin = begin if before is None else min(max(begin, before), events[0].time_ms)
-        kept = _saved_until(events, start) if following is None and died else _kept_until(events, following, start, end)
+        if following is not None:
+            kept = _kept_until(events, following, start)
+        else:
+            kept = _saved_until(events, start) if died or events is not logs[-1] else end
         stalls = 1000 * math.fsum(
             _seconds(e, "stall_s") for e in events if e.key == mllog.CHECKPOINT and e.time_ms <= kept
         )
@@ -156,26 +162,26 @@ def _launched_s(events: Sequence[Event]) -> float:
     return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))
 
 
-def _kept_until(events: Sequence[Event], following: Sequence[Event] | None, start: float, end: float) -> float:
-    """Return until when an attempt's work counts: its end, or the checkpoint from which it was continued."""
-    if following is None:
-        return end
+def _kept_until(events: Sequence[Event], following: Sequence[Event], start: float) -> float:
+    """Return until when an attempt's work counts: when the checkpoint was begun from which it was continued."""
     resumed = next((event for event in following if event.key == mllog.RUN_RESUMED), None)
     if resumed is None:
         return start
     step = resumed.metadata.get("next_step")
-    taken = [
-        event.time_ms - 1000 * _seconds(event, "write_s")
-        for event in events
-        if event.key == mllog.CHECKPOINT and event.metadata.get("next_step") == step
-    ]
-    return max(start, taken[-1]) if taken else start
+    return _saved_until([event for event in events if event.metadata.get("next_step") == step], start)
 
 
 def _saved_until(events: Sequence[Event], start: float) -> float:
-    """Return until when a checkpoint holds an attempt's work; its run_start without one."""
-    taken = [event.time_ms - 1000 * _seconds(event, "write_s") for event in events if event.key == mllog.CHECKPOINT]
-    return max(start, taken[-1]) if taken else start
+    """Return until when a checkpoint holds an attempt's work; its run_start without one.
+
+    A checkpoint is logged when it is whole. It holds the work done before it stalled the training.
+    """
+    begun = [
+        event.time_ms - 1000 * (_seconds(event, "write_s") + _seconds(event, "stall_s"))
+        for event in events
+        if event.key == mllog.CHECKPOINT
+    ]
+    return max(start, begun[-1]) if begun else start
 
 
 def _seconds(event: Event, name: str) -> float:

@@ -6,8 +6,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.goodput_rates import TRUTHS, look
 from suite.log.checkpoint_interval import daly_s, expected_ratio, find_advice, learned_mtbf_s, young_s
 from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
@@ -79,14 +81,14 @@ def test_the_time_of_an_interrupted_run(tmp_path: Path) -> None:
     found = trial_of(interrupted(tmp_path / "run"))
     assert (found.attempts, found.interruptions, found.saves) == (2, 1, 2)
     assert found.wall_s == 200
-    assert found.lost_s == 22  # from 78 s, when the second checkpoint was taken, to the last event
-    assert found.stalled_s == 0.5  # the second's event is after 78 s: what it stalled is lost with the rest
-    assert found.useful_s == 67.5 + 60
+    assert found.lost_s == 22.5  # from 77.5 s, when the second checkpoint was begun, to the last event
+    assert found.stalled_s == 0.5  # the second's event is later: what it stalled is lost with the rest
+    assert found.useful_s == 67 + 60
     assert (found.starting_s, found.restarting_s, found.down_s) == (20, 10, 30)
     assert (found.stall_s, found.write_s) == (0.5, 2.0)
-    assert found.ratio == pytest.approx(127.5 / 200)
-    assert found.each == (Interruption(lost_s=22, down_s=30, restart_s=10),)
-    assert found.logged()["interruptions"] == [{"lost_s": 22, "down_s": 30, "restart_s": 10}]
+    assert found.ratio == pytest.approx(127 / 200)
+    assert found.each == (Interruption(lost_s=22.5, down_s=30, restart_s=10),)
+    assert found.logged()["interruptions"] == [{"lost_s": 22.5, "down_s": 30, "restart_s": 10}]
 
 
 def test_the_time_before_the_first_event_is_start_too(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_the_time_before_the_first_event_is_start_too(tmp_path: Path) -> None:
         path.write_text(f"{first}\n{(tmp_path / 'more.txt').read_text()}{rest}")
     found = trial_of(root)
     assert (found.wall_s, found.starting_s, found.restarting_s, found.down_s) == (204, 28, 14, 26)
-    assert found.each == (Interruption(lost_s=22, down_s=26, restart_s=14),)
+    assert found.each == (Interruption(lost_s=22.5, down_s=26, restart_s=14),)
 
 
 def test_what_is_logged_after_the_run_is_not_of_the_run(tmp_path: Path) -> None:
@@ -161,8 +163,27 @@ def test_a_trial_that_died_for_good_keeps_what_its_last_checkpoint_has(tmp_path:
     root = describe(tmp_path, count=1)
     found = trial_of(root)
     assert (found.died, found.interruptions, found.each) == (True, 1, ())
-    assert (found.useful_s, found.lost_s) == (38, 952)  # the checkpoint was taken at 48 s, before its event
+    assert (found.useful_s, found.lost_s) == (37.5, 952.5)  # the checkpoint was begun at 47.5 s, before its event
     assert "; 1 interruption; it never finished" in mlhpc("status", root, "--goodput").stdout
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_attempt_that_ends_while_it_starts_loses_nothing_of_the_ones_before(tmp_path: Path, goes_on: bool) -> None:
+    root = interrupted(tmp_path / "run")
+    if goes_on:
+        (root / "resumed_0_1.txt").rename(root / "resumed_0_2.txt")
+    log(root / "resumed_0_1.txt", event(110, "init_start"), event(115, "seed"))
+    found = trial_of(root)
+    assert (found.lost_s, found.useful_s) == (22.5, 67 + 60 * goes_on)
+    assert found.died is not goes_on
+
+
+@pytest.mark.parametrize("truth", ["constant rate", "checkpoints stall for 60 s", "killed while starting, one in four"])
+def test_the_share_that_counts_is_that_of_simulated_trials(truth: str) -> None:
+    chance = np.random.default_rng(4)
+    found = [look(chance, TRUTHS[truth]) for _ in range(4)]
+    assert max(abs(each.error) for each in found) < 0.01
+    assert sum(low <= TRUTHS[truth].mtbf <= high for _, low, high in (each.mtbf_s for each in found)) >= 2
 
 
 def test_time_between_failures_is_time_up(tmp_path: Path) -> None:
@@ -226,14 +247,14 @@ def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) ->
     root = interrupted(tmp_path / "run")
     trial, advice = mlhpc("status", root, "--goodput").stdout.splitlines()
     assert trial == (
-        f"{root} trial 0: 63.7% of 3.33 min counts; lost 22 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
+        f"{root} trial 0: 63.5% of 3.33 min counts; lost 22.5 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
     )
     assert advice.startswith(
         "checkpoint.interval_s=12.5 (Daly; Young 13) for a failure every 2.83 min (from 1 seen, 90 % "
     )
     assert advice.endswith("% would count (modelled)")
     data = json.loads(mlhpc("status", root, "--goodput", "--mtbf-h", 6, "--format", "json").stdout)
-    assert data["trials"][0]["ratio"] == pytest.approx(0.6375)
+    assert data["trials"][0]["ratio"] == pytest.approx(0.635)
     assert data["advice"]["young_s"] == pytest.approx(young_s(0.5, 6 * 3600))
     for wrong in ("0", "-1", "soon"):
         assert mlhpc("status", root, "--goodput", "--mtbf-h", wrong).returncode == 2
