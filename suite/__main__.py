@@ -1,4 +1,4 @@
-"""The program `mlhpc`, which is also `python -m suite`."""
+"""Runs the program `mlhpc`, which is also `python -m suite`."""
 
 import _signal  # type: ignore[import-not-found]  # built in: PYTHONPATH cannot hide it as it can signal
 import sys
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _refused(line: str) -> int:
-    """Print the line by what the interpreter itself has: any module of ours may need the one that is hidden."""
+    """Print the line with the interpreter's own means: any module of ours may need the hidden one."""
     sys.stderr.write("".join(each if each.isprintable() else "?" for each in line) + "\n")
     return USAGE
 

@@ -1,6 +1,6 @@
-"""The card of a workload: for each size the target, required runs, constraints and counts by which runs are judged.
+"""Reads the card of a workload: per size the target, required runs, constraints and counts by which runs are judged.
 
-Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` beside it.
+Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` next to it.
 Compliance takes its rules from the card and never from the log: a run must not state its own rules.
 """
 
@@ -36,7 +36,7 @@ class Target(Struct, frozen=True):
     source: str
 
     def reached(self, value: float) -> bool:
-        """True if ``value`` meets the target. NaN never does, nor an error of zero or an accuracy above one."""
+        """Return True if ``value`` meets the target. NaN never does, nor an error of zero or an accuracy above one."""
         if self.direction == "min":
             return 0.0 < value <= self.threshold
         return self.threshold <= value <= 1.0
@@ -47,14 +47,14 @@ class Target(Struct, frozen=True):
         return f"{self.metric} {'<=' if self.direction == 'min' else '>='} {self.threshold:g}"
 
     def best(self, values: Sequence[float]) -> float:
-        """The best of some values. InputError if there are none."""
+        """Return the best of some values. InputError if there are none."""
         return min(values) if self.direction == "min" else max(values)
 
 
 def value_text(value: float, threshold: float, style: str = "f") -> str:
-    """A value for messages that show the threshold beside it: 4 decimals, or 4 digits with the style "g".
+    """Render a value next to a threshold: 4 decimals, or 4 digits with the style "g".
 
-    There are more of them where 4 would not show on which side of the threshold the value lies.
+    Uses more digits if 4 would not show on which side of the threshold the value lies.
     """
     for digits in range(4, 17):
         text = f"{value:.{digits}{style}}"
@@ -64,14 +64,14 @@ def value_text(value: float, threshold: float, style: str = "f") -> str:
 
 
 def _side(value: float, threshold: float) -> int:
-    """1 above, -1 below, 0 on it or not a number."""
+    """Return 1 above the threshold, -1 below, 0 on it or for NaN."""
     return (value > threshold) - (value < threshold)
 
 
 class Constraint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constraint of the closed division on one MLLOG key. A bound of None does not apply; bounds are for numbers.
 
-    ``when`` maps other keys to values: the constraint holds only in logs where all of those have these values.
+    ``when`` maps other keys to values. The constraint holds only in logs with all of these values.
     """
 
     when: dict[str, Any] | None = None
@@ -99,13 +99,13 @@ class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
-    FLOPs are those of the model (`suite.workload.Work`): ``forward_flops_per_sample`` is the forward pass's part of
-    those of training, with all that a prediction takes (OpenFold's recycles, OpenCatalyst's forces).
+    FLOPs are those of the model (`suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part of the
+    training FLOPs, with everything that a prediction needs (OpenFold's recycles, OpenCatalyst's forces).
 
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
-    the scored runs of a time-to-train result, of which the olympic mean drops two. ``eval_every_steps`` None: every
-    epoch; else epoch_num counts samples seen. ``data_sha256`` is that of the manifest of the generated data (seed 0),
-    where they are the same on every processor. ``official`` None: MLPerf HPC has no such benchmark.
+    the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every
+    epoch; else epoch_num counts samples seen. ``data_sha256`` is that of the generated data's manifest (seed 0), if the
+    data are the same on every processor. ``official`` None: MLPerf HPC has no such benchmark.
     """
 
     description: str
@@ -131,7 +131,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.train_samples + self.eval_samples) * self.sample_bytes
 
     def between_evals(self, global_batch_size: int) -> float:
-        """What lies between two evaluations in the unit of epoch_num: 1 epoch, or samples where it counts them."""
+        """Return the distance of two evaluations in the unit of epoch_num: 1 epoch, or samples if it counts them."""
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
@@ -147,13 +147,13 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sizes: dict[str, SizeCard]
 
     def size(self, name: str) -> SizeCard:
-        """The card of one size. InputError names the known sizes."""
+        """Return the card of one size. InputError names the known sizes."""
         if name not in self.sizes:
             raise InputError(f"{self.workload}: {unknown('size', name, self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:
-        """The target of one size. InputError names the known sizes."""
+        """Return the target of one size. InputError names the known sizes."""
         entry = self.size(size)
         return Target(
             metric=entry.metric,
@@ -168,8 +168,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ReferencePoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Epochs to target at one batch size, over seeds and data sets.
 
-    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of its data set's manifest) have one entry per run that
-    converged, ``not_converged`` has the seeds of the others. ``data_manifests`` is empty where that was not recorded.
+    ``epochs``, ``seeds`` and ``data_manifests`` (the sha256 of the data set's manifest) have one entry per converged
+    run. ``not_converged`` has the seeds of the others. ``data_manifests`` is empty if that was not recorded.
     """
 
     global_batch_size: int

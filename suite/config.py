@@ -1,4 +1,4 @@
-"""The configuration of a run: a YAML file, changed by ``--set key=value``. Unknown keys are refused."""
+"""Reads the configuration of a run: a YAML file, changed by ``--set key=value``. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from suite.files import brief
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of each workload's hyperparameters: frozen, unknown keys refused.
 
-    Derive from it with ``frozen=True, kw_only=True``. A check across fields is a ``__post_init__`` that raises
-    InputError.
+    Derive from it with ``frozen=True, kw_only=True``. To check across fields, raise InputError in ``__post_init__``.
     """
 
 
@@ -38,20 +37,20 @@ class Staging(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Checkpointing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Checkpoints while a trial trains. When it is told to stop, it writes one in any case."""
+    """Checkpoints while a trial trains. A trial that is stopped always writes one."""
 
     interval_s: Annotated[Seconds, "seconds of training that a kill may cost; null: none"] | None = 600.0
 
 
 class Watching(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to do about a trial in which nothing goes on."""
+    """What to do about a trial that makes no progress."""
 
     silence_s: Annotated[Seconds, "seconds without progress on any rank; null: never look"] | None = 600.0
     action: Annotated[Literal["end", "report"], "end the run with exit code 1, or only say it"] = "end"
 
 
 class Choosing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is measured for a moment before a run, to compute as this machine does it fastest."""
+    """The short measurements before a run that choose the fastest way to compute on this machine."""
 
     measure: Annotated[bool, "false: fixed rules, the same on every machine of a kind"] = True
     pinned: Annotated[dict[str, str], "choices by name, as a log has them (measured_choice): not measured"] = {}
@@ -103,7 +102,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
 
     @property
     def stated(self) -> frozenset[str]:
-        """Return the keys that the file or --set gave; without a file, those that differ from the default."""
+        """The keys that the file or --set gave. Without a file: the keys that differ from the default."""
         other = (item.name for item in structs.fields(self) if getattr(self, item.name) != item.default)
         return cast("frozenset[str]", self.__dict__.get(_STATED) or frozenset(other))
 
@@ -114,13 +113,13 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
         return self
 
     def samples_per_pass(self, ranks: int) -> int:
-        """Samples of one forward pass of a rank, at least one, where ``ranks`` share the batches."""
+        """Return the samples of one forward pass of a rank, at least one, if ``ranks`` share the batches."""
         return max(1, self.global_batch_size // self.gradient_accumulation_steps // ranks)
 
     def logged(self) -> dict[str, Any]:
-        """The configuration as a log has it: of paths only the last component, for logs are published and never edited.
+        """Return the configuration to log. Paths are reduced to their last part: logs are published and never edited.
 
-        Data are known by their ``data_manifest``, not by where they were.
+        Data are identified by their ``data_manifest``, not by their place.
         """
 
         settings: dict[str, Any] = to_builtins(self, enc_hook=lambda path: path.name)
@@ -144,13 +143,16 @@ SUBMITTER_HINT = f"set {ORG}, or submission.org in ~/.config/mlhpc.yaml"
 
 
 def user_file() -> Path:
-    """The file of a person's own defaults: $XDG_CONFIG_HOME/mlhpc.yaml, or ~/.config/mlhpc.yaml."""
+    """Return the file of a person's own defaults: $XDG_CONFIG_HOME/mlhpc.yaml, or ~/.config/mlhpc.yaml."""
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{os.environ.get('HOME', '')}/.config"
     return Path(folder) / "mlhpc.yaml"
 
 
 def default_submitter() -> str | None:
-    """The submitter that $MLHPC_ORG names, or else `user_file`. None if neither does. InputError for a damaged file."""
+    """Return the submitter in $MLHPC_ORG, or else in `user_file`. None if neither names one.
+
+    InputError for a damaged file.
+    """
     if org := os.environ.get(ORG):
         return org
     path = user_file()
@@ -161,7 +163,7 @@ def default_submitter() -> str | None:
 
 
 def check_folder_name(what: str, name: str) -> None:
-    """Raise InputError if a name cannot safely become that of a folder: a package has the name of its submitter."""
+    """Raise InputError if a name is unsafe for a folder: a package's folder is named after its submitter."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
         raise InputError(
             f"{what} {brief(name)}: expected letters, digits and _ . + - (it becomes the name of a package's folder)"
@@ -169,7 +171,7 @@ def check_folder_name(what: str, name: str) -> None:
 
 
 def missing_submitter(config: RunConfig) -> str | None:
-    """One line for a person before a run whose submitter is not known; None if it is."""
+    """Return one line for a person if a run's submitter is not known, else None."""
     if config.submission.org != NO_SUBMITTER:
         return None
     return (
@@ -179,7 +181,7 @@ def missing_submitter(config: RunConfig) -> str | None:
 
 
 def _fill_submitter(data: dict[str, Any], submitter: str | None) -> None:
-    """Set submission.org to the person's default, or else to ``submitter``, if the configuration does not have it."""
+    """Set submission.org to the person's default, or else to ``submitter``, unless the configuration has it."""
     submission = data.get("submission", {})
     if not isinstance(submission, dict) or "org" in submission:
         return
@@ -191,14 +193,14 @@ _STATED = "stated keys"  # in the __dict__ of a RunConfig that was read
 
 
 def default_data_root(workload: str, size: str) -> Path:
-    """The default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""
+    """Return the default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""
     return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
 
 def load_config(
     descriptor: Descriptor, name: str, overrides: Iterable[str] = (), submitter: str | None = None
 ) -> RunConfig:
-    """Load a config of a workload: ``name`` is one of its shipped configs or the path of a YAML file.
+    """Load a config of a workload. ``name`` is one of its shipped configs or the path of a YAML file.
 
     ``overrides`` are ``key=value`` with dotted keys and YAML values. ``submitter`` is the one that a system file names.
     InputError is one line for the user.
@@ -211,7 +213,7 @@ def resolve_config(
 ) -> RunConfig:
     """Make the configuration from data that was read or passed. InputError is one line for the user.
 
-    A submitter that the configuration does not state is the person's own default, or else ``submitter``.
+    If the configuration states no submitter, it is the person's own default, or else ``submitter``.
     """
     data = source.data
     override_keys = []
@@ -235,9 +237,10 @@ def resolve_config(
 
 
 def _place(source: YamlSource, key: tuple[str, ...], override_keys: Iterable[tuple[str, ...]]) -> str:
-    """Where a wrong key stands: in a --set, or else in the file.
+    """Return where a wrong key is: in a --set, or else in the file.
 
-    A misspelt section of a --set is a shorter key than that of the --set; a value that should be a section is longer.
+    A misspelt section in a --set is a shorter key than the --set's own. A value that should be a section is a longer
+    one.
     """
     for override in override_keys:
         if key[: len(override)] == override:
@@ -249,13 +252,13 @@ def _place(source: YamlSource, key: tuple[str, ...], override_keys: Iterable[tup
 
 @cache
 def _config_kind(own: Any) -> type[RunConfig]:
-    """RunConfig with the type of a workload's hyperparameters, so that they are checked too."""
+    """Return RunConfig with the type of a workload's hyperparameters, so that they are checked too."""
     kind = defstruct("RunConfig", [("hyperparameters", own)], bases=(RunConfig,), kw_only=True, frozen=True)
     return cast("type[RunConfig]", kind)
 
 
 def _find(descriptor: Descriptor, name: str) -> Path:
-    """The path of a config. InputError names the shipped ones."""
+    """Return the path of a config. InputError names the shipped ones."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path
@@ -268,7 +271,7 @@ def _find(descriptor: Descriptor, name: str) -> Path:
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
-    """Set one ``key=value`` in ``data``; returns the parts of its key."""
+    """Set one ``key=value`` in ``data``. Returns the parts of its key."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise InputError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")

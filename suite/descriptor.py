@@ -1,7 +1,7 @@
-"""Descriptors of workloads: name, card, hyperparameters and where the code is. Torch-free; finds installed workloads.
+"""Describes workloads: name, card, hyperparameters and place of the code. Torch-free; finds installed workloads.
 
 A workload is a folder whose ``__init__`` holds a `Descriptor` and imports no torch. Entry points name the installed
-ones. A card-only benchmark is a card without code: a YAML file that the user names (MLHPC_CARDS), or a descriptor
+ones. A card-only benchmark is a card without code. It is a YAML file that the user names (MLHPC_CARDS), or a descriptor
 without implementation.
 """
 
@@ -30,11 +30,9 @@ CARD_NAME = "card.yaml"  # in a workload's folder
 class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` are import paths, ``module[:name]``.
 
-    ``hyperparameters`` is a class derived from `suite.config.Hyperparameters`, or its name as ``module:name``: what
-    only reads the card does not import it then.
-
-    Without them it is a card-only benchmark: `mlhpc.Run` runs a person's own loop for it. ``folder`` holds the card,
-    named ``card_name``, and beside it ``rcp/`` and ``config/``.
+    Without these it is a card-only benchmark, for a person's own loop (`mlhpc.Run`). ``hyperparameters`` is a class
+    derived from `suite.config.Hyperparameters`, or its name as ``module:name``; a name is not imported to read the
+    card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``.
     """
 
     name: str
@@ -54,13 +52,16 @@ class Descriptor:
         return _read_once(self.card_path, _stamp(self.card_path))
 
     def load_hyperparameters(self) -> Any:
-        """The class of the hyperparameters, imported if only its name is given. Without one: a dict with any keys."""
+        """Return the class of the hyperparameters, imported if only its name is given.
+
+        Without one: a dict with any keys.
+        """
         if self.hyperparameters is None:
             return dict[str, Any]
         return resolve(self.hyperparameters) if isinstance(self.hyperparameters, str) else self.hyperparameters
 
     def code(self) -> str:
-        """The implementation. InputError, which says how such a benchmark is run, if there is none."""
+        """The import path of the implementation. If there is none, InputError says how such a benchmark is run."""
         if self.implementation is None:
             raise InputError(
                 f"{self.name}: {self.card_path} is a card without code: "
@@ -81,7 +82,7 @@ def _read_once(path: Path, stamp: int) -> Card:
 
 
 def _stamp(path: Path) -> int:
-    """When a file was last changed; 0 if there is none."""
+    """Return when a file was last changed; 0 if there is none."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -89,7 +90,7 @@ def _stamp(path: Path) -> int:
 
 
 def descriptors() -> dict[str, Descriptor]:
-    """Load the descriptors of all installed workloads, by name. One whose card cannot be read is left out with a line.
+    """Load the descriptors of all installed workloads, by name. If a card cannot be read, one line is printed instead.
 
     Of two workloads with one MLPerf name the first is taken: no package can change the rules for another one's results.
     """
@@ -111,21 +112,21 @@ def descriptors() -> dict[str, Descriptor]:
 
 
 def describe_card(path: Path) -> Descriptor:
-    """The card-only benchmark of a card file. InputError if the file is no card."""
+    """Return the card-only benchmark of a card file. InputError if the file is no card."""
     path = path.absolute()
     card = _read_once(path, _stamp(path))
     return Descriptor(card.workload, path.parent, card_name=path.name)
 
 
 def given_cards() -> tuple[tuple[Path, int], ...]:
-    """The card files that MLHPC_CARDS names, in order, each once, with the time of its last change."""
+    """Return the card files in MLHPC_CARDS, in order, each once, with the time of its last change."""
     names = filter(None, os.environ.get(CARDS, "").split(os.pathsep))
     return tuple((path, _stamp(path)) for path in dict.fromkeys(Path(name).absolute() for name in names))
 
 
 @contextmanager
 def with_cards(paths: Iterable[Path]) -> Iterator[None]:
-    """Within the body the benchmarks of these card files are known too, in processes that it starts as well.
+    """Add the benchmarks of these card files in the body, also for processes that it starts.
 
     InputError for a file that is no card.
     """
@@ -160,7 +161,7 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
 
 
 def descriptor(name: str) -> Descriptor:
-    """Load the descriptor of one workload. InputError names the installed ones, or says why this one cannot be used."""
+    """Load the descriptor of one workload. InputError names the installed ones, or says why this one is unusable."""
     plugins = find_plugins(WORKLOADS)
     if name not in plugins:
         known = descriptors() if given_cards() else {}
@@ -177,7 +178,7 @@ def descriptor(name: str) -> Descriptor:
 
 
 def installed_cards() -> dict[str, Card]:
-    """The cards of the installed workloads by MLPerf name."""
+    """Return the cards of the installed workloads by MLPerf name."""
     cards = (each.card() for each in descriptors().values())
     return {card.mlperf_name: card for card in cards}
 

@@ -38,7 +38,7 @@ _POWER = re.compile(
 
 
 class BadNumberError(msgspec.ValidationError):
-    """Raised for a number that no document may hold; ``key`` is the path to it."""
+    """Raised for a number that no document may hold. ``key`` is the path to it."""
 
     def __init__(self, key: tuple[str, ...], number: float) -> None:
         wanted = f"at most {WHOLE_BITS} bits" if isinstance(number, int) else "a finite number"
@@ -51,8 +51,8 @@ class BadNumberError(msgspec.ValidationError):
 def convert(data: Any, kind: type[Data]) -> Data:
     """Make a Struct, or any other annotated type, from plain data. msgspec.ValidationError if they do not fit.
 
-    Every number is finite, at most `LARGEST_NUMBER`, and a whole one has at most `WHOLE_BITS` bits. The limits of a type
-    would let others through: infinity is above zero, and Python's whole numbers have any length.
+    Every number must be finite and at most `LARGEST_NUMBER`; an integer has at most `WHOLE_BITS` bits. The limits of a
+    type would accept others: infinity is above zero, and Python's integers have any length.
     """
     _check_numbers(data)
     return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
@@ -164,18 +164,18 @@ class YamlSource:
             raise InputError(f"{self.where(*mistake.key)}: {mistake.text}") from None
 
     def where(self, *key: str) -> str:
-        """``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
+        """Return ``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
         nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
         return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text. Invalid text raises yaml.YAMLError, or what Python raises for a value with a wrong tag."""
+    """Parse a YAML text. Invalid text raises yaml.YAMLError, or Python's error for a value with a wrong tag."""
     return _load(None, text)[1]
 
 
 def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any]:
-    """The lines of the keys of a YAML text, and its data.
+    """Return the lines of the keys of a YAML text, and its data.
 
     If the fast loader finds a mistake, the slow one reads again: its message says more.
     """
@@ -206,10 +206,10 @@ def _collect(
     path: Path | None,
     sizes: dict[int, int],
 ) -> int:
-    """Add the line of each key's first node below ``prefix`` (None: in a list); return the number of values.
+    """Add the line of each key's first node below ``prefix`` (None: in a list). Returns the number of values.
 
-    InputError for a repeated key, of which PyYAML silently keeps the last, and for aliases of too much or of what they
-    are in.
+    InputError for a repeated key, since PyYAML silently keeps the last. InputError for aliases that contain themselves,
+    or too much.
     """
     known = sizes.get(id(node))  # an alias is the node itself once more
     if known == 0:
@@ -238,7 +238,7 @@ def _collect(
 def _add_line(
     key: yaml.Node, prefix: tuple[str, ...] | None, lines: dict[tuple[str, ...], int], path: Path | None
 ) -> tuple[str, ...] | None:
-    """Add the line of a key, and return its path; None in a list, whose items have no names."""
+    """Add the line of a key and return its path. None in a list: its items have no names."""
     if prefix is None:
         return None
     here = (*prefix, str(key.value))
@@ -263,9 +263,9 @@ _KEY_OF_ERROR = re.compile(r"Object (?:contains unknown|missing required) field 
 
 
 def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistake:
-    """Find the place that an error of `convert` speaks of.
+    """Find the place in a document that an error of `convert` is about.
 
-    msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key, so data and types are followed
+    msgspec writes it as ``$.sizes[...].runs``, without the name of a mapping's key. So data and types are followed
     along it.
     """
     if isinstance(error, BadNumberError):
@@ -292,7 +292,7 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
 
 
 def _follow(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any]:
-    """Follow a place of msgspec; return the keys to it, the data there and their type."""
+    """Follow a place of msgspec. Returns the keys to it, the data there and their type."""
     key: list[str] = []
     for name, index in _STEP.findall(place):
         part: Any = name or index
@@ -308,20 +308,20 @@ def _follow(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any
 
 
 def _missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
-    """Name all keys that are missing; msgspec names the first one."""
+    """Name all missing keys; msgspec names only the first."""
     required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
     missing = [".".join((*key, each)) for each in required if each not in data]
     return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
 
 
 def _wrong_key(data: Any, kind: Any) -> str:
-    """Find the first key of a mapping that is not of the type that its keys must have."""
+    """Find the first key of a mapping with a wrong type."""
     of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
     return str(next(each for each in data if not _fits({each: None}, GenericAlias(dict, (of, Any)))))
 
 
 def _in_words(text: str, kind: Any) -> str:
-    """Turn what msgspec expected into words for a person who knows YAML and not Python."""
+    """Translate msgspec's expectation for a person who knows YAML and not Python."""
     if text.startswith("Invalid enum value"):
         options = [each for choice in _choices(kind) if get_origin(choice) is Literal for each in get_args(choice)]
         text = f"expected one of {', '.join(map(repr, options))}"
@@ -340,7 +340,7 @@ def _fits(data: Any, kind: Any) -> bool:
 
 
 def _choices(kind: Any) -> Iterator[Any]:
-    """The types that a value may have: each of a union, without the limits of Annotated."""
+    """Yield the types that a value may have: each of a union, without the limits of Annotated."""
     if get_origin(kind) is Annotated:
         yield from _choices(get_args(kind)[0])
     elif get_args(kind) and get_origin(kind) not in (list, tuple, dict, Mapping, Literal) and not _is_struct(kind):
@@ -351,7 +351,7 @@ def _choices(kind: Any) -> Iterator[Any]:
 
 
 def _description(kind: Any) -> str | None:
-    """What the annotation says that a text must be, in words."""
+    """Return the annotation's own words for what a text must be."""
     if get_origin(kind) is Annotated:
         return next((each.description for each in kind.__metadata__ if isinstance(each, msgspec.Meta)), None)
     return next((found for each in get_args(kind) if (found := _description(each))), None)
@@ -387,7 +387,7 @@ def unknown_key(kind: type[msgspec.Struct], key: str) -> str:
 
 
 def _key_paths(kind: type[msgspec.Struct]) -> Iterator[str]:
-    """The dotted names of the keys in the sections of a Struct."""
+    """Yield the dotted names of the keys in the sections of a Struct."""
     for field in msgspec.structs.fields(kind):
         if _is_struct(field.type):
             for inner in msgspec.structs.fields(field.type):

@@ -1,4 +1,4 @@
-"""Whose an error is: the user's, or ours."""
+"""Distinguishes users' errors from our own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect in
 
 
 class InputError(ValueError):
-    """A file, value or setting from outside is wrong: one line says where, what was found and what was expected.
+    """A file, value or setting from outside is wrong. One line says where, what was found and what was expected.
 
-    `suite.cli` prints it and ends with exit code 2. Every other exception, a ValueError of Python, NumPy or PyTorch
-    among them, is a defect of mlhpc itself (exit code 70): code that reads what a user wrote turns such errors into
-    this class where it knows the place.
+    `suite.cli` prints it and exits with code 2. Every other exception is a defect of mlhpc itself (exit code 70), also
+    a ValueError of Python, NumPy or PyTorch. Parsers of user files convert such errors to InputError and add the place.
     """
 
 
@@ -32,19 +31,19 @@ NO_MEMORY = re.compile(
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """True if an error says that the machine has less memory than was asked for."""
+    """Return True if an error says that the machine lacks the requested memory."""
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
 def find_near(name: str, known: Iterable[str]) -> str | None:
-    """The nearest of the known names, whatever its case; None if none is near."""
+    """Find the nearest of the known names, ignoring case. None if none is near."""
     each = {item.lower(): item for item in known}
     near = difflib.get_close_matches(name.lower(), each, 1)
     return each[near[0]] if near else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The clause of a message that names what is near of the known names: those that contain it, else the nearest.
+    """Return the clause "did you mean" with the known names that contain the given one, else the nearest.
 
     Empty if none is near, or if more than three contain it and none is nearest.
     """
@@ -60,7 +59,10 @@ def _letters(name: str) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
-    """The message about a name that does not exist: the nearest one and all that do. ``more``: what else would do."""
+    """Return the message about an unknown name: the nearest one and all known ones.
+
+    ``more``: what else would be valid.
+    """
     names = list(known)
     near = did_you_mean(name, names)
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
@@ -68,7 +70,7 @@ def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
 
 
 def keep_traceback(to: str = "") -> str:
-    """Write the traceback of the exception being handled, and what a maintainer needs beside it, to a new file.
+    """Write the traceback of the exception being handled, with context for a maintainer, to a new file.
 
     Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files
     (TMPDIR).

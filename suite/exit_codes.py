@@ -1,4 +1,4 @@
-"""The exit codes of `mlhpc` and of its workers."""
+"""Defines the exit codes of `mlhpc` and of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes files: a write is atomic, and an unreadable file is an InputError of one line."""
+"""Reads and writes files. A write is atomic; an unreadable file is an InputError of one line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no prog
 def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to. When the body ends, force that file to the disk and rename it to ``path``.
 
-    Readers see the old file or the new one, never a part. The temporary path is in the same folder and contains node
-    and process id, so that two writers never share one. If the body raises, the temporary file is removed and ``path``
-    is not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
+    Readers see the old file or the new one, never a part. The temporary path is in the same folder. It contains node
+    and process id, so two writers never share one. If the body raises, the temporary file is removed and ``path`` is
+    not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
 
-    A symbolic link stays: the file it names is written. Into a pipe, a device or an open file, such as /dev/stdout, the
-    content is written when the body ends. An OSError names ``path``, never the temporary file.
+    A symbolic link stays, and the file it names is written. If ``path`` is a pipe, a device or an open file, such as
+    /dev/stdout, the content is written into it when the body ends. An OSError names ``path``, never the temporary file.
     """
     with errors_name(path):
         if (number := _descriptor(path)) is not None or _is_special(path):
@@ -62,7 +62,7 @@ def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> 
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file of this process that a path means: 1 for /dev/stdout; None for any other path."""
+    """Return the number of this process's open file that a path means: 1 for /dev/stdout. None for other paths."""
     own = os.path.realpath("/proc/self/fd")
     for _ in range(_MOST_LINKS):
         if not path.is_symlink():
@@ -78,7 +78,7 @@ _MOST_LINKS = 40  # that Linux follows
 
 
 def _is_special(path: Path) -> bool:
-    """True for a pipe, a device or a socket. OSError for a link that leads to itself."""
+    """Return True for a pipe, a device or a socket. OSError for a link that leads to itself."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def _is_special(path: Path) -> bool:
 
 @contextmanager
 def _written_into(path: Path, number: int | None) -> Iterator[Path]:
-    """Yield a temporary path; write what is there at the end into an open file, or into a pipe or device."""
+    """Yield a temporary path. At the end, write its content into an open file, or into a pipe or device."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
         part = Path(folder, path.name)
         with errors_name(path, part):
@@ -100,7 +100,7 @@ def _written_into(path: Path, number: int | None) -> Iterator[Path]:
 
 
 def _rename_new(part: Path, path: Path) -> None:
-    """Rename, or FileExistsError if ``path`` exists."""
+    """Rename ``part``. FileExistsError if ``path`` exists."""
     try:
         link_new(part, path)
     except FileExistsError:
@@ -112,7 +112,7 @@ def _rename_new(part: Path, path: Path) -> None:
 
 
 def link_new(part: Path, path: Path) -> None:
-    """Give a file a second name. FileExistsError if that is taken, which holds on all hosts at once."""
+    """Give a file a second name. FileExistsError if that is taken; this holds on all hosts at once."""
     try:
         os.link(part, path)
     except FileExistsError:
@@ -123,9 +123,9 @@ def link_new(part: Path, path: Path) -> None:
 
 @contextmanager
 def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
-    """Let an OSError of the body name ``path`` where it names no file, or ``hidden``.
+    """Name ``path`` in an OSError of the body that names no file, or names ``hidden``.
 
-    Below ``hidden``, a folder that a person never sees, it names the same place below ``path``.
+    Below ``hidden``, a folder that a person never sees, the same place below ``path`` is named.
     """
     try:
         yield
@@ -142,17 +142,17 @@ def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
 
 
 def _at_fault(error: OSError) -> str | None:
-    """The file that an error is about. shutil names the source of a copy first, but it is the target that is full."""
+    """Return the file that an error is about. shutil names a copy's source first, but the target is full."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
     named = error.filename2 if full and error.filename2 else error.filename
     return os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else None
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, unless it is there. A link to a place where nothing is yet is followed.
+    """Make a folder and its parents unless they exist. Follows a link to a place that does not exist yet.
 
-    OSError if it cannot be opened at the end. What mkdir and stat say does not count: on a file system that nodes share,
-    mkdir may find a folder of another node that stat does not know yet.
+    OSError if it cannot be opened at the end. The answers of mkdir and stat do not count: on a shared file system mkdir
+    may find another node's folder that stat does not know yet.
     """
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
@@ -168,7 +168,7 @@ def make_folder(path: Path) -> None:
 def scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``beside`` for its owner alone, and remove it at the end.
 
-    Python's own tempfile takes the word of mkdir: where that always finds the folder there, it tries 10,000 names.
+    Python's tempfile relies on mkdir. Where mkdir always reports an existing folder, it tries 10,000 names.
     """
     folder = beside / f"{prefix}{os.urandom(8).hex()}"
     make_folder(folder)
@@ -189,9 +189,9 @@ def _make_one(place: Path) -> None:
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
+    """Return the user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
 
-    None if that belongs to somebody else: what it held would not be of this user.
+    None if another user owns that: its content would not be this user's.
     """
     given = environ.get("XDG_CACHE_HOME", "")
     home = environ.get("HOME", "")
@@ -211,7 +211,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def find_folder(place: Path, error: OSError) -> None:
-    """Open a folder that could not be made because of ``error``; raise that if it is not there."""
+    """Open a folder that could not be made because of ``error``. Raise that error if it does not exist."""
     exists = isinstance(error, FileExistsError)
     for pause_s in _PAUSES_S if exists else _PAUSES_S[:1]:
         time.sleep(pause_s)
@@ -234,7 +234,7 @@ _PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 def force_to_disk(path: Path) -> None:
-    """Force a file to the disk, or of a folder the names in it. Some file systems cannot do that for a folder."""
+    """Force a file to the disk, or for a folder its names. Some file systems cannot do it for a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -272,17 +272,17 @@ def opened(path: Path, largest: int) -> Iterator[BufferedReader]:
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most ``largest`` bytes. OSError as `opened`."""
+    """Read a regular file of at most ``largest`` bytes. Raises OSError as `opened` does."""
     with opened(path, largest) as file:
         return file.read(largest + 1)
 
 
 class TwiceError(ValueError):
-    """A JSON object has one name twice: some readers take the first value, others the last."""
+    """A JSON object has one name twice. Some readers take the first value, others the last."""
 
 
 def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs, for json.loads. TwiceError, with the name, if one is given twice."""
+    """Return the object of these pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -291,7 +291,8 @@ def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Read a JSON file. OSError as `opened`; ValueError if it is not JSON, nested too deeply or has too long a number.
+    """Read a JSON file. Raises OSError as `opened` does. ValueError if it is not JSON, too deep, or a number is too
+    long.
 
     TwiceError, with the name, if an object has one twice.
     """
@@ -319,7 +320,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 def duration_text(seconds: float) -> str:
     """Render seconds for people, with three significant digits: ``45 s``, ``12 min``, ``3.4 h``, ``1,234 h``.
 
-    Seconds below two minutes, minutes below two hours.
+    Uses seconds below two minutes and minutes below two hours.
     """
     if math.isnan(seconds):
         return "not known"
@@ -329,7 +330,7 @@ def duration_text(seconds: float) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Render an error as one line: an OSError as file and reason, without Python's error number."""
+    """Render an error as one line. An OSError is file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
         named = _at_fault(error)
         return f"{named}: {error.strerror}" if named else error.strerror
@@ -337,7 +338,7 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Replace each character that a terminal acts on or cannot show by a question mark, except ``keep``."""
+    """Replace by a question mark each character that a terminal acts on or cannot show, except ``keep``."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else "?" for char in text)
@@ -358,7 +359,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 
 def brief(value: object, *, longest: int = 60) -> str:
-    """Render a wrong value for a message: its repr cut to ``longest`` characters, or its type if repr fails."""
+    """Render a wrong value for a message: its repr, cut to ``longest`` characters, or its type if repr fails."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -367,14 +368,17 @@ def brief(value: object, *, longest: int = 60) -> str:
 
 
 def as_path(given: object) -> Path:
-    """A path that a person gave in Python, ~ replaced. InputError for what is none, a list of paths among it."""
+    """Convert a path that a person gave in Python, with ~ replaced.
+
+    InputError for anything else, such as a list of paths.
+    """
     if not isinstance(given, str | os.PathLike):
         raise InputError(f"{brief(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)")
     return Path(given).expanduser()
 
 
 class _Output:
-    """What became of standard output."""
+    """The state of standard output."""
 
     broken: OSError | None = None  # why it was given up
     lost: OSError | None = None  # the same, if a result should have gone there since
@@ -383,12 +387,11 @@ class _Output:
 def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: bool = True) -> None:
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
-    This is how every command prints: names of files and strings of logs may be a stranger's, so what a terminal would
-    act on is replaced (`printable`). Lines and tabs stay.
+    Every command prints this way. Names of files and strings of logs may be a stranger's, so characters that a terminal
+    would act on are replaced (`printable`). Lines and tabs stay.
 
-    A reader that has gone, or a full disk, costs the line and never the work. A ``result`` that is lost so makes the
-    command fail at its end (`lost_result`). Without the redirection Python would fail once more with the same bytes
-    when it ends.
+    A reader that has gone, or a full disk, costs the line and never the work. If a ``result`` is lost, the command
+    fails at its end (`lost_result`). Without the redirection Python would fail again with the same bytes when it exits.
     """
     stream = sys.stderr if error else sys.stdout
     text = printable(text, keep="\n\t")
@@ -407,15 +410,15 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
 
 
 def print_progress(text: str = "", *, error: bool = False) -> None:
-    """Print, with `print_line`, what only tells how far a command is: nothing under --quiet."""
+    """Print, with `print_line`, how far a command is. Prints nothing under --quiet."""
     if not os.environ.get(QUIET):
         print_line(text, error=error, result=False)
 
 
 def lost_result() -> OSError | None:
-    """Return why a result did not reach standard output; None if all did, or if the reader of a pipe had enough.
+    """Return why a result did not reach standard output. None if all did, or if a pipe's reader had enough.
 
-    To be called at the end of a command: a network file system may keep its refusal until a file is closed.
+    Call it at the end of a command: a network file system may refuse only when a file is closed.
     """
     try:
         sys.stdout.flush()
@@ -431,7 +434,7 @@ def lost_result() -> OSError | None:
 
 
 def _give_up(stream: TextIO | None) -> None:
-    """Redirect a stream that cannot be written to nowhere."""
+    """Redirect a stream that cannot be written to /dev/null."""
     with suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor, or none
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""Which launcher started this process: is it a rank of srun, mpiexec or torchrun, or a command in a person's shell?
+"""Detects which launcher started this process: a rank of srun, mpiexec or torchrun, or a command in a shell.
 
-Every command that uses ranks asks `find_world`. Only the environment is looked at, and nothing heavy is imported.
+Every command that uses ranks asks `find_world`. It looks only at the environment and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_LAUNCHERS = re.compile(
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher that started this process, and its rank and number of ranks by the launcher's variables."""
+    """The launcher that started this process, and rank and number of ranks by the launcher's variables."""
 
     launcher: str
     rank: int
@@ -67,7 +67,9 @@ def _read(launcher: str, rank_name: str, size_name: str, environ: Mapping[str, s
 
 
 def _runs_now(launch: Launch, environ: Mapping[str, str]) -> bool:
-    """True if the variables of a launcher are surely not left over: its agent named the run, or its socket is open."""
+    """Return True if a launcher's variables are surely not left over: its agent named the run, or its socket
+    is open.
+    """
     if launch.launcher == "torchrun":
         return "TORCHELASTIC_RUN_ID" in environ
     try:
@@ -77,7 +79,7 @@ def _runs_now(launch: Launch, environ: Mapping[str, str]) -> bool:
 
 
 def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Mapping[str, str]) -> None:
-    """Raise InputError if another launcher of several ranks says otherwise, and cannot be the outer one."""
+    """Raise InputError if another launcher of several ranks disagrees, and cannot be the outer one."""
     by_hand = launch.launcher == "torchrun" and not {"TORCHELASTIC_RUN_ID", "LOCAL_RANK"} & environ.keys()
     if launch.launcher == "torchrun" and not by_hand:
         return
@@ -92,9 +94,9 @@ def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Map
 
 
 def find_world(ranks: int | None, environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The launch whose ranks a command with ``--ranks`` is one of. None: it starts so many ranks here itself.
+    """Return the launch whose rank a command with ``--ranks`` is. None: the command starts the ranks itself.
 
-    A launcher of one rank is a person's shell where more are asked for: an interactive step of Slurm, a container.
+    If more ranks are asked for, a launcher of one rank is a person's shell: an interactive step of Slurm, a container.
     InputError if a launcher started several ranks, and another number is asked for.
     """
     launch = detect(environ)
@@ -106,14 +108,14 @@ def find_world(ranks: int | None, environ: Mapping[str, str] = os.environ) -> La
 
 
 def refuse_several(what: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise InputError where a launcher started several ranks, each of which would do what one command does."""
+    """Raise InputError if a launcher started several ranks: each would do what one command does."""
     launch = detect(environ)
     if launch is not None and launch.size > 1:
         raise InputError(f"{explain(environ)}, and {what}; {way_out(environ)}")
 
 
 def explain(environ: Mapping[str, str] = os.environ) -> str:
-    """What the environment says of the launcher of this process, with the variables that say it."""
+    """Describe this process's launcher, with the variables that show it."""
     launch = detect(environ)
     if launch is None:
         return "no launcher: a command in a shell"
@@ -124,12 +126,12 @@ def explain(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def way_out(environ: Mapping[str, str] = os.environ) -> str:
-    """What to type in a shell to which a launcher's variables came by themselves."""
+    """Return what to type in a shell that inherited a launcher's variables."""
     return f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _pairs(environ))} mlhpc …"
 
 
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of launchers and schedulers.
+    """Return the environment without the variables of launchers and schedulers.
 
     With them an mpiexec would start its ranks through the scheduler, and a rank would connect to the outer launcher.
     """
@@ -137,7 +139,7 @@ def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def forget_left_over(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Take out the variables of an mpiexec of one rank in which another launcher started this launch.
+    """Remove the variables of an mpiexec of one rank, in which another launcher started this launch.
 
     MPI would look for that mpiexec and end the process.
     """

@@ -1,7 +1,7 @@
-"""Encodes what ranks say to each other as msgpack, and checks its type when it is read.
+"""Encodes messages between ranks as msgpack, and checks their type when they are read.
 
-Nothing that is received is executed, unlike a pickle. Messages carry no signature: they hold numbers, short texts and
-records of them, and a message that does not have the expected type is an error.
+Unlike a pickle, a received message executes nothing. Messages carry no signature: they hold numbers, short texts and
+records of them. A message of an unexpected type is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def decode(data: bytes, kind: Any = Any) -> Any:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Convert what was decoded without a type into a value of this type."""
+    """Convert a value that was decoded without a type into this type."""
     return msgspec.convert(value, kind, dec_hook=_decode_other)
 
 

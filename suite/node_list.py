@@ -1,4 +1,4 @@
-"""Parses Slurm's short form of node names, ``rack[1-2]node[01-16],login``. Containers have no scontrol for that."""
+"""Parses Slurm's short form of node names, ``rack[1-2]node[01-16],login``. Containers have no scontrol for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Part = str | list[Range]  # of a name: literal text, or what stands in a bracket
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """All names of a list. InputError if it is not one, has a name twice or more than `MOST`."""
+    """Return all names of a list. InputError if it is no list, has a name twice or more than `MOST`."""
     names = _parse(text)
     if sum(math.prod(map(_count, parts)) for parts in names) > MOST:
         raise InputError(f"{text[:200]!r}: more than {MOST:,} nodes")
@@ -30,12 +30,12 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 
 def first_node(text: str) -> str:
-    """The first name of a list. InputError if it is not one."""
+    """Return the first name of a list. InputError if it is no list."""
     return "".join(next(_texts(part)) for part in _parse(text)[0])
 
 
 def _parse(text: str) -> list[list[Part]]:
-    """Split a list into names, and each name into parts. Blanks may stand beside a comma."""
+    """Split a list into names, and each name into parts. Blanks may surround a comma."""
     names: list[list[Part]] = []
     place = 0
     for match in _NAME.finditer(text):

@@ -1,6 +1,6 @@
-"""What installed packages add to the suite: commands, workloads and figures, found by entry point.
+"""Finds what installed packages add to the suite by entry points: commands, workloads and figures.
 
-A broken package is left out with one line. It is an error only when it is asked for.
+A broken package is left out with one line. It is an error only if it is asked for.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ OURS = "mlhpc"  # the package whose entries win over others of the same name
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point, and the name of the installed package that it comes from."""
+    """An entry point, and the name of the package that has it."""
 
     point: EntryPoint
     package: str
 
 
 def name_and_version(package: Distribution) -> tuple[str, str]:
-    """Read an installed package's name and version, each "" where it states none.
-
-    importlib parses the whole metadata, the package's description too, at each look: ten times as long, and a run reads
-    some hundred packages twice.
-    """
+    """Read an installed package's name and version, each "" if it states none."""
+    # importlib parses the whole metadata, the package's description too, each time. That takes ten times as long, and a
+    # run reads some hundred packages twice.
     places = ("METADATA", "PKG-INFO", "")  # the last: an .egg-info that is a file
     text = next((found for place in places if (found := package.read_text(place))), "")
     fields = dict(re.findall(r"^(Name|Version):[ \t]*(.*\S)", text.partition("\n\n")[0], re.MULTILINE))
@@ -43,7 +41,7 @@ def name_and_version(package: Distribution) -> tuple[str, str]:
 
 @cache
 def find_plugins(group: str) -> dict[str, Plugin]:
-    """Find the entry points of a group by name, ours first, then by name. Of two with one name the first is taken."""
+    """Find the entry points of a group by name, ours first. Of two with one name the first is taken."""
     found = []
     for point in entry_points(group=group):
         assert point.dist is not None  # an entry point that importlib finds has one
@@ -60,7 +58,7 @@ def find_plugins(group: str) -> dict[str, Plugin]:
 
 
 def reason(error: BaseException) -> str:
-    """Why a plug-in cannot be used, as one line with the kind of error where its text alone says too little."""
+    """Return in one line why a plug-in cannot be used, with the kind of error if its text says too little."""
     if text := explain_shadowed(error, loaded=False):
         return text
     text = one_line(error)
@@ -69,5 +67,5 @@ def reason(error: BaseException) -> str:
 
 @cache
 def leave_out(kind: str, name: str, package: str, why: str) -> None:
-    """Say once per process, on stderr, that a plug-in is left out."""
+    """Print once per process, on stderr, that a plug-in is left out."""
     print_line(f"mlhpc: {kind} {name!r} of package {package} is left out: {why}", error=True)

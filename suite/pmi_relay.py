@@ -1,9 +1,9 @@
-"""Carries the messages by which MPICH starts under Slurm's pmi2, where Slurm's plug-in cannot: a relay between the two.
+"""Relays the messages by which MPICH starts under Slurm's pmi2, in cases where Slurm's plug-in cannot.
 
-Slurm's plug-in offers values of 1,024 bytes and reads a line of at most 1,024, command and key included. MPICH 5.0 with
-UCX publishes 4,096 bytes of its memory of which the address is the first part; what lies behind it decides whether a
-line is too long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay puts a long
-value in two parts.
+Slurm's plug-in offers values of 1,024 bytes and reads lines of at most 1,024, command and key included. MPICH 5.0 with
+UCX publishes 4,096 bytes of its memory; the address is the first part. The bytes behind it decide whether a line is too
+long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay splits a long value
+into two parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ relay(Wire(int(sys.argv[2])), Wire(int(sys.argv[3])))
 
 @contextmanager
 def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Relay MPI's messages while the body starts MPI on several nodes under srun's pmi2. Elsewhere do nothing."""
+    """Relay MPI's messages while the body starts MPI on several nodes under srun's pmi2. Otherwise do nothing."""
     descriptor = environ.get("PMI_FD", "")
     if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
         yield
@@ -50,14 +50,14 @@ def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
 
 
 class Wire:
-    """Lines from and to a descriptor."""
+    """Reads and writes lines on a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._waiting = b""
 
     def read(self) -> bytes:
-        """The next line with its end; empty when the other side is gone."""
+        """Return the next line with its end; empty if the other side is gone."""
         while b"\n" not in self._waiting:
             data = os.read(self._descriptor, 65536)
             if not data:

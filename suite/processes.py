@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:
-    """Find the living processes with the token in their environment, or the ranks of mpiexec's proxies among them."""
+    """Find the living processes with the token in their environment; with ``ranks_only`` only MPI ranks."""
     import psutil
 
     found = []
@@ -37,7 +37,7 @@ def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]
 
 
 def runs_here(variables: Mapping[str, str]) -> bool:
-    """True if a living process that this one can see has all these environment variables."""
+    """Return True if a visible living process has all these environment variables."""
     import psutil
 
     environs = (process.info["environ"] or {} for process in psutil.process_iter(["environ"]))
@@ -45,7 +45,7 @@ def runs_here(variables: Mapping[str, str]) -> bool:
 
 
 def signal_marked(token: str, number: int) -> bool:
-    """Send a signal to every process that has this launch's token. False if there is none."""
+    """Send a signal to every process with this launch's token. False if there is none."""
     import psutil
 
     processes = find_marked(token)
@@ -56,7 +56,7 @@ def signal_marked(token: str, number: int) -> bool:
 
 
 def kill_marked(token: str, *, tries: int = 20) -> None:
-    """Send SIGKILL to every process that has this launch's token, until none is left."""
+    """Send SIGKILL to every process with this launch's token, until none is left."""
     for _ in range(tries):
         if not signal_marked(token, signal.SIGKILL):
             return
@@ -76,7 +76,7 @@ def has_children(pid: int) -> bool:
 def start_of(pid: int) -> int | None:
     """Return when a process started, in clock ticks after boot. None if there is none, or it has ended.
 
-    psutil's create_time follows the wall clock: after a clock was set, a living process would look like another one.
+    psutil's create_time follows the wall clock: after the clock was set, a living process would look like another one.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -86,9 +86,9 @@ def start_of(pid: int) -> int | None:
 
 
 def load_parent_signal() -> Callable[[int], None] | None:
-    """Load the function that requests a signal for the end of this process's parent; 0: none. Linux only, else None.
+    """Load the function that requests a signal for the parent's end (0: none). None on systems other than Linux.
 
-    The C library is loaded here: between fork and exec a child must not load anything, but may call the function.
+    It loads the C library here: between fork and exec a child must not load anything, but may call the function.
     """
     if sys.platform != "linux":  # prctl is Linux's
         return None
@@ -101,7 +101,7 @@ def load_parent_signal() -> Callable[[int], None] | None:
 
 
 def end_with_parent(parent: int) -> Callable[[], None] | None:
-    """Return a function that the child calls to get SIGTERM from Linux when its parent dies. None on other systems."""
+    """Return a function with which a child asks Linux for SIGTERM when its parent dies. None on other systems."""
     signalled = load_parent_signal()
     if signalled is None:
         return None

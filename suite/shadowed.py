@@ -1,4 +1,4 @@
-"""Finds modules that PYTHONPATH puts before this Python's own: what then fails is no defect of ours.
+"""Finds modules that PYTHONPATH puts before this Python's own. Failures that follow are no defect of ours.
 
 Imports only modules that are part of the interpreter's program: no folder can hide those.
 """
@@ -20,7 +20,7 @@ OURS = ("suite", "workloads", "analysis", "mlhpc")
 def find_shadowed(
     modules: Mapping[str, ModuleType] = sys.modules, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The loaded modules that lie in a folder of PYTHONPATH and hide one of this Python's own, with their files."""
+    """Return the loaded modules in folders of PYTHONPATH that hide one of this Python's own, with their files."""
     files = {}
     for name, module in list(modules.items()):
         file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
@@ -30,10 +30,10 @@ def find_shadowed(
 
 
 def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
-    """One line about an error in whose way such modules are; "" if there are none.
+    """Return one line about an error that shadowed modules may have caused; "" if there are none.
 
-    With ``loaded`` False only those count that the error names or passed through: it may have another cause than those that
-    are merely loaded.
+    With ``loaded`` False only modules count that the error names or passed through. Other loaded ones may have no part
+    in it.
     """
     places = name_shadowed(error, loaded=loaded)
     if not places:
@@ -43,14 +43,14 @@ def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
 
 
 def name_shadowed(error: BaseException, *, loaded: bool = False) -> str:
-    """The modules of `explain_shadowed` with their files; "" if there are none."""
+    """Return the modules of `explain_shadowed` with their files; "" if there are none."""
     found = _concerned(error) | (find_shadowed() if loaded else {})
     places = ", ".join(f"{name} is loaded from {file}" for name, file in list(found.items())[:3])
     return places and f"{places}, which PYTHONPATH puts before this Python's own"
 
 
 def where_from(file: str) -> str:
-    """`` from FILE`` if a module's file is not in this Python's own site-packages, else ""."""
+    """Return `` from FILE`` if a module's file is not in this Python's own site-packages, else ""."""
     import sysconfig
 
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -58,7 +58,10 @@ def where_from(file: str) -> str:
 
 
 def _concerned(error: BaseException, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The modules that hide others and that an error names or passed through. One whose import failed is loaded no more."""
+    """Return shadowing modules that an error names or passed through.
+
+    A module whose import failed is not loaded any more.
+    """
     known, files = find_shadowed(environ=environ), {}
     for each in _chain(error):
         named = each.name if isinstance(each, ImportError) else getattr(getattr(each, "obj", None), "__name__", None)
@@ -73,7 +76,7 @@ def _concerned(error: BaseException, environ: Mapping[str, str] = os.environ) ->
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it followed from."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -82,7 +85,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _files(error: BaseException) -> Iterator[str]:
-    """The files that an error passed through, the one that raised it first."""
+    """Yield the files that an error passed through, starting with the one that raised it."""
     if isinstance(error, SyntaxError) and error.filename:
         yield error.filename
     files, trace = [], error.__traceback__
@@ -93,7 +96,7 @@ def _files(error: BaseException) -> Iterator[str]:
 
 
 def _hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of these modules that lie in a folder of PYTHONPATH and hide one of this Python's own."""
+    """Select the modules in folders of PYTHONPATH that hide one of this Python's own."""
     folders = _folders(environ)
     rest = [each for each in sys.path if os.path.abspath(each) not in folders]  # noqa: PTH100
     return {

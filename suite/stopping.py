@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM of a command: one line and exit code 128 + the signal's number, whatever the command is doing.
+"""Handles Ctrl-C and SIGTERM of a command: one line and exit code 128 + the signal's number, at any moment.
 
-A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. Where nobody could catch it, while
-modules are imported at the start or when the command has ended, the process ends at once. Imports nothing but what
-Python has loaded already.
+A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. Where nothing could catch it, while
+modules are imported or after the command has ended, the process ends at once. Imports only what Python has loaded
+already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGAIN_S = 0.02  # after which an interrupt is raised again that Python could onl
 
 
 class _State:
-    """What is known in this process of its end."""
+    """The state of this process's end."""
 
     process = 0  # which installed the handlers: a forked child inherits them
     catching = False  # somebody catches KeyboardInterrupt
@@ -34,9 +34,9 @@ class _State:
 
 
 def install() -> None:
-    """Handle the signals from now on. One that the caller of this process had ignored stays ignored.
+    """Handle the signals from now on. A signal that the caller of this process ignores stays ignored.
 
-    A rank that this suite started ends by the signal itself and says nothing: its launcher does.
+    A rank that this suite started ends by the signal itself, without a line: its launcher prints one.
     """
     _State.process = os.getpid()
     for number in NUMBERS:
@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def first_signal() -> int | None:
-    """The number of the signal that asked this process to end. None: there was none."""
+    """Return the number of the signal that asked this process to end. None if there was none."""
     return _State.number
 
 
@@ -66,7 +66,7 @@ def caught() -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """End the process by the signal itself in the body: where C code waits, Python would not handle it for long."""
+    """End the process by the signal itself in the body. In C code that waits, Python would handle it late."""
     try:
         before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
     except ValueError:  # not the main thread
@@ -80,13 +80,13 @@ def at_once() -> Iterator[None]:
 
 
 def interrupt(number: int) -> None:
-    """End this command as a signal does that was handled elsewhere."""
+    """End this command like a signal that was handled elsewhere."""
     _State.number = number
     raise KeyboardInterrupt
 
 
 def end_line() -> str:
-    """What is printed at the end, "" on all ranks but the first. The process ends with `exit_code` then."""
+    """Return what to print at the end; "" on all ranks but the first. The process then exits with `exit_code`."""
     _State.stopped = True
     launcher = sys.modules.get("suite.launcher")
     launch = launcher.detect() if launcher is not None else None
@@ -94,12 +94,12 @@ def end_line() -> str:
 
 
 def exit_code() -> int:
-    """128 and the number of the signal, as shells have it."""
+    """Return 128 plus the number of the signal, as shells do."""
     return 128 + (_State.number or signal.SIGINT)
 
 
 def _leave() -> None:
-    """Let nothing come between the end of the command and that of the process."""
+    """Allow nothing between the end of the command and the end of the process."""
     if os.getpid() != _State.process:
         return
     if _State.stopped:
@@ -133,7 +133,9 @@ def _raise_again(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
-    """Where the interrupt came in a callback of Python's own, as of a weak reference, nobody gets it: raise it again."""
+    """Raise an interrupt again that came in a callback of Python's own, such as a weak reference's: nothing catches it
+    there.
+    """
     if isinstance(unraisable.exc_value, KeyboardInterrupt) and _State.number is not None:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     else:

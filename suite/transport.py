@@ -1,6 +1,6 @@
-"""Collectives between ranks: of one process alone, through MPI, and through torch.distributed.
+"""Carries collectives between ranks: in one process alone, through MPI, or through torch.distributed.
 
-What is carried are bytes (suite.messages) and arrays of numbers.
+It carries bytes (suite.messages) and arrays of numbers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Alone:
         """Leave the buffer as it is."""
 
     def split(self, color: int) -> Alone:
-        """The same transport: the only rank is alone in any group."""
+        """Return the same transport: the only rank is alone in any group."""
         return self
 
     def abort(self, code: int) -> None:
@@ -75,7 +75,7 @@ class Alone:
 
 
 class MpiTransport:
-    """The transport through mpi4py. MPI waits with a whole core, so each call first waits by `meet`."""
+    """The transport through mpi4py. MPI waits with a whole core, so each call first waits with `meet`."""
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
@@ -107,7 +107,7 @@ class MpiTransport:
         meet(self._comm).Bcast(buffer, root=root)
 
     def split(self, color: int) -> MpiTransport:
-        """A transport between the ranks that passed the same color."""
+        """Return a transport between the ranks that passed the same color."""
         return MpiTransport(self._comm.Split(color, self.rank))
 
     def abort(self, code: int) -> None:
@@ -122,7 +122,7 @@ def meet(comm: Any) -> Any:
 
 
 def wait_for(request: Any) -> None:
-    """Wait until MPI has done what was asked. Polls for a moment, then sleeps longer and longer between polls."""
+    """Wait until MPI has done the request. Polls for a moment, then sleeps longer and longer between polls."""
     awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
     while not request.Test():
         if time.perf_counter() > awake_until:

@@ -1,1 +1,1 @@
-"""The command line `mlhpc`."""
+"""Implements the command line `mlhpc`."""

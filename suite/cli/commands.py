@@ -1,4 +1,4 @@
-"""The commands of `mlhpc`, in the order of its first page. To add one, write its module and add an entry here."""
+"""Lists the commands of `mlhpc`, in the order of its first page. To add one, write its module and an entry here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command. ``entry`` says what to import when it is asked for, as ``module:function``.
+    """A command. ``entry`` names what to import for it, as ``module:function``.
 
     ``summary`` is the first sentence of its docstring (a test compares): `mlhpc --help` imports no command.
     """

@@ -1,4 +1,4 @@
-"""Groups of commands: `mlhpc` imports only the command that is asked for."""
+"""Groups the commands of `mlhpc`. Only the command that is called is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Subcommands(click.Group):
     """A group that answers an unknown command with the nearest and all valid ones."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands in the order in which they are defined."""
+        """List the commands in the order of their definition."""
         return list(self.commands)
 
     def resolve_command(
@@ -33,7 +33,7 @@ class Subcommands(click.Group):
 
 
 class LazyGroup(Subcommands):
-    """The group of our commands (`suite.cli.commands`) and of those that other packages add as entry points."""
+    """The group of our commands (`suite.cli.commands`) and of other packages' commands (entry points)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List our commands in the order of the first page, then those of other packages."""
@@ -72,7 +72,7 @@ class LazyGroup(Subcommands):
                 formatter.write_dl([(name, self._summary(ctx, name)) for name in others])
 
     def _summary(self, ctx: click.Context, name: str) -> str:
-        """Load a command of another package and get its help in a line, or why it cannot be loaded."""
+        """Load another package's command. Returns its help in one line, or why it cannot be loaded."""
         try:
             command = self.get_command(ctx, name)
         except click.ClickException as error:
@@ -89,7 +89,7 @@ def _our_commands() -> dict[str, Command]:
 
 
 def _other_commands() -> dict[str, Plugin]:
-    """Find the commands of other packages; one that has the name of ours is left out."""
+    """Find the commands of other packages. A command with the name of one of ours is left out."""
     ours = _our_commands()
     others = {}
     for name, plugin in find_plugins(COMMANDS).items():
@@ -101,5 +101,5 @@ def _other_commands() -> dict[str, Plugin]:
 
 
 def asks_for_help(words: Sequence[str]) -> list[str]:
-    """The words of a command line, ``help X`` written as ``X --help``."""
+    """Return the words of a command line, with ``help X`` as ``X --help``."""
     return [*(word for word in words if word != HELP), "--help"] if words[:1] == [HELP] else list(words)

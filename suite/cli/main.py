@@ -1,4 +1,4 @@
-"""The command line: `group` of all commands; `main` runs it. An error is one line and an exit code."""
+"""Runs the command line. `group` has all commands; `main` runs it. An error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ group.params += shared()
 
 
 def main() -> None:
-    """Run the command line and end with its exit code: 1 in place of 0 if a result could not be printed."""
+    """Run the command line and exit with its code; with 1 instead of 0 if a result could not be printed."""
     try:
         code: object = _run()
     except SystemExit as end:
@@ -78,7 +78,7 @@ def _run() -> int:
 
 
 def _explain(error: BaseException) -> tuple[str, ExitCode]:
-    """One line about an error, and the exit code. Called while it is handled."""
+    """Return one line about an error, and the exit code. Called while the error is handled."""
     if isinstance(error, click.ClickException):
         hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
         return hidden or explain_usage(error), ExitCode.USAGE
@@ -98,7 +98,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
 
 
 def _say_stopped() -> int:
-    """Print the one line of a command that a signal ended. On a terminal it does not stand behind the ^C."""
+    """Print the one line of a command that a signal ended. On a terminal it begins below the ^C."""
     if text := stopping.end_line():
         print_line("\n" * sys.stderr.isatty() + text, error=True)
     return stopping.exit_code()

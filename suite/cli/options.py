@@ -1,4 +1,4 @@
-"""Options that several commands have: one spelling, one meaning, one help text each."""
+"""Defines the options that several commands share: one spelling, one meaning, one help text each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LARGEST = 2**62  # a seed, and what a rank adds to it, fit 64 bits
 
 
 class Finite(click.FloatRange):
-    """A number with limits, at most `LARGEST_NUMBER`: click's own range lets infinity and NaN through."""
+    """A number with limits, at most `LARGEST_NUMBER`. click's own range accepts infinity and NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert a text; the command ends with a usage error if it is no number of this kind."""
+        """Convert a text. The command ends with a usage error if it is no such number."""
         number = float(super().convert(value, param, ctx))
         if not abs(number) <= LARGEST_NUMBER:  # NaN is not either
             self.fail(f"{number:g} is not a finite number up to {LARGEST_NUMBER:g}.", param, ctx)
@@ -35,10 +35,10 @@ class Finite(click.FloatRange):
 
 
 class Whole(click.IntRange):
-    """A whole number with limits, at most `LARGEST`: Python's own have any length, those of libraries 64 bits."""
+    """A whole number with limits, at most `LARGEST`. Python's integers have any length, those of libraries 64 bits."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Convert a text; the command ends with a usage error if it is too large."""
+        """Convert a text. The command ends with a usage error if it is too large."""
         if isinstance(value, str) and len(value) > len(str(LARGEST)) + 1:  # Python refuses 4301 digits with a traceback
             self.fail(f"{brief(value, longest=24)} is not a whole number of at most {LARGEST}.", param, ctx)
         number = int(super().convert(value, param, ctx))
@@ -57,7 +57,7 @@ def runs_option(default: int | None = 1, text: str = "Scored runs.") -> Decorato
 def size_option(
     default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc workload list)."
 ) -> Decorator:
-    """``--size NAME``, the name of a size on every command. With ``default`` None it may be left out."""
+    """``--size NAME``, the name of a size on every command. With ``default`` None it is optional."""
     return click.option("--size", metavar="NAME", default=default, show_default=default is not None, help=text)
 
 
@@ -77,7 +77,9 @@ def settings_options(function: Function) -> Function:
 
 
 def plan_options(function: Function) -> Function:
-    """``--plan`` and ``--mesh``: how samples and parameters lie on ranks. `plan_settings` makes settings of them."""
+    """``--plan`` and ``--mesh``: how samples and parameters are distributed over ranks. `plan_settings` turns them into
+    settings.
+    """
     for option in (
         click.option("--mesh", metavar="AXES", help="Ranks by axis, such as data=2,spatial=2x1x1. [the plan's]"),
         click.option(
@@ -89,14 +91,14 @@ def plan_options(function: Function) -> Function:
 
 
 def plan_settings(plan: str | None, mesh: str | None) -> tuple[str, ...]:
-    """Return the settings that ``--plan`` and ``--mesh`` stand for, as ``--set`` takes them; paths are absolute."""
+    """Return the settings for ``--plan`` and ``--mesh``, as ``--set`` takes them. Paths are absolute."""
     named = None if plan is None else str(Path(plan).absolute()) if is_file(plan) else plan
     given = (("plan", named), ("mesh", mesh))
     return tuple(f"{key}={value}" for key, value in given if value is not None)
 
 
 def settings(size: str | None, config: str | None) -> str | None:
-    """The name of a shipped config or the path of a YAML file for `suite.config.load_config`; None if neither is given.
+    """Return the name of a shipped config, or a YAML path, for `suite.config.load_config`. None if neither is given.
 
     UsageError if both are given, a file as ``--size`` or a name as ``--config``.
     """
@@ -110,7 +112,7 @@ def settings(size: str | None, config: str | None) -> str | None:
 
 
 def settings_words(name: str, overrides: Sequence[str]) -> list[str]:
-    """Write what `settings` found, and ``--set``, as words of a command line."""
+    """Write the result of `settings`, and ``--set``, as words of a command line."""
     return command_words({"--config" if is_file(name) else "--size": name, "--set": tuple(overrides)})
 
 
@@ -130,12 +132,12 @@ def command_words(options: Mapping[str, object]) -> list[str]:
 
 
 def is_file(text: str) -> bool:
-    """True if a text is meant as a path of a YAML file."""
+    """Return True if a text is meant as a path of a YAML file."""
     return Path(text).suffix in {".yaml", ".yml"}
 
 
 def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on this machine.") -> Decorator:
-    """``--ranks N`` of every command that starts ranks. At most `RANKS_PER_CORE` a core."""
+    """``--ranks N`` of every command that starts ranks. At most `RANKS_PER_CORE` per core."""
 
     def check(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
         cores = os.cpu_count() or 1
@@ -168,12 +170,12 @@ def tolerance_option() -> Decorator:
 
 
 def output_option(what: str, default: str) -> Decorator:
-    """``-o/--output PATH``, on no command required: ``default`` says where it goes without."""
+    """``-o/--output PATH``, never required. ``default`` describes the default in the help."""
     return click.option("-o", "--output", type=click.Path(path_type=Path), help=f"{what} [{default}]")
 
 
 def format_option(*more: str) -> Decorator:
-    """``--format text|json`` of every command that prints results; ``more`` are further forms."""
+    """``--format text|json`` of every command that prints results. ``more`` are further formats."""
     help_text = "Form of what is printed."
     return click.option(
         "--format", "style", type=click.Choice([TEXT, JSON, *more]), default=TEXT, show_default=True, help=help_text
@@ -208,7 +210,7 @@ def add_shared(command: click.Command) -> click.Command:
 
 
 def shared() -> list[click.Option]:
-    """New options --quiet and --no-color: of every command, and of mlhpc itself before the command."""
+    """Return new options --quiet and --no-color, for every command and for mlhpc itself."""
     return [
         _switch(["-q", "--quiet"], QUIET, "Print results and errors, no progress."),
         _switch(["--no-color"], NO_COLOR, "Print without colours, as with NO_COLOR in the environment."),
@@ -216,7 +218,7 @@ def shared() -> list[click.Option]:
 
 
 def _switch(names: list[str], variable: str, text: str) -> click.Option:
-    """An option that sets an environment variable, so that ranks and other started processes know it too."""
+    """Return an option that sets an environment variable, so that ranks and other started processes see it too."""
 
     def switch(context: click.Context, parameter: click.Parameter, on: bool) -> None:
         before = os.environ.get(variable)

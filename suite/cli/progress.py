@@ -1,4 +1,4 @@
-"""Shows the progress of a long command on standard error: a bar on a terminal, else a line now and then."""
+"""Shows the progress of a long command on standard error: a bar on a terminal, else occasional lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int],
 
 
 def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
-    """A function of (done, total) that prints a line at most every `PLAIN_INTERVAL_S` seconds of ``clock``."""
+    """Return a function of (done, total) that prints a line at most every `PLAIN_INTERVAL_S` seconds of ``clock``."""
     begin = last = clock()
 
     def tell(done: int, total: int) -> None:

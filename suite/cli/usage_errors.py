@@ -15,7 +15,7 @@ _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL
 
 
 def explain_usage(error: click.ClickException) -> str:
-    """The message of a mistake on the command line."""
+    """Return the message for a mistake on the command line."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = " ".join(context.command_path.split()[1:]) if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
@@ -29,7 +29,7 @@ def explain_usage(error: click.ClickException) -> str:
 
 
 def _explain_option(error: click.NoSuchOption, context: click.Context, command: str) -> str:
-    """The message of an option that the command does not have."""
+    """Return the message for an option that the command does not have."""
     known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
     bare = {name.lstrip("-"): name for name in known}  # else the dashes alone would make options alike
     near = find_near(error.option_name.lstrip("-"), bare)
@@ -38,7 +38,7 @@ def _explain_option(error: click.NoSuchOption, context: click.Context, command: 
 
 
 def _explain_value(error: click.BadParameter, parameter: click.Parameter, command: str) -> str:
-    """The message of a value that an option or argument does not take."""
+    """Return the message for a value that an option or argument does not accept."""
     name, message = max(parameter.opts, key=len), error.message.rstrip(".")
     if isinstance(parameter, click.Option):
         if isinstance(parameter.type, click.Choice) and (given := message.split("'")[1:2]):
