@@ -230,14 +230,14 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _message_size(size: int) -> int:
-    """The size of a message in bytes. ConnectionError for one that no rank sends."""
+    """Check the size of a message in bytes. ConnectionError for one that no rank sends."""
     if not 0 < size <= LARGEST_MESSAGE:
         raise ConnectionError(f"a message of {size} bytes was announced: it is not read")
     return size
 
 
 class ObservedTransport:
-    """A transport that makes each collective inside ``observe(name, bytes)``, with the bytes of this rank.
+    """A transport that makes each collective inside ``observe(name, bytes)``, with this rank's bytes.
 
     ``on_split`` makes the transport of a part of the ranks from the inner one. By default nobody observes it.
     """

@@ -32,16 +32,16 @@ Slab = tuple[tuple[int, int], ...]  # of each dimension after the sample's: firs
 
 @dataclass(frozen=True)
 class Work:
-    """The work of training on one sample, or of one step where the name says so, by the workload's closed forms.
+    """The work of training on one sample, or of one step if the name says so, by the workload's closed forms.
 
-    ``model_flops`` is what the algorithm needs for forward and backward pass (2 per multiply-add), ``executed_flops``
-    what the code does (with recomputation and padding), ``algorithmic_bytes`` the compulsory traffic of all operators.
-    ``forward_flops`` and ``forward_bytes`` are the forward pass's part of ``model_flops`` and ``algorithmic_bytes``;
-    ``forward_extra_flops`` is what the code's forward pass does beyond it, or less if negative. The optimizer's bytes,
-    divided by the samples of a batch, are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
-    ``all_reduce_bytes_per_step`` is the size of the gradients of parameters that every rank holds. ``all_to_all_bytes``
-    is the size of the rows that one sample sends to experts and back if experts are spread over ranks, rows that stay
-    included.
+    ``model_flops``: what the algorithm needs for forward and backward pass (2 per multiply-add). ``executed_flops``:
+    what the code does, with recomputation and padding. ``algorithmic_bytes``: the compulsory traffic of all operators.
+    ``forward_flops`` and ``forward_bytes`` are the forward pass's parts of these. ``forward_extra_flops``: executed
+    minus model FLOPs of the forward pass; may be negative. The optimizer's bytes, divided by the samples of a batch,
+    are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
+
+    ``all_reduce_bytes_per_step``: gradients of parameters that every rank holds. ``all_to_all_bytes``: one sample's
+    rows in both expert all-to-alls, including rows that stay on their rank.
     """
 
     model_flops: float
@@ -67,8 +67,7 @@ class Optimization:
 
     With ``clip_norm`` gradients are scaled down to this L2 norm over all parameters. With ``ema_decay`` evaluation uses
     the exponential moving average of the weights. An optimizer that needs norms of whole tensors has an attribute
-    ``norms`` that computes them from tensors and the parameter that each belongs to; the harness replaces it where
-    ranks hold pieces.
+    ``norms``. It computes them from tensors and the parameter of each. The harness replaces it if ranks hold pieces.
     """
 
     optimizer: optim.Optimizer
@@ -80,7 +79,8 @@ class Optimization:
 class Baseline(float):
     """The metric of a baseline, with its standard error over the evaluation samples.
 
-    ``told``: the predictor is told the rule that made the data. Then it is no baseline: it shows what is attainable.
+    ``told``: the predictor is an oracle, which knows the rule that made the data. It is no baseline: it shows what is
+    attainable.
     """
 
     standard_error: float
@@ -119,14 +119,14 @@ class Dataset(Protocol):
     """Random access to the samples of one split; `load` is called from several threads at once."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         ...
 
     def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
         """Load samples as CPU tensors; the first dimension is the sample.
 
-        Random choices (augmentation) depend only on seed, epoch and sample index, so that a sample is the same on any
-        rank and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
+        Random choices (augmentation) depend only on seed, epoch and sample index. So a sample is the same on any rank
+        and in any batch. ``epoch`` is 0 for evaluation, where nothing is random.
         """
         ...
 
@@ -150,7 +150,7 @@ class Chooses(Protocol):
 
     @property
     def ranks(self) -> int:
-        """Ranks of the run."""
+        """The number of ranks of the run."""
         ...
 
     def choose(self, question: Any) -> str:
@@ -160,11 +160,11 @@ class Chooses(Protocol):
 
 @dataclass(frozen=True)
 class Spread:
-    """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload says) of ``size`` in the run.
+    """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload decides) of ``size`` in the run.
 
-    ``sharing``: so many consecutive ranks have the same samples; each of them shares experts with those of its number
-    in the next groups. ``note``: a rehearsal on tensors without memory. Nothing is sent then; axis, kind of collective,
-    bytes that a rank gives and number of ranks are noted.
+    ``sharing``: this many consecutive ranks have the same samples. Each of them shares experts with the ranks of its
+    number in the next groups. ``note``: for a dry run on tensors without memory. Then nothing is sent; axis, kind of
+    collective, bytes that a rank gives and number of ranks are noted.
     """
 
     ranks: int = 0
@@ -176,7 +176,7 @@ class Spread:
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
-    Implementations inherit from it: the methods at the end have defaults for a data-parallel model. A class that lacks
+    Implementations inherit from it. The methods at the end have defaults for a data-parallel model. A class that lacks
     one of the others is refused when it is loaded, and cannot be constructed.
     """
 
@@ -219,7 +219,7 @@ class Workload(Protocol):
 
     @abstractmethod
     def hyperparameters(self) -> dict[str, Any]:
-        """The hyperparameters to log, key to value, in the order of their MLLOG events."""
+        """Return the hyperparameters to log, key to value, in the order of their MLLOG events."""
         ...
 
     @abstractmethod
@@ -231,7 +231,7 @@ class Workload(Protocol):
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the card's metric of trivial and analytic predictors on the validation split: name to `Baseline`.
 
-        A plain number says that its standard error is not known.
+        A plain number means that its standard error is unknown.
         """
         ...
 
@@ -246,23 +246,24 @@ class Workload(Protocol):
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the parameters that are split over ranks: all ranks' shares make the whole. Default: none.
 
-        The backward pass must leave the sum over the losses of all ranks in their gradients, on every rank that has the
-        same share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients, does
-        not reduce it over ranks, and saves each share.
+        The backward pass must leave in their gradients the sum over the losses of all ranks, on every rank with the
+        same share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients. It
+        does not reduce it over ranks, and saves each share.
         """
         return ()
 
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
-        """Say where this rank's shares lie, so that a checkpoint can be continued on another number of ranks.
+        """Return where this rank's shares lie, so that a checkpoint can be continued on another number of ranks.
 
-        By name of `sharded_parameters`: the index of this rank's first value in the whole tensor; they are consecutive.
+        By name of `sharded_parameters`: the index of this rank's first value in the whole tensor; the values are
+        consecutive.
 
         Default: not known.
         """
         return {}
 
     def share_copy(self, model: nn.Module) -> tuple[int, int]:
-        """This rank's number among the ranks that hold the same shares, and how many these are. Default: it alone."""
+        """Return this rank's number among the ranks with the same shares, and their number. Default: it alone."""
         return 0, 1
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
@@ -270,7 +271,7 @@ class Workload(Protocol):
         average_buffers(model, world)
 
     def example(self, samples: int) -> Batch | None:
-        """A batch like those of training, made up without data, to time a pass on.
+        """Return a made-up batch like those of training, to time a pass. Needs no data.
 
         None, the default: there is none, or a pass needs other ranks.
         """
@@ -288,7 +289,7 @@ class Workload(Protocol):
 
 
 def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
-    """Import a workload's implementation and torch. InputError names the methods without a default that it lacks."""
+    """Import a workload's implementation and torch. InputError names required methods that it lacks."""
     implementation = resolve(descriptor.code())
     required = [name for name, method in vars(Workload).items() if getattr(method, "__isabstractmethod__", False)]
     methods = {name: getattr(implementation, name, None) for name in required}

@@ -1,11 +1,10 @@
-"""The ranks of a run and their communication outside the gradient path, through MPI or torch's gloo.
+"""Connects the ranks of a run, for communication outside the gradient path, through MPI or torch's gloo.
 
-`World.create` connects the ranks of a launch (suite.launcher). Control
-messages, sums of a few numbers and staged bytes go through `World`; gradients go through torch.distributed, which
-`World.init_torch` starts.
+`World.create` connects the ranks of a launch (suite.launcher). Control messages, sums of a few numbers and staged bytes
+go through `World`. Gradients go through torch.distributed, which `World.init_torch` starts.
 
-Nothing between ranks is signed: who can reach their ports can disturb a run, but cannot make it execute anything
-(suite.messages).
+Nothing between ranks is signed. Anybody who can reach their ports can disturb a run, but cannot make it execute
+anything (suite.messages).
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class World:
         return dict(zip(values, totals.tolist(), strict=True))
 
     def summary(self, value: float) -> dict[str, float]:
-        """Minimum, median and maximum of one number over ranks."""
+        """Return minimum, median and maximum of one number over ranks."""
         values = self.gather(float(value))
         found = values and {"min": min(values), "median": statistics.median(values), "max": max(values)}
         return self.broadcast(found)  # type: ignore[no-any-return]
@@ -144,8 +143,8 @@ class World:
     def check_together(self, error: Exception | None) -> None:
         """Raise InputError on every rank if any rank passes an error: that of the lowest rank. All ranks call it.
 
-        Without it the rank with the error would leave the others waiting in their next collective. Without an error one
-        number is exchanged.
+        Without it the rank with the error would leave the others waiting in their next collective. The usual case,
+        without an error, exchanges one number.
         """
         import numpy as np
 
@@ -203,7 +202,7 @@ class World:
 
 
 def _connect(launch: Launch) -> Transport:
-    """Connect the ranks. InputError for what the machine, the network or the installed packages refuse."""
+    """Connect the ranks. InputError if the machine, the network or the installed packages refuse it."""
     if _started_group() is None:
         # C code waits here, MPI with Python's lock: a signal ends the rank by itself
         with at_once(), _refusals(launch):
@@ -223,7 +222,7 @@ def _connect(launch: Launch) -> Transport:
 
 @contextmanager
 def _refusals(launch: Launch) -> Iterator[None]:
-    """Make an InputError of what the ranks cannot be connected for: none of it is a defect of the suite."""
+    """Turn the reasons for which ranks cannot be connected into InputErrors: none is a defect of the suite."""
     try:
         yield
     except InputError:
@@ -237,7 +236,7 @@ def _refusals(launch: Launch) -> Iterator[None]:
 
 
 def _started_group() -> Launch | None:
-    """The process group of torch.distributed that the caller has started already. None if there is none."""
+    """Return torch.distributed's process group that the caller has already started. None if there is none."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -272,7 +271,7 @@ def _rendezvous(launch: Launch) -> None:
 
 
 def _torchrun_place(environ: Mapping[str, str]) -> tuple[str, int]:
-    """The name and port by which torchrun's ranks meet. InputError if they are not there or cannot be."""
+    """Return name and port at which torchrun's ranks meet. InputError if they are missing or invalid."""
     name, port = environ.get("MASTER_ADDR", "").strip("[]"), environ.get("MASTER_PORT", "")
     if not name or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(
@@ -290,7 +289,7 @@ def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def _address_of(first: str, rank: int) -> str:
-    """The address of the first node, by the scheduler's name for it. InputError if other nodes cannot reach it."""
+    """Return the first node's address, from the scheduler's name for it. InputError if other nodes cannot reach it."""
     if rank == 0:
         address = own_address((first,))
     else:
@@ -303,7 +302,7 @@ def _address_of(first: str, rank: int) -> str:
 
 
 def _network() -> str:
-    """What is equal for ranks that share a network stack, so that loopback reaches all of them."""
+    """Return an identifier that is equal on ranks that share a network stack, so that loopback reaches all of them."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
     except OSError:
@@ -343,7 +342,7 @@ def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
 
 
 def _leave() -> None:
-    """End the process groups, and with them the threads of those that nobody holds any more (suite.transport)."""
+    """End the process groups, and with them the threads of unreferenced ones (suite.transport)."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -351,7 +350,7 @@ def _leave() -> None:
 
 
 def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
-    """The address by which other nodes reach this one: as the user says, else that of the first name that resolves.
+    """Return the address by which other nodes reach this one: the user's choice, else of the first name that resolves.
 
     InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
     """
@@ -374,7 +373,7 @@ def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ)
 
 
 def resolve(name: str) -> str:
-    """The address of a name: of IPv4 if it has one, else of IPv6. InputError if it does not resolve."""
+    """Return the address of a name: IPv4 if it has one, else IPv6. InputError if it does not resolve."""
     try:
         return socket.gethostbyname(name)
     except (OSError, UnicodeError):
@@ -387,12 +386,12 @@ def resolve(name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """True for an address of the loopback interface."""
+    """Return True for an address of the loopback interface."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def refuse_loopback(address: str, node: str) -> None:
-    """InputError if an address cannot be reached from other nodes."""
+    """Raise InputError if an address cannot be reached from other nodes."""
     if is_loopback(address):
         example = next((name for name, own in list_interfaces().items() if not is_loopback(own)), "eth0")
         raise InputError(
@@ -402,7 +401,7 @@ def refuse_loopback(address: str, node: str) -> None:
 
 
 def interface_address(name: str) -> str:
-    """The address of a network interface. InputError lists those that there are."""
+    """Return the address of a network interface. InputError lists the existing ones."""
     interfaces = list_interfaces()
     if name not in interfaces:
         known = ", ".join(f"{each} ({address})" for each, address in interfaces.items())
@@ -411,7 +410,7 @@ def interface_address(name: str) -> str:
 
 
 def list_interfaces() -> dict[str, str]:
-    """List the interfaces of this node with an address: of IPv4 if they have one, else of IPv6."""
+    """List the interfaces of this node with an address: IPv4 if they have one, else IPv6."""
     import psutil
 
     found = {}
@@ -424,7 +423,7 @@ def list_interfaces() -> dict[str, str]:
 
 
 def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Let gloo use the interface by which this node reaches an address, unless the user chose one."""
+    """Make gloo use the interface by which this node reaches an address, unless the user chose one."""
     import psutil
 
     name = environ.get(INTERFACE)
@@ -440,7 +439,7 @@ def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ)
 
 
 def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
-    """How long the first rank may take to listen, in seconds."""
+    """Return how long the first rank may take to listen, in seconds."""
     given = environ.get(LISTEN, "")
     if not given:
         return LISTEN_S
@@ -452,10 +451,10 @@ def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
 def while_refused(
     launch: Launch, place: str, limit_s: float, environ: Mapping[str, str] = os.environ
 ) -> Callable[[float], None]:
-    """What another rank does while the first refuses: look whether that lives, and say once what is waited for.
+    """Return what to call while the first rank refuses connections. It prints once what is waited for.
 
-    The function is called with the seconds so far. ConnectionError if the first rank ran on this machine and has ended:
-    nobody else will listen. One on another machine may be slow or gone, which only its launcher knows.
+    It is called with the seconds so far. ConnectionError if the first rank ran on this machine and has ended: nobody
+    else will listen. On another machine it may be slow or gone; only its launcher knows.
     """
     of_launch = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     rank_name = "RANK" if launch.launcher == "torchrun" else "SLURM_PROCID"

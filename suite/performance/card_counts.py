@@ -1,4 +1,4 @@
-"""Counts what a card states of a size: it builds the model, loads samples and runs one step."""
+"""Counts what a card states of a size: builds the model, loads samples and runs one step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SEED = 0  # of weights and of the sampled order: counts do not depend on them
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted, with the names of a card. FLOPs are per sample, the mean of the samples of one step.
+    """The counts, named as in a card. FLOPs are per sample, the mean over the samples of one step.
 
-    Forward FLOPs are those of the model's calls. Training FLOPs are all that a step executes, losses included. Of these
-    samples and of a batch of so many ``counted_form`` is the closed form; ``closed_form`` is that of a sample of mean
-    size in the batch of the config, which a card has. ``sample_bytes`` is the mean of all stored training samples.
-    ``means`` has, by name, means that the config states of its data, and those of the data. ``uncovered`` names
-    operators that have no formula: their FLOPs are missing.
+    Forward FLOPs are those of the model's calls. Training FLOPs are everything that a step executes, losses included.
+    ``counted_form`` is the closed form for these samples and their number in a batch. ``closed_form`` is that of a
+    sample of mean size in the config's batch, as a card has it. ``sample_bytes`` is the mean of all stored training
+    samples. ``means``, by name: the means that the config states of its data, and the data's own. ``uncovered``:
+    operators without a formula; their FLOPs are missing.
     """
 
     train_samples: int
@@ -81,13 +81,13 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
 
 
 def _stored_bytes(root: Path, manifest: Manifest) -> float:
-    """The mean size of a stored training sample; a loader may leave arrays out."""
+    """Return the mean size of a stored training sample. A loader may leave arrays out."""
     files = [root / entry.file for entry in manifest.splits["train"]]
     return sum(map(stored_bytes, files)) / manifest.samples("train")
 
 
 def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
-    """Return the means that a config states of its data and those of the manifest: names ``mean_*``."""
+    """Return the means (``mean_*``) that a config states of its data, with those of the manifest."""
     stated = structs.asdict(config.hyperparameters)
     return {
         name: (float(stated[name]), float(value))

@@ -1,7 +1,8 @@
 """Predicts times of collectives, pipelining and expert parallelism by alpha-beta models of two kinds of link.
 
-The MoE autotuner and analysis use it; it needs neither torch nor numpy. Below, n is the number of ranks, m those per
-node, and S the bytes that one rank sends in one all-to-all, the part for itself included. docs/moe.md has the formulas.
+The MoE autotuner and analysis use it; it needs neither torch nor numpy. Below, n is the number of ranks and m the ranks
+per node. S is the bytes that one rank sends in one all-to-all, including the part for itself. docs/moe.md has the
+formulas.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ BACKWARD_FACTOR = 2.0  # FLOPs of the backward pass over those of the forward pa
 class Network:
     """The links of a machine as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
 
-    ``congestion`` is the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``,
-    ``two_level_congestion`` that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its
-    receiver: its latency differs by ``rendezvous_s`` (negative where copies of smaller messages cost more than the
-    wait).
+    ``congestion``: the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``;
+    ``two_level_congestion``: that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its
+    receiver. Its latency differs by ``rendezvous_s``, which is negative if copies of smaller messages cost more than
+    the wait.
     """
 
     ranks_per_node: int
@@ -44,12 +45,12 @@ class Network:
     rendezvous_s: float = 0.0
 
     def slowdown(self, ranks: int, algorithm: Algorithm) -> float:
-        """The factor by which congestion lengthens the inter-node streaming time of an all-to-all."""
+        """Return the factor by which congestion lengthens the inter-node streaming time of an all-to-all."""
         per_doubling = self.congestion if algorithm == "linear" else self.two_level_congestion
         return 1 + per_doubling * max(0.0, math.log2(ranks / self.congestion_from))
 
     def across_latency_s(self, message_bytes: float, algorithm: Algorithm) -> float:
-        """Latency of a message of so many bytes to another node."""
+        """Return the latency of a message of this size to another node."""
         latency_s = self.inter_latency_s if algorithm == "linear" else self.two_level_latency_s
         return latency_s + (self.rendezvous_s if message_bytes >= self.rendezvous_from else 0.0)
 
@@ -84,7 +85,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """An MoE layer on one rank. ``tokens`` are those of the rank; ``matrices`` is 2 for an FFN, 3 for a gated one."""
+    """An MoE layer on one rank. ``tokens`` are the rank's; ``matrices`` is 2 for an FFN, 3 for a gated one."""
 
     tokens: int
     width: int
@@ -127,7 +128,7 @@ class Execution:
 
 
 def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Every rank sends S / n to every other. Both kinds of link work at once; the slower one decides."""
+    """Predict a linear all-to-all: every rank sends S / n to every other. The slower kind of link decides."""
     local = min(network.ranks_per_node, ranks)
     inter = Transfer(
         network.launch_s + (ranks - local) * network.across_latency_s(size_bytes / ranks, "linear"),
@@ -141,7 +142,7 @@ def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transf
 
 
 def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """2DH: local ranks exchange first, by destination; then each sends n / m - 1 messages, m times as large."""
+    """Predict 2DH: local ranks exchange first, by destination; then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
     across_s = (nodes - 1) * network.across_latency_s(size_bytes / nodes, "2dh")
@@ -153,12 +154,15 @@ def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Tra
 
 
 def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
-    """The all-to-all by the algorithm of this name."""
+    """Predict the all-to-all by the algorithm of this name."""
     return {"linear": linear_all_to_all, "2dh": two_level_all_to_all}[algorithm](network, ranks, size_bytes)
 
 
 def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Ring over consecutive ranks, after which each has ``size_bytes``. A reduce-scatter takes the same time."""
+    """Predict a ring over consecutive ranks, after which each has ``size_bytes``.
+
+    A reduce-scatter takes the same time.
+    """
     # Consecutive ranks of one node use its own links alone; a ring that leaves the node is as slow as its slowest link.
     inside = ranks <= network.ranks_per_node
     latency = network.intra_latency_s if inside else network.inter_latency_s
@@ -169,16 +173,15 @@ def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
 
 
 def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Ring: a reduce-scatter, then an all-gather."""
+    """Predict a ring: a reduce-scatter, then an all-gather."""
     half = all_gather(network, ranks, size_bytes)
     return Transfer(2 * half.latency_s, 2 * half.streaming_s)
 
 
 def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
-    """Dispatch, experts and combine of one pass in ``degree`` chunks, on one transfer and one compute stream.
+    """Predict dispatch, experts and combine of one pass in ``degree`` chunks, on one transfer and one compute stream.
 
-    The longer of two cases: transfers run without a pause, or computation runs without a pause after the first chunk
-    arrived.
+    The longer of two cases counts. Either transfers run without a pause, or computation does after the first chunk.
     """
     # Two transfers a chunk: dispatch and combine
     communication_bound = 2 * (degree * transfer.latency_s + transfer.streaming_s)
@@ -188,7 +191,7 @@ def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss
 
 
 def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
-    """Bytes that a rank moves in both passes: tokens four times, gathered weights and scattered gradients."""
+    """Return bytes that a rank moves in both passes: tokens four times, gathered weights and scattered gradients."""
     if r == 0:
         return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
     sharers = max(1, ranks // shape.experts)
@@ -196,7 +199,7 @@ def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
 
 
 def best_r(shape: LayerShape, ranks: int) -> int:
-    """The r with the least traffic; of equal ones the smallest."""
+    """Return the r with the least traffic; of equal ones the smallest."""
     return min(valid_r(shape.experts, ranks), key=lambda r: (traffic_bytes(shape, ranks, r), r))
 
 
@@ -209,7 +212,7 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
 def layer_s(
     shape: LayerShape, network: Network, ranks: int, flops_per_s: float, *, r: int, degree: int, algorithm: Algorithm
 ) -> float:
-    """Time of forward and backward pass of the experts with all communication.
+    """Predict the time of forward and backward pass of the experts with all communication.
 
     Gate and permutation are left out: they take the same time for every r, degree and algorithm.
     """
@@ -250,5 +253,5 @@ def ranked(
 
 
 def einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
-    """FLOPs of GShard's dense encode and decode, both passes: 3 x 2 products of (T, kfT) masks and (T, D)."""
+    """Return FLOPs of GShard's dense encode and decode, both passes: 3 x 2 products of (T, kfT) masks and (T, D)."""
     return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width

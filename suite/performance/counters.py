@@ -1,7 +1,7 @@
 """Reads hardware counters from CSV of ncu, rocprof, likwid-perfctr or perf stat: FLOPs and bytes by kernel.
 
-A counter that a file lacks is an error that names the counters to collect, never a zero. The formulas are those of the
-vendors' documentation and of Yang et al., arXiv:2009.05257 (Nsight). Memory levels have the names of a ceilings file.
+A missing counter is an error that names the counters to collect, never a zero. The formulas are those of the vendors'
+documentation and of Yang et al., arXiv:2009.05257 (Nsight). Memory levels have the names of a ceilings file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NCU_BYTES = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram
 
 
 def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
-    """`ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
+    """Parse `ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
     body = [line for line in lines if not line.startswith("==") and line.strip()]
     rows = list(csv.DictReader(body))
     if not rows or "Kernel Name" not in rows[0]:
@@ -70,7 +70,7 @@ def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
 
 
 def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
-    """Kernel name and metrics of each launch by its id, from one metric per row."""
+    """Group kernel name and metrics of each launch by its id, from one metric per row."""
     launches: dict[str, tuple[str, dict[str, float]]] = {}
     for row in rows:
         metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
@@ -79,7 +79,7 @@ def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str
 
 
 def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
-    """Kernel name and metrics of each launch by its id, from one launch per row; the first row has the units."""
+    """Parse kernel name and metrics of each launch by its id, from one launch per row. The first row has the units."""
     units, *rows = rows
     launches = {}
     for row in rows:
@@ -92,7 +92,7 @@ def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, d
 
 
 def _ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
-    """Seconds, FLOPs and bytes by level of one launch."""
+    """Return seconds, FLOPs and bytes by level of one launch."""
     seconds = _first(metrics, "gpu__time_duration.sum", "gpu__time_duration.avg")
     plain = _weighted_sum(metrics, NCU_FLOPS)
     tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
@@ -120,7 +120,7 @@ ROCPROF_FLOPS = {
 
 
 def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
-    """rocprof's results.csv: one launch per line, one column per counter (CDNA2 and later)."""
+    """Parse rocprof's results.csv: one launch per line, one column per counter (CDNA2 and later)."""
     rows = list(csv.DictReader(lines))
 
     def launches() -> Iterator[tuple[str, float, float, dict[str, float]]]:
@@ -135,7 +135,7 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
 
 
 def _rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
-    """Seconds, FLOPs and bytes by level of one launch."""
+    """Return seconds, FLOPs and bytes by level of one launch."""
     seconds = _rocprof_seconds(counters)
     flops = _weighted_sum(counters, ROCPROF_FLOPS)
     if flops is None:
@@ -158,7 +158,7 @@ def _rocprof_seconds(counters: Mapping[str, float]) -> float:
 
 
 def _rocprof_bytes(counters: Mapping[str, float]) -> dict[str, float]:
-    """Bytes by level. A request moves 64 bytes, except reads counted as 32 B and writes not counted as 64 B."""
+    """Return bytes by level. A request moves 64 bytes, except reads counted as 32 B and writes not counted as 64 B."""
     moved = {}
     for prefix in ("TCC_EA_", "TCC_EA0_"):  # the name up to MI200, and since MI300
         reads, writes = counters.get(f"{prefix}RDREQ_sum"), counters.get(f"{prefix}WRREQ_sum")
@@ -182,7 +182,7 @@ LIKWID_BYTES = {
 
 
 def _parse_likwid(lines: Sequence[str]) -> list[Kernel]:
-    """`likwid-perfctr -O`: the metric tables of each region of the marker API, or of the whole program."""
+    """Parse `likwid-perfctr -O`: the metric tables of each region of the marker API, or of the whole program."""
     return [_likwid_kernel(region, metrics) for region, metrics in _parse_likwid_tables(lines).items()]
 
 
@@ -203,7 +203,7 @@ def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float
 
 
 def _likwid_region(cells: Sequence[str]) -> str | None:
-    """The region of a table, from the line that begins it; None if it is not a table of metrics."""
+    """Return the region of a table, from the line that begins it. None if it is not a table of metrics."""
     if not any(re.fullmatch(r"Group \d+ Metric", cell) for cell in cells):
         return None
     return next((cell.removeprefix("Region ") for cell in cells if cell.startswith("Region ")), WHOLE)
@@ -241,7 +241,7 @@ CACHE_LINE = 64  # bytes of one CAS of a memory controller
 
 
 def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
-    """`perf stat -x,`: the whole program. Lines per socket of uncore events are summed."""
+    """Parse `perf stat -x,`, for the whole program. Lines per socket of uncore events are summed."""
     seconds, flops, moved = None, None, 0.0
     for event, amount, unit in _parse_perf_events(lines):
         if event == "duration_time":
@@ -261,7 +261,7 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
 
 
 def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]:
-    """(event, amount, unit) of each line with an event used here. Options of perf put columns before these three."""
+    """Yield (event, amount, unit) of each line with a known event. Options of perf put columns before these three."""
     for cells in csv.reader(line for line in lines if line.strip() and not line.startswith("#")):
         position = next((i for i, cell in enumerate(cells) if _is_perf_event(cell)), None)
         if position is None or position < 2:
@@ -286,7 +286,7 @@ TOOLS: Mapping[str, Callable[[Sequence[str]], list[Kernel]]] = {
 
 
 def _sum_launches(launches: Iterable[tuple[str, float, float, dict[str, float]]]) -> list[Kernel]:
-    """One kernel per name, from (name, seconds, FLOPs, bytes by level) of each launch."""
+    """Sum (name, seconds, FLOPs, bytes by level) of launches to one kernel per name."""
     kernels: dict[str, Kernel] = {}
     for name, seconds, flops, moved in launches:
         kernels.setdefault(name, Kernel(name)).add(seconds, flops, moved)
@@ -294,13 +294,13 @@ def _sum_launches(launches: Iterable[tuple[str, float, float, dict[str, float]]]
 
 
 def _weighted_sum(counters: Mapping[str, float], weights: Mapping[str, int]) -> float | None:
-    """Sum of the counters that have a weight, each times its weight. None if there are none."""
+    """Sum the counters that have a weight, each times its weight. None if there are none."""
     values = [weight * counters[name] for name, weight in weights.items() if name in counters]
     return sum(values) if values else None
 
 
 def _first(metrics: Mapping[str, float], *names: str) -> float:
-    """The first of some metrics that is there. InputError names the first of them."""
+    """Return the first of some metrics that exists. InputError names the first of them."""
     for name in names:
         if name in metrics:
             return metrics[name]
@@ -322,5 +322,5 @@ _UNITS = {
 
 
 def _unit_factor(text: str) -> float:
-    """Return the factor from a unit to seconds, bytes or counts. Unknown units are of unused metrics: 1."""
+    """Return the factor from a unit to seconds, bytes or counts. Unknown units belong to unused metrics: 1."""
     return _UNITS.get(text.strip().lower(), 1.0)

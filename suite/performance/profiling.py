@@ -1,8 +1,8 @@
 """Profiles a few training steps: a trace with phases and layers, times and FLOPs by layer, ranks compared.
 
-Ranks are compared by steps without the profiler. Steps under the profiler come after them; its cost inflates their
-times, so that shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward
-operator is charged to the module that called its forward operator: torch gives both the same sequence number.
+Ranks are compared by steps without the profiler. Steps under the profiler come later; its cost inflates their times, so
+shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward operator is
+charged to the module that called its forward operator: torch gives both the same sequence number.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Session:
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
 
     def step(self) -> None:
-        """Make one training step; its phases are marked in the timer and named on the trace."""
+        """Make one training step. Its phases are marked in the timer and named on the trace."""
         with record_function(PHASE + DATA_WAIT):
             batch = next(self.batches)
         self.timer.mark(DATA_WAIT)
@@ -152,7 +152,7 @@ def run(
 
 
 def layer_times(trace: profile, model: nn.Module, counted: Count, steps: int, *, on_device: bool) -> list[LayerTime]:
-    """Times of every module that ran, in the order of the model's tree."""
+    """Return the times of every module that ran, in the order of the model's tree."""
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     layers = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}
     # GPU kernels have no module; the operator on the CPU that launched them has.
@@ -204,7 +204,7 @@ def _set_own_times(layers: Mapping[str, LayerTime]) -> None:
 
 
 def _timed(session: _Session, steps: int) -> list[dict[str, float]]:
-    """Seconds by phase of each of some steps."""
+    """Return the seconds by phase of each of some steps."""
     phases = []
     session.timer.restart()
     for _ in range(steps):
@@ -261,7 +261,7 @@ def _epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterat
 
 @contextmanager
 def _layers_named(model: nn.Module) -> Iterator[None]:
-    """Within the body every call of a module is a range on the trace, named by its path."""
+    """Name every call of a module in the body as a range on the trace, by its path."""
     open_ranges: list[record_function] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -300,7 +300,7 @@ def _parent(path: str) -> str:
 
 
 def _with_ancestors(path: str) -> Iterator[str]:
-    """A module, the modules around it, and the model."""
+    """Yield a module, the modules around it, and the model."""
     while path:
         yield path
         path = _parent(path)

@@ -1,8 +1,8 @@
-"""Finds the slow rank from times of blocks of steps per rank, and what it costs beyond chance. Pure functions.
+"""Finds the slow rank from times of blocks of steps per rank, and its cost beyond chance. Pure functions.
 
-In synchronous training every rank logs the same step time. The slow rank is the one that waits least at the gradient
-exchange, because all others wait for it. Its gap is its mean own time minus that of the median rank. A permutation test
-gives the gap that equal ranks would show by chance: within each block, the times are dealt to the ranks at random.
+In synchronous training every rank logs the same step time. The slow rank waits least at the gradient exchange, because
+all others wait for it. Its gap is its mean own time minus that of the median rank. A permutation test gives the gap
+that equal ranks would show by chance: within each block, the times are dealt to the ranks at random.
 
 K blocks, R ranks.
 """
@@ -47,7 +47,7 @@ class Straggling:
 
     @property
     def waiting_s(self) -> float:
-        """Return how much longer the median rank waits than the slow one. The exchange itself cancels."""
+        """How much longer the median rank waits than the slow one. The exchange itself cancels."""
         return float(np.median(self.wait_s) - self.wait_s.min())
 
     @property
@@ -61,7 +61,7 @@ class Straggling:
 
     @property
     def least_p(self) -> float:
-        """Return the smallest possible p: by chance one rank is the slowest in every block."""
+        """The smallest possible p: by chance one rank is the slowest in every block."""
         return float(len(self.own_s) ** (1.0 - self.blocks))
 
 
@@ -91,5 +91,5 @@ def straggling(
 
 
 def _gap(mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Slowest rank minus median rank, ranks along the last axis."""
+    """Return the slowest rank's time minus the median rank's, ranks along the last axis."""
     return np.asarray(mean.max(axis=-1) - np.median(mean, axis=-1))

@@ -1,4 +1,4 @@
-"""The folder of a contest of whole runs: common settings, entries, and a journal of every run that was started."""
+"""Reads and writes the folder of a contest of whole runs: common settings, entries, and a journal of started runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Document = TypeVar("Document", bound=Struct)
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """contest.yaml: what is the same for all entries and is never changed."""
+    """The content of contest.yaml: what is the same for all entries and never changes."""
 
     version: Literal[1] = 1
     workload: str
@@ -52,7 +52,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Started(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A run in the journal. It counts from when it was started. ``log_sha256`` is null if it left no log."""
+    """A run in the journal. It counts from its start. ``log_sha256`` is null if it left no log."""
 
     block: int
     entry: str
@@ -67,14 +67,16 @@ class Started(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
-    """journal.json: every run that was started, in order, and the digests of settings and entries at the first."""
+    """The content of journal.json: every started run, in order, and the digests of settings and entries at
+    the first.
+    """
 
     version: Literal[1] = 1
     digests: dict[str, str] = {}
     runs: list[Started] = []
 
     def changed(self, now: dict[str, str]) -> Iterator[str]:
-        """Yield a clause for each file of settings and entries that changed since the first run was started."""
+        """Yield a clause for each file of settings and entries that changed since the first run started."""
         before = self.digests or now
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
@@ -107,11 +109,11 @@ class Contest:
 
     @property
     def target(self) -> Target:
-        """The target of a run: that of the card, whatever an entry says."""
+        """The target of a run: the card's, whatever an entry says."""
         return descriptor(self.settings.workload).card().target(self.settings.size)
 
     def digests(self) -> dict[str, str]:
-        """Compute the sha256 of each file that may not change once a run was started, by name."""
+        """Compute the sha256, by name, of each file that may not change once a run has started."""
         paths = [self.root / "contest.yaml", *map(self.path_of, self.entries)]
         return {path.relative_to(self.root).as_posix(): hashlib.sha256(read_plain(path)).hexdigest() for path in paths}
 
@@ -144,7 +146,7 @@ def read_contest(root: Path) -> Contest:
 
 
 def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None) -> RunConfig:
-    """Read the configuration of an entry. InputError if it is of another size, or states a common setting."""
+    """Read the configuration of an entry. InputError if it is of another size, or sets a common setting."""
     known = descriptor(settings.workload)
     config = load_config(known, name, overrides)
     shipped = shipped or load_config(known, settings.size)
@@ -157,7 +159,7 @@ def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped
 
 
 def write_settings(root: Path, settings: Settings) -> None:
-    """Make the folder of a new contest. InputError if there is something at its path."""
+    """Make the folder of a new contest. InputError if its path exists."""
     if root.exists() or root.is_symlink():
         raise InputError(f"{root}: exists already; a contest never writes into an earlier folder")
     text = yaml.safe_dump(plain(settings), sort_keys=False)
@@ -165,7 +167,7 @@ def write_settings(root: Path, settings: Settings) -> None:
 
 
 def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
-    """Add an entry and return its file. InputError if the name or the configuration is taken, or the race has begun."""
+    """Add an entry and return its file. InputError if name or configuration is taken, or the race has begun."""
     if not NAME.fullmatch(name):
         raise InputError(f"entry {name!r}: expected {NAME_TEXT}")
     if contest.read_journal().runs:
@@ -188,7 +190,7 @@ def _logged(config: RunConfig) -> dict[str, Any]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Read a small regular file. InputError for a link, and for what is larger or no file."""
+    """Read a small regular file. InputError for a link, a larger file, or anything else."""
     if path.is_symlink():
         raise InputError(f"{path}: is a symbolic link, which is not followed")
     try:

@@ -1,4 +1,4 @@
-"""Ranks the entries of a contest: the winner, the sizes of the differences, and the findings that forbid to trust them.
+"""Ranks the entries of a contest: the winner, the sizes of the differences, and findings that forbid to trust them.
 
 `Ranking` is the JSON document of `mlhpc ab runs show`, which `mlhpc report` reads. A number that is unknown or infinite
 is null.
@@ -46,11 +46,11 @@ class Finding(Struct, frozen=True):
 class RankedEntry(Struct, frozen=True, kw_only=True):
     """An entry and its verdict: faster than all others, slower than the best, or inconclusive.
 
-    ``dropped_p``: the chance that the best entry ever looks as bad. ``mean`` is the geometric mean of its finished runs
-    in complete blocks, ``spread_factor`` the standard deviation of log time as a factor. ``score`` is the mean of the
-    same runs by the MLPerf rules: the fastest and the slowest are dropped. ``score_to_leader`` is its ratio to the
-    leader's score in the blocks that both ran; 0 if the leader has none there, because several of its runs did not
-    finish. The leader has neither ratio.
+    ``dropped_p``: the chance that the best entry ever looks this bad. ``mean``: the geometric mean of its finished runs
+    in complete blocks. ``spread_factor``: the standard deviation of log time as a factor. ``score``: the mean of the
+    same runs by the MLPerf rules, without the fastest and the slowest. ``score_to_leader``: its ratio to the leader's
+    score in the blocks that both ran; 0 if the leader has no score there, because several of its runs did not finish.
+    The leader has neither ratio.
     """
 
     entry: str
@@ -67,7 +67,7 @@ class RankedEntry(Struct, frozen=True, kw_only=True):
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
-    """The present ranking of a contest. It is not to be trusted while there are findings.
+    """The present ranking of a contest. Do not trust it while there are findings.
 
     ``by_score`` names the entries that the MLPerf score puts before the winner; empty if there are none.
     """
@@ -132,7 +132,7 @@ def _verdict(race: Race, findings: int) -> str:
 
 
 def _by_score(entries: list[RankedEntry]) -> str:
-    """Name the entries that the MLPerf score puts before the winner, who is first; empty if there are none."""
+    """Name the entries that the MLPerf score puts before the winner, who is first. Empty if there are none."""
     before = [
         f"{entry.entry} ({entry.score_to_leader:.3g} of the winner's)" if entry.score_to_leader else entry.entry
         for entry in entries
@@ -154,7 +154,7 @@ def _score(times: list[float]) -> float | None:
 
 
 def _score_ratio(common: list[tuple[float, float]]) -> float | None:
-    """Compute a score over the leader's from the times of both in the same blocks; 0 if only the leader has none."""
+    """Compute a score over the leader's, from both times in the same blocks. 0 if only the leader has none."""
     mine, leading = _score([own for own, _ in common]), _score([other for _, other in common])
     if mine is None or leading is None or math.isinf(mine):
         return None
@@ -188,7 +188,7 @@ def _inspect(
 ) -> Iterator[Finding]:
     """Yield a finding for everything in a contest's folder that was deleted, added, edited or made in another way.
 
-    The journal has the digest of each log from the end of its run.
+    The journal has the digest of each log at the end of its run.
     """
     for text in journal.changed(contest.digests()):
         yield Finding("as-it-began", contest.root.resolve().name, text)
@@ -219,7 +219,7 @@ def _inspect(
 
 
 def _where(contest: Contest, turn: Turn) -> str:
-    """The run folder of a turn, relative to the contest: reports name no place on a machine."""
+    """Return the run folder of a turn, relative to the contest: reports name no place on a machine."""
     return contest.run(turn).root.relative_to(contest.root).as_posix()
 
 
@@ -236,7 +236,7 @@ def _foreign_runs(contest: Contest, journal: Journal) -> Iterator[Finding]:
 
 
 def _changed_logs(contest: Contest, noted: Started, result: RunResult) -> Iterator[Finding]:
-    """Yield a finding for a run's log that is gone or changed, and for logs beside it."""
+    """Yield a finding for a run's log that is gone or changed, and for extra logs next to it."""
     folder, where = contest.run(noted.turn), _where(contest, noted.turn)
     if noted.log_sha256 != result.log_sha256:
         what = "is gone" if result.log_sha256 is None else "was changed after the run ended"

@@ -37,7 +37,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class RunResult:
     """A run that was started.
 
-    ``value`` is the objective in seconds; infinite if it did not finish, for the reason ``why``.
+    ``value`` is the objective in seconds; infinite if the run did not finish, with the reason ``why``.
     """
 
     turn: Turn
@@ -54,7 +54,7 @@ class RunResult:
 
 
 def read_result(contest: Contest, turn: Turn) -> RunResult:
-    """Read the result of a turn. A run whose log cannot be read did not finish: nothing in the folder raises."""
+    """Read the result of a turn. A run with an unreadable log did not finish: nothing in the folder raises."""
     folder = contest.run(turn)
     path = folder.result(0)
     if any(each.is_symlink() for each in (path, folder.root, folder.root.parent, folder.root.parent.parent)):
@@ -97,7 +97,7 @@ def cpu_seconds(log: Log) -> float | None:
 
 
 class Stopped(Exception):
-    """The user asked the contest to end after the present run."""
+    """Raised when the user has asked the contest to end after the present run."""
 
 
 @dataclass
@@ -128,7 +128,10 @@ class Runner:
         return result.value
 
     def _execute(self, command: list[str]) -> tuple[int, str]:
-        """Return the exit code of a command and the last line of its standard error. End it when its time is over."""
+        """Run a command, and end it when its time is over.
+
+        Returns its exit code and its last line of standard error.
+        """
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -172,7 +175,7 @@ def run_command(contest: Contest, turn: Turn) -> list[str]:
 
 
 def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | None, int]:
-    """Start or continue a contest. Returns the race (None if a signal ended it) and the number of runs that were made.
+    """Start or continue a contest. Returns the race (None if a signal ended it) and the number of runs made.
 
     InputError if another process runs it, if its settings changed, or if a run could not begin.
     """

@@ -1,4 +1,4 @@
-"""One side of a comparison: a model under a plan and settings, whose blocks of steps begin at a checkpoint.
+"""Runs one side of a comparison: a model under a plan and settings, in blocks of steps that begin at a checkpoint.
 
 All ranks call everything here.
 """
@@ -44,8 +44,8 @@ COUNTED = 2  # steps of a block that are counted and not timed: one for memory a
 class Block:
     """The cost of a block of steps over all ranks.
 
-    ``step_s`` is that of the slowest rank and ``cpu_s`` the sum, both per step. The others are of the first two steps,
-    which are not timed: ``memory`` is the peak of bytes of tensors on a rank, ``flops`` and ``sent`` (bytes given to
+    ``step_s``, of the slowest rank, and ``cpu_s``, the sum, are per step. The others come from the first two steps,
+    which are not timed. ``memory`` is the peak of bytes of tensors on a rank. ``flops`` and ``sent`` (bytes given to
     collectives) are sums. ``loss`` is the mean over steps and ranks.
     """
 
@@ -57,7 +57,7 @@ class Block:
     loss: float
 
     def by_quantity(self) -> dict[str, float]:
-        """The numbers by the names of `suite.performance.ab.verdicts.QUANTITIES`."""
+        """Return the numbers by the names of `suite.performance.ab.verdicts.QUANTITIES`."""
         names = ("step time", "CPU time", "peak memory", "executed FLOPs", "bytes sent", LOSS)
         return dict(zip(names, asdict(self).values(), strict=True))
 
@@ -131,13 +131,13 @@ class Side:
 
     @property
     def name(self) -> str:
-        """The plan and its mesh, the side's own settings, and what was chosen."""
+        """The plan and its mesh, the side's own settings, and the suite's choices."""
         shared = self.trainer.shared
         plan = f"{shared.name if shared.plan is not None else 'no plan'} ({shared.mesh.text()})"
         return ", ".join((plan, *self.settings, *(f"{name}: {value}" for name, value in self.choices.items())))
 
     def save(self) -> None:
-        """Make the present state the checkpoint."""
+        """Save the present state as the checkpoint."""
         snapshot = self.checkpoint.snapshot(self.trainer.world, self.trainer.state, START)
         snapshot.write()
         self.trainer.world.barrier()
@@ -199,7 +199,7 @@ class Side:
         return own + live.peak, float(count(step).flops), sent
 
     def _states(self) -> list[Tensor]:
-        """Parameters, buffers, moving average and optimizer state."""
+        """List parameters, buffers, moving average and optimizer state."""
         state = self.trainer.state
         found: list[Tensor] = [*state.model.parameters(), *state.model.buffers()]
         if state.averaged is not None:
@@ -215,11 +215,11 @@ class _Training:
     dataset: Dataset
 
     def train(self, block: int) -> Dataset:
-        """Training data."""
+        """Return the training data."""
         return self.dataset
 
     def validation(self, block: int) -> Dataset:
-        """None: there is no evaluation."""
+        """Raise an error: there is no evaluation."""
         raise NotImplementedError
 
 
@@ -239,7 +239,7 @@ class Schedule:
 
 
 def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Block]]:
-    """Run both sides' blocks in turn, the order reversed in every second pair.
+    """Run both sides' blocks in turn, in reverse order in every second pair.
 
     Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
     InputError if B cannot begin there.

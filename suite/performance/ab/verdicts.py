@@ -29,10 +29,10 @@ QUANTITIES: Mapping[str, str] = {  # measured in each block, with their units
 class Row:
     """One quantity of both sides over ``pairs`` pairs of blocks.
 
-    ``difference`` is B over A less 1, from the geometric mean of the pairs' ratios, with its interval. A loss may be
+    ``difference`` is B over A minus 1, from the geometric mean of the pairs' ratios, with its interval. A loss may be
     negative: its difference is the mean of (B - A) / abs(A). It is None if a side is 0 or a value is no number.
-    ``largest`` is the largest absolute difference of one pair. ``verdict`` is the `Outcome` of B (equivalent: equal to
-    the last bit in every pair); an amount is more or less instead of slower or faster.
+    ``largest`` is the largest absolute difference of one pair. ``verdict`` is the `Outcome` of B (equivalent: every bit
+    is equal in every pair). An amount is more or less instead of slower or faster.
     """
 
     quantity: str
@@ -50,7 +50,7 @@ class Row:
 
 
 def judge(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[Row]:
-    """Judge every quantity from the values of both sides' blocks, pair by pair. InputError for fewer than two pairs."""
+    """Judge every quantity from both sides' blocks, pair by pair. InputError for fewer than two pairs."""
     return [_judge(name, unit, a[name], b[name]) for name, unit in QUANTITIES.items()]
 
 

@@ -21,9 +21,9 @@ COPIES = 4  # of a message in a rank's memory: sent, received, and the library's
 
 
 def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
-    """Measure each collective at each number of ranks: a curve over message sizes and the best bus bandwidth.
+    """Measure each collective for each number of ranks: a curve over message sizes and the best bus bandwidth.
 
-    All ranks come first: where the time is short, fewer of them are left out.
+    The largest number of ranks comes first; if time is short, smaller ones are left out.
     """
     if world.size == 1:
         reason = "one rank: start with --ranks 2, or under srun or mpiexec"
@@ -42,17 +42,20 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
 
 
 def library() -> str:
-    """What carries collectives between processors here."""
+    """Return the library that carries collectives between processors here."""
     return dist.get_backend()
 
 
 def group_sizes(ranks: int) -> list[int]:
-    """The numbers of ranks to measure: powers of two below ``ranks``, and ``ranks``."""
+    """List the numbers of ranks to measure: powers of two below ``ranks``, and ``ranks``."""
     return [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks] + [ranks]
 
 
 def bus_share(resource: str, ranks: int) -> float:
-    """Bytes that a rank must send per byte of message: 2 (n-1)/n for an all-reduce, (n-1)/n for an all-to-all."""
+    """Return the bytes that a rank must send per byte of message.
+
+    2 (n-1)/n for an all-reduce, (n-1)/n for an all-to-all.
+    """
     return (2 if resource == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
@@ -104,7 +107,7 @@ def _collective(
 
 
 def _findings(resource: Resource, backend: str, ranks: int, nodes: int, sampled: dict[int, Samples]) -> Findings:
-    """Return the curve over message sizes, and as the roof the best bus bandwidth on it."""
+    """Return the curve over message sizes, and as the ceiling its best bus bandwidth."""
     best = max(sampled, key=lambda message: sampled[message].value)
     points = tuple(
         Point(message, s.value, s.n, s.spread, seconds=bus_share(resource, ranks) * message / s.value)

@@ -39,9 +39,9 @@ class Product:
 
 
 def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
-    """Measure square products on all ranks at once. The roofs, burst and sustained, are the best library's.
+    """Measure square products on all ranks at once. The ceilings, burst and sustained, are the best library's.
 
-    ``free`` is the memory in bytes that is free on the node, or on the GPU. Each type has an equal part of the time.
+    ``free``: free memory in bytes, on the node or on the GPU. Each type has an equal part of the time.
     """
     findings = Findings()
     types = GPU_TYPES if device.type == "cuda" else CPU_TYPES
@@ -58,12 +58,12 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
 
 
 def flops(order: int) -> float:
-    """FLOPs of a product of two square matrices; a multiply-add is two."""
+    """Return the FLOPs of a product of two square matrices; a multiply-add is two."""
     return 2.0 * order**3
 
 
 def products(device: torch.device, dtype: str, order: int) -> list[Product]:
-    """The same product with every library that has it."""
+    """List the same product with every library that has it."""
     element = getattr(torch, "float32" if dtype == "tf32" else dtype)
     left, right = (torch.full((order, order), 0.5, dtype=element, device=device) for _ in range(2))
     out = torch.empty_like(left)
@@ -89,7 +89,7 @@ def seconds(multiply: Callable[[], object], calls: int, device: torch.device) ->
 def _measure_type(
     world: World, effort: Effort, device: torch.device, dtype: str, free: int, budget: TimeLimit
 ) -> Findings:
-    """A curve over orders for each library, and the two roofs of the best library at its best order."""
+    """Measure a curve over orders for each library, and two ceilings of the best library at its best order."""
     orders = GPU_ORDERS if device.type == "cuda" else CPU_ORDERS
     sampled, left_out = _sample_orders(world, effort, device, dtype, free, budget, orders)
     findings = Findings(not_measured=[NotMeasured("compute", reason, dtype) for reason in left_out])
@@ -129,7 +129,10 @@ def _sample_orders(
     budget: TimeLimit,
     orders: Sequence[int],
 ) -> tuple[dict[str, dict[int, Samples]], list[str]]:
-    """Rates by library and order, and why orders were left out. A product's time is estimated before it is called."""
+    """Measure rates by library and order. Also returns why orders were left out.
+
+    A product's time is estimated before it is called.
+    """
     sampled: dict[str, dict[int, Samples]] = {}
     left_out: dict[str, str] = {}
     for order in orders:
@@ -161,9 +164,9 @@ def _sample_orders(
 
 
 def _expected_s(done: Mapping[int, Samples], order: int) -> float:
-    """Seconds that a product should take by the slowest rank's rate at the greatest order before; 0 if there is none.
+    """Estimate the seconds of a product from the slowest rank's rate at the largest earlier order; 0 if there is none.
 
-    The launch order tells nothing: its time is that of a call.
+    The launch order is ignored: its time is that of a call.
     """
     before = max((known for known in done if known > LAUNCH_ORDER), default=None)
     return flops(order) / done[before].slowest if before else 0.0
@@ -172,7 +175,7 @@ def _expected_s(done: Mapping[int, Samples], order: int) -> float:
 def _sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
-    """Rates of consecutive tenths of one run without pause on all ranks: clocks and power limits settle meanwhile."""
+    """Measure ten consecutive parts of one run without pause on all ranks: clocks and power limits settle meanwhile."""
     few = calls_for(effort.sustained_s / 40, flops(order) / burst)
     once = agree(world, [seconds(product.multiply, few, device) / few])[0]
     calls = calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst
@@ -180,7 +183,7 @@ def _sustained(
 
 
 def _warm(product: Product, device: torch.device) -> float:
-    """Seconds of the second product: the first one initialises the library."""
+    """Return the seconds of the second product: the first one initialises the library."""
     seconds(product.multiply, 1, device)
     return seconds(product.multiply, 1, device)
 
@@ -193,7 +196,7 @@ def _curve(world: World, dtype: str, library: str, by_order: dict[int, Samples])
 
 
 def _reason_against(device: torch.device, dtype: str) -> str:
-    """Why a type cannot be measured on this device; "" if it can."""
+    """Return why a type cannot be measured on this device; "" if it can."""
     if dtype == "tf32" and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "this GPU has no TF32"
     if dtype == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -203,7 +206,7 @@ def _reason_against(device: torch.device, dtype: str) -> str:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Within the body float32 products use TensorFloat-32, or not. The earlier setting is restored."""
+    """Allow or forbid TensorFloat-32 for float32 products in the body. Restores the earlier setting."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:

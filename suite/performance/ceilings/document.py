@@ -1,4 +1,4 @@
-"""The ceilings file (docs/ceilings.md) and its types: roofs, curves, what was not measured. Torch-free."""
+"""Defines the ceilings file (docs/ceilings.md) and its types: roofs, curves, what was not measured. Torch-free."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A resource, or one name of it, without a roof, and the reason."""
+    """A resource, or one name of it, without a ceiling, and the reason."""
 
     resource: Resource
     reason: str

@@ -1,4 +1,4 @@
-"""Measures all roofs, one resource after the other, and makes the ceilings file of them."""
+"""Measures all ceilings, one resource after the other, and makes the ceilings file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure(
 ) -> str:
     """Measure all resources and return the text of the file, the same on every rank. All ranks call it.
 
-    Storage is measured in ``directory``; ``say`` is called with a line before and after each resource, and with its
+    Storage is measured in ``directory``. ``say`` is called with a line before and after each resource, and with its
     progress.
     """
     began = datetime.now(UTC)
@@ -89,7 +89,7 @@ def _measure_memory(
     free: int,
     budget: TimeLimit,
 ) -> Findings:
-    """Measure the device's memory. On CPUs by the plan of rank 0, which knows what the ranks of its node may use."""
+    """Measure the device's memory. On CPUs the plan of rank 0 counts: it knows what its node's ranks may use."""
     if device.type == "cuda":
         return memory.measure_gpu(world, effort, device, budget)
     on_node = [mine for node, mine in world.allgather((world.node, cpus)) if node == world.node]
@@ -109,11 +109,9 @@ def _free_for(device: torch.device, free: int) -> int:
 
 
 def _busy_cores(seconds: float = 0.5) -> float | None:
-    """Measure how many cores other processes use while this one sleeps. None if Linux does not say.
+    """Measure how many cores other processes use while this one sleeps. None if Linux does not show it."""
 
-    The load average is not used: it still contains processes that ended a minute ago.
-    """
-
+    # Not the load average: it still contains processes that ended a minute ago.
     def used() -> float:
         user, nice, system, _, _, irq, softirq, steal = map(float, Path("/proc/stat").read_text().split()[1:9])
         return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,9 @@
-"""Measures the bandwidth of every memory level by a sweep over working sets, on all threads (CPU) or the whole GPU.
+"""Measures the bandwidth of every memory level by a sweep over working sets, on all threads or the whole GPU.
 
 One call from Python takes as long as reading an L1 cache several times. So each timed call passes over its working set
-many times: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of the working
-set, and a copy between two windows that move on by one cache line per pass. On a GPU a CUDA graph holds many launches.
+many times. The kernels: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of
+the working set, and a copy between two windows that move by one cache line per pass. On a GPU a CUDA graph holds many
+launches.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Kernel:
 
 
 def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: TimeLimit) -> Findings:
-    """Sweep with one working set per thread of torch's pool on every rank. Returns a roof for each level found."""
+    """Sweep with one working set per thread of torch's pool on every rank. Returns a ceiling for each level found."""
     team = Team(plan.threads, plan.buffer_bytes)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
@@ -68,8 +69,7 @@ def _sweep(
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
     """Measure the first kernel from coarse to fine, so that any time limit covers the whole range; then the others.
 
-    Returns the rates in order of size, and for each kernel that was not measured on all sets that it should how many
-    there are.
+    Returns the rates in order of size. Also returns, for each kernel, how many of its planned sets were not measured.
     """
     sampled: dict[Kernel, dict[int, Samples]] = {kernel: {} for kernel in CPU_KERNELS}
     # seconds per set that do not follow from the rate: threads start, pages are mapped, other kernels are slower
@@ -109,8 +109,8 @@ def _planned(
 ) -> dict[Kernel, list[int]]:
     """Select each kernel's working sets. ``order``: the first kernel's; ``found``: its rates by growing size.
 
-    The first kernel visits all. If ``effort`` limits the sets per level, each other one visits, by growing size, those
-    whose passes take no longer than a sample, and some of each level.
+    The first kernel measures all sets. If ``effort`` limits the sets per level, the others measure only sets whose
+    passes are shorter than a sample, and a few per level.
     """
     planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
     if not effort.sets_per_level or len(found) < 2:
@@ -128,7 +128,7 @@ def _planned(
 
 
 def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
-    """Pick N sets of each level, spread over its sizes, and one of main memory, whose rate is the same for all."""
+    """Select N sets of each level, spread over its sizes, but one of main memory: its rate is the same for all."""
     chosen: set[int] = set()
     for sizes in levels:
         count = min(len(sizes), 1 if sizes is levels[-1] else per_level)
@@ -137,7 +137,7 @@ def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
 
 
 def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
-    """Estimate seconds of a set by the rate of the next larger set, else by the largest's. 0 without any."""
+    """Estimate the seconds of a set from the rate of the next larger set, else of the largest. 0 without any."""
     if not rates:
         return 0.0
     larger = min((known for known in rates if known >= size), default=None)
@@ -182,7 +182,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
 def _findings(
     world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[CacheShare], cut: str = ""
 ) -> Findings:
-    """Find the levels on the first kernel's rates; a roof for each, and the reason for each cache without one.
+    """Find the levels in the first kernel's rates. Returns a ceiling for each, and why a cache has none.
 
     ``cut`` says why no larger set was tried.
     """
@@ -204,14 +204,14 @@ def _findings(
 
 
 def _levels(detector: Mapping[int, Samples], shares: Sequence[CacheShare]) -> list[tuple[Plateau, str]]:
-    """The levels that the first kernel's rates show, by growing size, and their names."""
+    """Return the levels in the first kernel's rates, by growing size, and their names."""
     sizes = list(detector)
     levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
     return list(zip(levels, names(levels, sizes[-1], shares), strict=True))
 
 
 def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[CacheShare]) -> list[int]:
-    """The sets of a level. For ``dram`` only those above four times every cache count."""
+    """Return the sets of a level. For ``dram`` only sets above four times every cache count."""
     low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
     if name == "dram":
         # Below that, caches still hold a part of the set.
@@ -227,7 +227,7 @@ def _roof(
     name: str,
     shares: Sequence[CacheShare],
 ) -> Roof:
-    """The best median of any kernel on a plateau."""
+    """Return the best median of any kernel on a plateau."""
     within = set(_sizes_of(plateau, name, sizes, shares))
     candidates = [
         (samples, kernel, size)
@@ -256,7 +256,7 @@ def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
 
 
 class Team:
-    """Threads with a private buffer each, of which `touch` makes the first bytes usable."""
+    """Threads with a private buffer each. `touch` makes the first bytes usable."""
 
     def __init__(self, threads: int, size: int) -> None:
         self._threads = threads
@@ -264,14 +264,17 @@ class Team:
         self._touched = 0
 
     def touch(self, size: int) -> None:
-        """Write that many bytes of each buffer once, by its own thread, so that pages lie on its NUMA node."""
+        """Write this many bytes of each buffer once, by its own thread, so that pages lie on its NUMA node."""
         end = min(-(-size // 8) * 8, self.buffers[0].size)
         if end > self._touched:
             self.seconds([partial(_fill, buffer[self._touched : end]) for buffer in self.buffers])
             self._touched = end
 
     def seconds(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Seconds from the first start to the last end of one call per thread; the threads start together."""
+        """Return the seconds from the first start to the last end of one call per thread.
+
+        The threads start together.
+        """
         if self._threads == 1:
             begin = time.perf_counter()
             calls[0]()
@@ -373,7 +376,7 @@ CPU_KERNELS = (
 
 
 def _buffer(size: int) -> NDArray[np.uint8]:
-    """Map untouched pages, from a huge page's boundary on if there is one; huge pages where the system has them."""
+    """Map untouched pages, in huge pages and from their boundary on if the system has them."""
     mapped = mmap.mmap(-1, mapped_bytes(size))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has no huge pages: use ordinary ones
@@ -390,7 +393,7 @@ GRAPH_LAUNCHES = 20
 
 
 def _gpu_triad(device: torch.device, size: int) -> Callable[[], None]:
-    """Capture `GRAPH_LAUNCHES` triads over a working set of ``size`` bytes in a CUDA graph; returns its launch."""
+    """Capture `GRAPH_LAUNCHES` triads over a working set of ``size`` bytes in a CUDA graph. Returns its launch."""
     a, b, c = (torch.ones(size // 12, device=device) for _ in range(3))
     torch.add(b, c, alpha=0.5, out=a)
     torch.cuda.synchronize(device)

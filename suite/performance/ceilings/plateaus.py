@@ -1,4 +1,4 @@
-"""Finds memory levels in a sweep of working sets: where the rate falls, and which cache ends there. Pure functions."""
+"""Finds memory levels in a sweep of working sets: where the rate falls, and which cache ends there. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CacheShare:
 def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
     """Find the plateaus of a sweep by growing size.
 
-    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression, so that none rises
-    with size. ValueError if there are fewer than two sizes, or a rate is not positive.
+    Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression. So none rises with
+    size. ValueError for fewer than two sizes, or a rate that is not positive.
     """
     if len(sizes) != len(rates) or len(sizes) < 2 or min(rates) <= 0:
         raise ValueError(f"expected a positive rate for each of at least two sizes, got {len(sizes)} and {len(rates)}")
@@ -96,9 +96,9 @@ def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheSh
 
 
 def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[int]:
-    """Sizes from ``smallest`` to ``largest``, evenly spaced on a logarithmic scale, each a multiple of ``multiple``.
+    """List sizes from ``smallest`` to ``largest``, evenly on a logarithmic scale, as multiples of ``multiple``.
 
-    At least ``per_octave`` sizes in an octave. No size exceeds ``largest``: buffers of that many bytes hold every
+    An octave has at least ``per_octave`` sizes. No size exceeds ``largest``: buffers of that many bytes hold every
     working set. ValueError if ``largest`` is below ``smallest``.
     """
     if not multiple <= smallest <= largest:
@@ -137,6 +137,6 @@ def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]
 
 
 def _last_before_fall(logs: Sequence[float], begin: int, end: int) -> int:
-    """The last index between two at which at most a tenth of the fall between them has happened."""
+    """Return the last index between two at which at most a tenth of the fall between them has happened."""
     tolerance = 0.1 * (logs[begin] - logs[end])
     return max(i for i in range(begin, end) if logs[i] >= logs[begin] - tolerance)

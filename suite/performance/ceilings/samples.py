@@ -1,4 +1,4 @@
-"""Repeats a measurement on all ranks at the same time, and reduces the samples to medians, spreads and a roof."""
+"""Repeats a measurement on all ranks at the same time, and reduces samples to medians, spreads and a ceiling."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ FEWEST = 3  # repetitions of what was begun before the time was over
 class Effort:
     """How long and how much to measure.
 
-    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best of
-    them is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take
-    about ``order_s`` in all, at least three are made, and orders whose product takes longer than ``slowest_s`` are left
-    out. ``sustained_s`` is the uninterrupted run at the best GEMM size, ``points_per_octave`` is of the memory sweep,
-    ``storage_bytes`` is per rank. With ``sets_per_level`` only the kernel that finds the levels visits all sets of the
-    sweep; of those that take longer than ``sample_s`` the others take so many of each level. ``seconds`` bounds all
-    steps together; None: no bound.
+    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best is
+    the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about
+    ``order_s`` together, but at least three are made. Orders whose product takes longer than ``slowest_s`` are left
+    out.
+
+    ``sustained_s`` is the uninterrupted run at the best GEMM size. ``points_per_octave`` is of the memory sweep.
+    ``storage_bytes`` is per rank. With ``sets_per_level`` only the kernel that finds the levels measures all sets. Of
+    sets that take longer than ``sample_s`` the others measure this many per level. ``seconds`` bounds all steps
+    together; None: no bound.
     """
 
     repetitions: int
@@ -67,7 +69,7 @@ FULL = Effort(
 
 @dataclass(frozen=True)
 class Samples:
-    """The rates of each rank's repetitions. Ranks that took no part are left out."""
+    """The rates of each rank's repetitions, without ranks that took no part."""
 
     by_rank: tuple[tuple[float, ...], ...]
 
@@ -88,7 +90,7 @@ class Samples:
 
     @property
     def best(self) -> float:
-        """Median over ranks of each rank's best repetition: the value that other load on the machine lowers least."""
+        """Median over ranks of each rank's best repetition: other load on the machine lowers it least."""
         return float(np.median([max(rates) for rates in self.by_rank]))
 
     @property
@@ -98,7 +100,7 @@ class Samples:
         return float(max(ranges))
 
     def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Roof:
-        """Make a roof of these rates. ``where`` are the fields of `Roof` that do not follow from rates."""
+        """Make a ceiling of these rates. ``where``: the fields of `Roof` that do not follow from rates."""
         return Roof(
             resource,
             name,
@@ -118,7 +120,7 @@ def repeat(
 ) -> Samples:
     """Call ``rate`` n times on every member rank; each time all start together. All ranks call it.
 
-    When the time of ``budget`` is over, `FEWEST` repetitions are enough: ``n`` of the result says how many there were.
+    When the time of ``budget`` is over, `FEWEST` repetitions are enough; ``n`` of the result counts them.
     """
     mine = []  # empty on ranks that take no part; they still meet the others at each barrier
     for done in range(n):
@@ -131,10 +133,10 @@ def repeat(
 
 
 def agree(world: World, numbers: Sequence[float]) -> list[float]:
-    """The largest of each number over ranks. With it all ranks choose the same number of calls."""
+    """Return the largest of each number over ranks. So all ranks choose the same number of calls."""
     return [max(column) for column in zip(*world.allgather(list(numbers)), strict=True)]
 
 
 def calls_for(seconds: float, one_call_s: float) -> int:
-    """The number of calls that take at least ``seconds``; at least one."""
+    """Return the number of calls that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / max(one_call_s, 1e-9)))

@@ -1,7 +1,7 @@
 """Plans what fits into free memory: working sets, matrices, messages, files. Pure functions, torch-free.
 
-Nothing that is measured may push a machine into swapping or its control group over its limit: all ranks of a node
-together take at most a quarter of what is free.
+No measurement may make a machine swap or exceed its control group's limit. So all ranks of a node together take at most
+a quarter of the free memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SweepPlan:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of a buffer, that of a thread: its largest set and the skew."""
+        """Bytes of one thread's buffer: its largest set and the skew."""
         return self.sizes[-1] + SKEW
 
     @property
@@ -52,17 +52,17 @@ class SweepPlan:
 
 
 def free_bytes(amounts: Iterable[int | None]) -> int:
-    """The memory that every rank agrees is free on its node: the least of what the ranks found."""
+    """Return the memory that every rank agrees is free on its node: the minimum over ranks."""
     return min(UNKNOWN_FREE if amount is None else amount for amount in amounts)
 
 
 def plan_sweep(
     caches: Sequence[CpuCache], cpus: frozenset[int], threads: int, ranks: int, free: int, per_octave: int
 ) -> SweepPlan | str:
-    """Plan the sweep of ``ranks`` ranks of a node with ``threads`` threads each, or say why there can be none.
+    """Plan the sweep of ``ranks`` ranks of a node with ``threads`` threads each. A text says why it is impossible.
 
-    ``cpus`` are those that the ranks of the node may use, ``free`` is in bytes. A cache is shared by as many threads as
-    may run on the CPUs that share it.
+    ``cpus``: the CPUs that the node's ranks may use. ``free`` is in bytes. A cache is shared by as many threads as may
+    run on its CPUs.
     """
     active = threads * ranks
     shares = [CacheShare(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
@@ -83,7 +83,7 @@ def plan_sweep(
 def visiting_order(sizes: Sequence[int]) -> list[int]:
     """Order the sizes from coarse to fine: steps of at most `STEP`, then the middles of gaps, widest first.
 
-    The ladder rises from the smallest, so that each rung tells how long the next will take.
+    The coarse steps begin with the smallest, so that each shows how long the next will take.
     """
     last = len(sizes) - 1
     ladder = [0]
@@ -100,10 +100,10 @@ def visiting_order(sizes: Sequence[int]) -> list[int]:
 
 
 def mapped_bytes(buffer_bytes: int) -> int:
-    """Bytes to map for a buffer. One of at least a huge page begins at a huge page's boundary."""
+    """Return the bytes to map for a buffer. One of at least a huge page begins at a huge page's boundary."""
     return buffer_bytes + (2 * ALIGNMENT if buffer_bytes >= ALIGNMENT else PAGE)
 
 
 def fits(bytes_per_rank: int, ranks: int, free: int) -> bool:
-    """True if all ranks of a node may take this much."""
+    """Return True if all ranks of a node may take this much."""
     return bytes_per_rank * ranks <= free // SHARE

@@ -1,4 +1,4 @@
-"""Measures sequential reads and writes of one file per rank: cold if the page cache can be dropped, and warm.
+"""Measures sequential reads and writes of one file per rank: warm, and cold if the page cache can be dropped.
 
 Cold means that this node's page cache holds nothing of the file, which is verified. Caches behind it (of a hypervisor
 or a file server) cannot be controlled from here.
@@ -29,8 +29,8 @@ COLD = 0.01  # a file is cold if less than this share of it is in the page cache
 def measure(world: World, effort: Effort, directory: Path, free: int, budget: TimeLimit) -> Findings:
     """Measure a write with fsync, a cold and a warm read; then remove the files. Nothing if the folder is unsuitable.
 
-    Files are smaller than ``effort.storage_bytes`` where that does not fit into the free space, into the memory (the
-    directory may lie in it) or into the time; ``size_bytes`` of the roofs says how large they were.
+    Files are smaller than ``effort.storage_bytes`` if that exceeds the free space, the memory (the directory may lie in
+    it) or the time. ``size_bytes`` of the ceilings is their size.
     """
     size = min(effort.storage_bytes, _free(directory, world) // 10, free // 8 // world.local_size) // BLOCK * BLOCK
     path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
@@ -60,7 +60,7 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Ti
 
 
 def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: TimeLimit) -> Findings:
-    """The three roofs of one file per rank."""
+    """Measure the three ceilings of one file per rank."""
     findings = Findings()
     written = repeat(world, lambda: size / write_file(path, block, size), REPETITIONS, budget=budget)
     findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
@@ -87,7 +87,7 @@ def _none(reason: str) -> Findings:
 
 
 def resident_share(path: Path) -> float:
-    """The share of a file's pages that are in the page cache, by mincore(2)."""
+    """Return the share of a file's pages that are in the page cache, by mincore(2)."""
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
     present = (ctypes.c_ubyte * pages)()
@@ -113,7 +113,7 @@ def evict(path: Path) -> bool:
 
 
 def write_file(path: Path, block: bytes, size: int) -> float:
-    """Seconds to write a file of blocks and force it to the device."""
+    """Write a file of blocks and force it to the device. Returns the seconds."""
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -128,7 +128,7 @@ def write_file(path: Path, block: bytes, size: int) -> float:
 
 
 def read_file(path: Path) -> float:
-    """Seconds to read a whole file."""
+    """Read a whole file. Returns the seconds."""
     buffer = bytearray(BLOCK)
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_RDONLY)
@@ -141,7 +141,7 @@ def read_file(path: Path) -> float:
 
 
 def _free(directory: Path, world: World) -> int:
-    """Free bytes of the directory's file system divided by the ranks of the node; 0 if unknown."""
+    """Return the free bytes of the directory's file system divided by the node's ranks; 0 if unknown."""
     try:
         status = os.statvfs(directory)
     except OSError:
@@ -150,7 +150,7 @@ def _free(directory: Path, world: World) -> int:
 
 
 def _reason(world: World, directory: Path, size: int) -> str:
-    """Why storage is not measured; "" if it is. One rank that cannot write is enough. All ranks call it."""
+    """Return why storage is not measured; "" if it is. One rank that cannot write is enough. All ranks call it."""
     mine = ""
     if not directory.is_dir():
         mine = f"{directory} is not a directory (choose another --directory)"

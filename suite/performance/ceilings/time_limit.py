@@ -27,7 +27,7 @@ class TimeLimit:
         self._told = self.begin
 
     def until(self, seconds: float) -> TimeLimit:
-        """The part of this budget from now to so many seconds after its begin, or to its own end if that is earlier."""
+        """Return the part of this budget from now to ``seconds`` after its begin, or to its own earlier end."""
         gone = self.clock() - self.begin
         length = max(0.0, min(seconds, self.length) - gone)
         return TimeLimit(self._world, None if math.isinf(length) else length, self._say, self.clock)
@@ -38,17 +38,17 @@ class TimeLimit:
         return not math.isinf(self.length)
 
     def left(self) -> float:
-        """Seconds that are left, the same on all ranks; at least 0, infinite without an end. All ranks call it."""
+        """Return the seconds left, the same on all ranks; at least 0, infinite without an end. All ranks call it."""
         if not self.ends:
             return math.inf
         return max(0.0, float(min(self._world.allgather(self.begin + self.length - self.clock()))))
 
     def allows(self, seconds: float) -> bool:
-        """True if so many more seconds fit. All ranks call it, with the same number."""
+        """Return True if this many more seconds fit. All ranks call it, with the same number."""
         return self.left() > seconds
 
     def tell(self, text: str) -> None:
-        """Say how far a measurement is, at most every `TELL_S` seconds."""
+        """Report how far a measurement is, at most every `TELL_S` seconds."""
         if self.clock() - self._told >= TELL_S:
             self._told = self.clock()
             self._say(f"  {text}")

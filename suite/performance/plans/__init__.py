@@ -1,1 +1,1 @@
-"""What a parallel plan costs, before anything runs."""
+"""Predicts what a parallel plan costs, before anything runs."""

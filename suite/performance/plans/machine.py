@@ -1,7 +1,7 @@
 """Reads a machine's rates for a plan's time from a ceilings file and from a fit of its network. No torch.
 
-The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md), the fit what `mlhpc moe fit SWEEP --format json`
-prints.
+The ceilings file is that of `mlhpc ceilings` (docs/ceilings.md). The fit is the output of `mlhpc moe fit SWEEP --format
+json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from suite.performance.cost_model import Network, all_reduce
 
 @dataclass(frozen=True)
 class Span:
-    """A value and the ends of what it may be."""
+    """A value with its lower and upper bound."""
 
     low: float
     value: float
@@ -28,7 +28,7 @@ class Span:
 
     @staticmethod
     def of(low: float, high: float) -> Span:
-        """The span whose value is the geometric mean of its ends."""
+        """Return the span whose value is the geometric mean of its ends."""
         return Span(low, (low * high) ** 0.5, high)
 
     def fastest_first(self) -> tuple[float, float, float]:
@@ -36,17 +36,17 @@ class Span:
         return self.high, self.value, self.low
 
     def times(self, other: Span) -> Span:
-        """The product, both errors in one direction."""
+        """Return the product, with both errors in the same direction."""
         return Span(self.low * other.low, self.value * other.value, self.high * other.high)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one rank while all work: FLOP/s, memory and storage in bytes/s (None: unknown); links; sources.
+    """Rates of one rank while all work: FLOP/s; memory and storage in bytes/s (None: unknown); links; sources.
 
-    ``is_reached``: ``flops`` is what the workload reaches, so that the longest time is known; else it is a roof. Times
-    on the network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None: within
-    the same), on up to ``measured_ranks`` ranks: a switch level that begins beyond makes times longer.
+    ``is_reached``: ``flops`` is what the workload reaches, so the longest time is known; otherwise it is a ceiling.
+    Times on the network are known within a factor of ``network_factor``, those of rings within ``ring_factor`` (None:
+    the same factor). This holds on up to ``measured_ranks`` ranks: a switch level beyond makes times longer.
     """
 
     flops: Span
@@ -61,7 +61,7 @@ class Machine:
 
 
 def stated_network(bandwidth: float, latency_s: float) -> Network:
-    """Links of bytes/s and seconds that are alike inside and between nodes."""
+    """Return links with this bandwidth (bytes/s) and latency (s), equal inside and between nodes."""
     return Network(
         ranks_per_node=1,
         inter_latency_s=latency_s,
@@ -90,7 +90,7 @@ class _Roof(_Lenient, frozen=True, kw_only=True):
 
     @property
     def span(self) -> Span:
-        """From the slowest rank's median to the best repetition."""
+        """Return the span from the slowest rank's median to the best repetition."""
         return Span(min(self.slowest, self.value), self.value, max(self.best, self.value))
 
 
@@ -115,7 +115,7 @@ class _Ceilings(_Lenient, frozen=True, kw_only=True):
     curves: tuple[_Curve, ...] = ()
 
     def of(self, resource: str) -> list[_Roof]:
-        """The roofs of one resource, the highest first."""
+        """Return the ceilings of one resource, the highest first."""
         return sorted((roof for roof in self.roofs if roof.resource == resource), key=lambda roof: -roof.value)
 
 
@@ -136,7 +136,7 @@ class _Fits(_Lenient, frozen=True, kw_only=True):
 
 
 def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | None) -> Machine:
-    """Read a machine. ``reached``: the part of the compute roof that the workload's step reaches; None: not known.
+    """Read a machine. ``reached``: the part of the compute ceiling that a step reaches; None: not known.
 
     InputError if a file is damaged or lacks the number format.
     """
@@ -164,7 +164,7 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
 
 
 def _compute_rate(file: _Ceilings, precision: str, path: Path) -> Span:
-    """The rate in a number format: typical is what is sustained, the highest is a burst."""
+    """Return the rate in a number format. The value is sustained, the upper bound is a burst."""
     roofs = file.of("compute")
     fitting = [roof for roof in roofs if roof.dtype == precision]
     if not fitting:
@@ -176,9 +176,9 @@ def _compute_rate(file: _Ceilings, precision: str, path: Path) -> Span:
 
 
 def _ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
-    """The most that measured all-reduces and the closed form of a ring differ by. None if none was measured.
+    """Return the largest factor between measured all-reduces and a ring's closed form. None if none was measured.
 
-    Those of several ranks on one node say nothing of links between nodes, and the other way round.
+    All-reduces on one node say nothing about links between nodes, and the other way round.
     """
     largest = None
     for curve in curves:

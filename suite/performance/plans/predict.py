@@ -1,8 +1,8 @@
-"""Predicts what a rank holds, sends and reads in one training step under a plan, from a step on tensors without memory.
+"""Predicts what a rank holds, sends and reads in one training step under a plan, by a dry run.
 
-The step runs the workload's own loss on the model with the plan applied, on fake tensors and axes that send nothing. It
-allocates nothing and needs no ranks: what is counted is what the run will do. Gradients' all-reduce is a closed form:
-their size.
+The dry run executes the workload's own loss on the model with the plan applied, on fake tensors and axes that send
+nothing. It allocates nothing and needs no ranks; its counts are those of a real run. The all-reduce of gradients is a
+closed form: their size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Updated = tuple["Update | None", tuple["Exchange", ...]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Collectives of one kind in one step: ``bytes`` are what this rank gives in all its ``calls``."""
+    """Collectives of one kind in one step. ``bytes`` is what this rank gives in all its ``calls``."""
 
     axis: str
     kind: str
@@ -52,14 +52,14 @@ class Exchange:
 class Cost:
     """One rank's bytes and FLOPs in one step. ``reads``: of its samples; ``activations``: kept for the backward pass.
 
-    ``ahead``: of batches that the loader holds on the host, at most; on a CPU they lie in the same memory as all
-    others.
+    ``ahead``: the most that batches which the loader holds on the host may take; on a CPU they share memory with all
+    else. ``gathered``: whole parameters that exist at once if states are in pieces. ``optimizer``: its state, and the
+    moving average of the weights. ``peak``: the largest sum of activations, gathered parameters, gradients and
+    temporary tensors in a step. ``traffic``: compulsory bytes of the workload's closed form, divided evenly over the
+    ranks of a sample.
 
-    ``gathered``: whole parameters that are there at once where states are in pieces. ``optimizer``: its state, and the
-    moving average of the weights. ``peak``: the most of activations, gathered parameters, gradients and temporary
-    tensors at any moment of a step. None: not known, because the loss or the optimizer cannot run on tensors without
-    memory, or because the plan names no inputs; ``flops`` are those of the workload's closed form then. ``traffic``:
-    compulsory bytes of the workload's closed form, divided evenly over the ranks of a sample.
+    None: not known. Either the loss or the optimizer cannot run on tensors without memory, or the plan names no inputs.
+    ``flops`` are then those of the workload's closed form.
     """
 
     plan: str
@@ -87,12 +87,12 @@ class Cost:
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What is not known and not in `memory`."""
+        """The unknown parts, which are not in `memory`."""
         parts = {"activations": self.peak, "optimizer state": self.optimizer, "inputs": self.inputs}
         return tuple(name for name, size in parts.items() if size is None)
 
     def exchanged(self) -> dict[str, float]:
-        """``<kind>_calls`` and ``<kind>_bytes`` of all exchanges but that of gradients, as a run counts them."""
+        """Return ``<kind>_calls`` and ``<kind>_bytes`` of all exchanges except the gradients', as a run counts them."""
         found: Counter[str] = Counter()
         for each in self.exchanges:
             if each.axis != GRADIENTS:
@@ -113,7 +113,7 @@ class Notes:
 
 
 def _take(notes: Notes, times: int) -> list[Exchange]:
-    """Return what was noted, multiplied by ``times``, by axis, kind and ranks; reset the notes."""
+    """Return the notes, multiplied by ``times``, by axis, kind and ranks. Resets them."""
     found: dict[tuple[str, str, int], list[int]] = {}
     for (axis, kind, given, ranks), calls in notes.found.items():
         entry = found.setdefault((axis, kind, ranks), [0, 0])
@@ -127,7 +127,7 @@ def _take(notes: Notes, times: int) -> list[Exchange]:
 
 
 class Common:
-    """What predictions of one configuration have in common, whatever its plan and mesh are."""
+    """Shares what predictions of one configuration have in common under any plan and mesh."""
 
     def __init__(self) -> None:
         self.mode = RememberingFakeMode()
@@ -146,7 +146,7 @@ class Common:
         return self._traces[parallel.name]
 
     def update(self, parallel: Parallel, run: Callable[[], Updated]) -> Updated:
-        """The optimizer's step and what it sends: ranks that hold the same parts of parameters take the same one."""
+        """Return the optimizer's step and what it sends. Ranks with the same parts of parameters share one."""
         mesh = parallel.mesh
         part = mesh.part if mesh.tensor > 1 else 0
         place = parallel.name, mesh.size, mesh.shard, mesh.piece, mesh.tensor, part, mesh.expert
@@ -155,7 +155,7 @@ class Common:
         return self._updates[place]
 
     def work(self, workload: Workload) -> Work:
-        """The workload's closed form."""
+        """Return the workload's closed form."""
         self._work = self._work or workload.work()
         return self._work
 
@@ -163,7 +163,7 @@ class Common:
 def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
     """Predict one step of the rank of ``parallel``, in torch's default precision. InputError if the plan does not fit.
 
-    ``common``: of predictions of the same configuration, whose plan and mesh may be others.
+    ``common``: shared by predictions of the same configuration, also with other plans and meshes.
     """
     common = common or Common()
     # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
@@ -248,7 +248,9 @@ def _rehearse(
 def _of_gradients(
     parallel: Parallel, workload: Workload, model: nn.Module, update: Update | None
 ) -> Iterator[Exchange]:
-    """What is sent of gradients beside the passes: the norm of shares for clipping, and DDP's mean of all others."""
+    """Yield what is sent for gradients outside the passes: the norm of shares for clipping, and DDP's mean of
+    all others.
+    """
     size, shares = parallel.mesh.size, workload.sharded_parameters(model)
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
@@ -258,20 +260,20 @@ def _of_gradients(
 
 
 def _kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
-    """The parameters whose gradients are there all the time: of a step's earlier parts, or in DDP's buckets."""
+    """Return the parameters whose gradients always exist: in a step's earlier parts, or in DDP's buckets."""
     if parts > 1:
         return list(model.parameters())
     return _averaged(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
 
 
 def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
-    """The parameters of which ranks hold no shares."""
+    """Return the parameters that are not split into shares."""
     alone = {id(share) for share in workload.sharded_parameters(model)}
     return [parameter for parameter in model.parameters() if id(parameter) not in alone]
 
 
 def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
-    """Note what regions exchange in a part of a step that cannot run. InputError if that is unknown without a run."""
+    """Note what regions exchange in a part of a step that cannot run. InputError if only a run could show it."""
     plan = parallel.plan
     assert plan is not None
     for axis, ranks in (("axial", parallel.mesh.axial), ("expert", parallel.mesh.expert)):
@@ -288,13 +290,13 @@ def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, sample
 
 
 def _of_the_loss(plan: ParallelPlan, ranks: int, parts: int) -> Iterator[Exchange]:
-    """What the workload's loss exchanges itself, as the plan states it."""
+    """Yield what the workload's loss exchanges itself, as the plan states it."""
     for kind, own in plan.exchanges.items() if ranks > 1 else ():
         yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
 
 
 def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
-    """A batch of this rank without memory; empty if the plan does not say what is in one."""
+    """Return a batch of this rank without memory; empty if the plan does not describe one."""
     default = torch.get_default_dtype()
     return {
         name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
@@ -305,7 +307,7 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
     """Predict the most loaded rank: inside a sample (two neighbours) or at its end (the largest part).
 
-    Where all parts of every layer are equal that is the middle. ``common``: as of `predict`.
+    If all parts of every layer are equal, that is the middle. ``common``: see `predict`.
     """
     common = common or Common()
     mesh = parallel.mesh
@@ -322,7 +324,7 @@ def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
 
 
 def _parts_are_equal(found: Trace | None, spatial: tuple[int, ...]) -> bool:
-    """True if the ranks of a sample have as many positions of each tensor, but of those that all of them have whole."""
+    """Return True if a sample's ranks have equal parts of each tensor, apart from tensors that all have whole."""
     calls = found.calls if found is not None else []
     extents = [each for call in calls for each in (call.before, call.after) if set(each) != {1}]
     return found is not None and all(n % parts == 0 for each in extents for n, parts in zip(each, spatial, strict=True))

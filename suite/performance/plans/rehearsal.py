@@ -1,4 +1,4 @@
-"""Rehearses a training step on tensors without memory: live bytes, FLOPs and optimizer state."""
+"""Runs a training step on tensors without memory (a dry run): live bytes, FLOPs and optimizer state."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsup
 class Passes:
     """Forward and backward pass. None: the loss cannot run on tensors without memory.
 
-    ``activations`` are kept for the backward pass, gathered parameters left out; ``gathered`` are those that are there
-    at once; ``peak`` the most of activations, gathered parameters, gradients and temporary tensors at any moment.
+    ``activations``: kept for the backward pass, without gathered parameters. ``gathered``: parameters gathered at once.
+    ``peak``: the largest sum of activations, gathered parameters, gradients and temporary tensors at any moment.
     """
 
     activations: int | None
@@ -43,7 +43,7 @@ class Passes:
 class Update:
     """The optimizer's step: bytes of its state, with the weights' moving average, and of temporary tensors.
 
-    ``clips``: gradients are clipped before.
+    ``clips``: gradients are clipped first.
     """
 
     state: int
@@ -61,8 +61,7 @@ def run_passes(
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
-    ``kept_gradients``: gradients of these are there all the time and count in the peak: of an earlier part of the step,
-    or DDP's.
+    ``kept_gradients``: gradients of these always exist and count in the peak: of an earlier part of the step, or DDP's.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
@@ -93,7 +92,7 @@ def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor
 
 
 def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
-    """Count apart what is gathered for the whole step, between the wrapper's call and the model's."""
+    """Count separately what is gathered for the whole step, between the wrapper's call and the model's."""
     if not isinstance(model, ShardedStates) or model.by_layer:
         return []
 
@@ -105,7 +104,7 @@ def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks
 
 
 def gather_and_scatter(model: nn.Module) -> None:
-    """Gather all parameters and scatter their gradients, as a step does whose layers gather nothing themselves."""
+    """Gather all parameters and scatter their gradients, for a step whose layers gather nothing themselves."""
     with opened(model):
         whole = [getattr(module, name) for module in sharded_modules(model) for name in names_of(module)]
         total = torch.stack([tensor.sum() for tensor in whole if tensor.requires_grad]).sum() if whole else None
@@ -114,7 +113,7 @@ def gather_and_scatter(model: nn.Module) -> None:
 
 
 def run_update(workload: Workload, model: nn.Module) -> Update | None:
-    """Run the optimizer's step on gradients that are there. None if it needs values."""
+    """Run the optimizer's step on existing gradients. None if it needs values."""
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     optimization = workload.build_optimizer(model, 1)
@@ -141,7 +140,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
 
 @contextmanager
 def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Within the body these have no gradients."""
+    """Remove the gradients of these parameters in the body."""
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -1,8 +1,8 @@
-"""A FakeTensorMode that caches the results of operators by the shapes and types of their arguments.
+"""Implements a FakeTensorMode that caches operators' results by the shapes and types of their arguments.
 
-torch's own cache does the same, but its keys also describe what cannot happen in a rehearsal (symbolic sizes, devices
-that differ). With it OpenFold at size full takes over two minutes of CPU, with this one 50 s (on a busy machine). What
-is not plain goes to torch: values that are known (constants), sparse tensors, complex numbers.
+torch's own cache does the same. But its keys also describe what cannot happen in a dry run (symbolic sizes, devices
+that differ). With it OpenFold at size full takes over two minutes of CPU, with this one 50 s (on a busy machine).
+Special tensors go to torch: known values (constants), sparse tensors, complex numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled here, and to guard against it takes as long as an operator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operator."""
+        """Run one operator."""
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -68,7 +68,7 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._made(known, tensors)
 
     def _made(self, known: Any, tensors: list[FakeTensor]) -> Any:
-        """What was noted, anew."""
+        """Make a noted result anew."""
         how, *what = known
         if how is list or how is tuple:
             return how(self._made(each, tensors) for each in what)
@@ -100,12 +100,12 @@ def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
 
 
 def _runs_on_meta(func: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> bool:
-    """True if the operator gives the same on meta tensors, which is quicker than on fake ones."""
+    """Return True if the operator gives the same on meta tensors, which is quicker than on fake ones."""
     return func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1
 
 
 def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
-    """What an operator gives, noted: by torch's kernels of meta tensors, which are quick."""
+    """Note an operator's result, from torch's kernels for meta tensors, which are quick."""
     plain: dict[int, Tensor] = {}
 
     def of(value: Any) -> Any:
@@ -143,7 +143,7 @@ def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
 
 
 def _noted(found: Any, tensors: Sequence[Tensor], device: torch.device | None = None) -> Any:
-    """How to make a result again: as a tuple whose first element says what it is. ``device``: of results on meta."""
+    """Note how to make a result again: a tuple whose first element is its kind. ``device``: for results on meta."""
     if type(found) in (list, tuple):
         return _noted_sequence(found, tensors, device)
     if type(found) in PLAIN:
@@ -155,7 +155,7 @@ def _noted(found: Any, tensors: Sequence[Tensor], device: torch.device | None = 
 
 
 def _noted_tensor(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
-    """Note a tensor: which argument's memory it shares and from where on, shape, strides, type and device."""
+    """Note a tensor: the argument whose memory it shares, its offset there, shape, strides, type and device."""
     storage = found.untyped_storage()
     shares = [position for position, each in enumerate(tensors) if each.untyped_storage() is storage]
     if len(shares) > 1:  # the arguments share memory: another call's arguments may not
@@ -171,7 +171,7 @@ def _noted_tensor(found: Any, tensors: Sequence[Tensor], device: torch.device | 
 
 
 def _can_be_made(found: Any, *, on_meta: bool) -> bool:
-    """True for a plain tensor: shape, strides, type and device say all of it."""
+    """Return True for a plain tensor: shape, strides, type and device describe it fully."""
     if not isinstance(found, Tensor) or found.layout is not torch.strided:
         return False
     if found.requires_grad or found.dtype.is_complex:

@@ -1,8 +1,8 @@
-"""Predicts the time of a step under a plan from what a machine can do, with an interval. Closed forms.
+"""Predicts the time of a step under a plan from a machine's rates, with an interval. Closed forms.
 
 Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are
-rings, those of `suite.performance.cost_model`. Ranks of one sample, and those that hold states together, are
-consecutive: as many as a node has exchange inside it.
+the rings of `suite.performance.cost_model`. Ranks of one sample, and ranks that hold states together, are consecutive.
+As many as a node has exchange inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class StepTime:
     """Seconds of a step: FLOPs, memory traffic, exchanges of parts, gradients' all-reduce, reading. None: unknown.
 
     ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``: all
-    of these at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` says why.
+    of these at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` gives the
+    reason.
     """
 
     compute_s: float
@@ -36,13 +37,13 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """The step."""
+        """The time of the step."""
         own = max(self.compute_s, self.memory_s or 0.0) + self.exchange_s + self.gradients_s
         return max(own, self.reading_s or 0.0)
 
     @property
     def bound(self) -> str:
-        """What takes longest."""
+        """The longest part."""
         parts = {
             "computing": self.compute_s,
             "memory": self.memory_s or 0.0,
@@ -53,7 +54,7 @@ class StepTime:
         return max(parts, key=parts.__getitem__)
 
     def text(self) -> str:
-        """One line for people."""
+        """Render one line for people."""
         parts = [("computing", self.compute_s), ("memory", self.memory_s), ("exchange", self.exchange_s)]
         parts += [("gradients", self.gradients_s), ("reading", self.reading_s)]
         said = ", ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in parts if seconds is not None)
@@ -62,7 +63,7 @@ class StepTime:
         return f"{self.total_s * 1e3:.4g} ms, {ends}: {said}; bound by {self.bound} (modelled)"
 
     def row(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the content for JSON."""
         return asdict(self) | {"total_s": self.total_s, "bound": self.bound}
 
 
@@ -102,7 +103,7 @@ def _seconds(amount: float | None, rate: Span | None) -> Span | None:
 
 
 def _why_unbounded(machine: Machine, cost: Cost, *, sends: bool) -> str:
-    """Say why there is no upper bound of the time; empty if there is one."""
+    """Return why there is no upper bound of the time; empty if there is one."""
     if machine.measured_ranks is not None and sends and cost.ranks > machine.measured_ranks:
         return f"the network was measured on at most {machine.measured_ranks} ranks"
     return "" if machine.is_reached else "what part of the compute roof a step reaches is not stated"

@@ -1,4 +1,4 @@
-"""Tries the plans of a workload on every mesh of N ranks: which are legal, what each costs, why others fail."""
+"""Tries a workload's plans on every mesh of N ranks: which are legal, what each costs, why others fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Axes = Mapping[str, int]  # ranks of each axis but data, and parts of each split
 
 
 class NotLegalError(InputError):
-    """A plan does not fit these axes, whatever the others are."""
+    """A plan does not fit these axes, whatever the other axes are."""
 
 
 def sweep(
@@ -26,8 +26,8 @@ def sweep(
 ) -> tuple[list[Found], list[dict[str, str]]]:
     """Return ``cost`` of plan and mesh for each legal mesh, and the refused plans and meshes with the reason.
 
-    ``fits`` refuses a plan on every mesh. Axes that two plans have are taken from the first. What `NotLegalError`
-    refuses is refused on every mesh that has these axes and others.
+    ``fits`` refuses a plan on every mesh. Axes that two plans have are taken from the first. A `NotLegalError` refuses
+    every mesh that has these axes and others.
     """
     found: list[Found] = []
     refused: list[dict[str, str]] = []
@@ -62,7 +62,7 @@ def sweep(
 def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
     """Yield the axes of every mesh to try: none, each axis alone, parts of several dimensions, tensor with expert.
 
-    Those with fewer axes come first. ``shard`` is tried alone.
+    Meshes with fewer axes come first. ``shard`` is tried alone.
     """
     yield {}
     if SHARD in plan.parameters.values():
@@ -80,7 +80,7 @@ def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
 
 
 def mesh_text(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
-    """Return the mesh as `--mesh` has it. With ``tensor``, experts that are not spread are on every rank."""
+    """Return the mesh in the form of `--mesh`. With ``tensor``, experts that are not spread are on every rank."""
     parts = 1
     for n in axes.values():
         parts *= n

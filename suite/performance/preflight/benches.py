@@ -1,6 +1,6 @@
-"""The benchmarks of a node: quantity, unit and stressed component of each. They use kernels of `ceilings`.
+"""Defines the benchmarks of a node: quantity, unit and stressed component of each. They use kernels of `ceilings`.
 
-A benchmark is prepared once on every rank of the node and then repeated: all ranks begin together, and the slowest
+A benchmark is prepared once on every rank of the node and then repeated. All ranks begin together, and the slowest
 counts. One repetition takes about `REPETITION_S`, whatever the speed of the node.
 """
 
@@ -53,7 +53,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Bench:
-    """One benchmark. ``prepare`` returns what a repetition calls, which returns a value in ``unit``, or None."""
+    """One benchmark. ``prepare`` returns the function for a repetition, which returns a value in ``unit``; or None."""
 
     metric: str
     component: str
@@ -63,7 +63,7 @@ class Bench:
 
 
 def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
-    """How many calls fill a repetition, and the seconds of that many."""
+    """Return how many calls fill a repetition, and a function that returns their seconds."""
     compute.seconds(call, 1, device)
     once = min(compute.seconds(call, floor, device) / floor for _ in range(3))
     calls = max(floor, calls_for(REPETITION_S, once))
@@ -83,7 +83,7 @@ def _dispatch(place: Site) -> Repeat:
 
 
 def _memory(place: Site, *, cached: bool) -> Repeat | None:
-    """Triads of all threads: on a set in the private cache of a core, or on one that no cache holds."""
+    """Run triads on all threads: on a set in a core's private cache, or on one that no cache holds."""
     if place.device.type == "cuda":
         return None if cached else _gpu_memory(place)
     threads = torch.get_num_threads()
@@ -138,7 +138,7 @@ def _collective(resource: Resource, place: Site) -> Repeat | None:
 
 
 def _overlap(place: Site) -> Repeat | None:
-    """Seconds of a product and an all-reduce that run at the same time."""
+    """Return the seconds of a product and an all-reduce that run at the same time."""
     world = place.world
     if world.size == 1:
         return None
@@ -157,7 +157,7 @@ def _overlap(place: Site) -> Repeat | None:
 
 
 def _together(world: World, call: Callable[[], object], device: torch.device) -> tuple[int, Callable[[], float]]:
-    """As `_timed`, of a call that all ranks make: they agree on how many."""
+    """Return the same as `_timed`, for a call that all ranks make. They agree on the number of calls."""
     compute.seconds(call, 1, device)
     once = max(world.allgather(compute.seconds(call, 3, device) / 3))
     calls = calls_for(REPETITION_S, once)
@@ -177,7 +177,7 @@ def _write(place: Site) -> Repeat:
 
 
 def _read(place: Site) -> Repeat:
-    """Reads of a file that is not in the page cache, where the file system lets it go."""
+    """Read a file that is not in the page cache, if the file system can drop it."""
     path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
 
     def repetition() -> float:
@@ -196,7 +196,7 @@ def _file(place: Site) -> Path:
 
 
 def _step(name: str, root: Path, place: Site) -> Repeat:
-    """Seconds of forward, backward and update of the ``smoke`` model, each rank for itself."""
+    """Return the seconds of forward, backward and update of the ``smoke`` model. Each rank works alone."""
     workload = load_workload(descriptor(name))(load_config(descriptor(name), "smoke", ()))
     torch.manual_seed(0)
     alone = World.create(Launch("none", 0, 1))
@@ -236,7 +236,7 @@ BENCHES: tuple[Bench, ...] = (
 
 
 def step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
-    """Return the benchmark of a training step of each workload, whose data are in the folder given."""
+    """Return a benchmark of a training step for each workload, with its data in the given folder."""
     return [
         Bench(f"step/{name}", "all of a training step", "s", "less", partial(_step, name, root))
         for name, root in workloads.items()
@@ -244,7 +244,7 @@ def step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
 
 
 def facts(place: Site) -> Iterator[tuple[str, str, float, float]]:
-    """(metric, unit, value, worst value allowed) of what is not timed: free space, descriptors, free memory."""
+    """Yield (metric, unit, value, worst value allowed) of untimed facts: free space, descriptors, free memory."""
     import resource
 
     status = os.statvfs(place.directory)

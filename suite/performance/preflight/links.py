@@ -1,8 +1,9 @@
-"""Measures the links between nodes so that one bad node cannot spoil the others' verdict; and clock offsets.
+"""Measures links between nodes so that one bad node cannot spoil the others' verdict; and clock offsets.
 
-Pairs: every node exchanges a message with one other at a time, in turn (a tournament); a node's value is the median
-over its partners, of two the better. Leave-one-out: all nodes but one make an all-reduce; a node without which the
-others are faster is the slow one. Two nodes have one link, and nothing here can say which of its ends is slow.
+Pairs: every node exchanges a message with one other at a time, in turn (a tournament). Of two passes per partner the
+better counts; a node's value is the median over its partners. Leave-one-out: all nodes but one make an all-reduce. If
+the others are faster without a node, that is the slow one. Two nodes have one link, and nothing here can show which of
+its ends is slow.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def measure(
     output: Path,
     at: Callable[[str], None],
 ) -> None:
-    """Measure for a time, and write one file with samples of every node. All ranks call it, one per node.
+    """Measure for ``seconds``, and write one file with samples of every node. All ranks call it, one per node.
 
-    ``hardware`` is the same for all nodes of a kind; after ``rounds`` rounds it ends earlier.
+    ``hardware`` is the same for all nodes of a kind. After ``rounds`` rounds it ends earlier.
     """
     budget = TimeLimit(world, seconds)
     world.init_torch(device)
@@ -69,7 +70,7 @@ def measure(
 
 
 def _groups_without_one(nodes: int) -> list[object]:
-    """Make a group without each of the nodes. All ranks make all groups, also those that they are not in."""
+    """Make a group without each of the nodes. All ranks make all groups, also groups that they are not in."""
     return [dist.new_group([node for node in range(nodes) if node != left]) for left in range(nodes)]
 
 
@@ -81,7 +82,7 @@ def _write(world: World, samples: list[Sample], output: Path) -> None:
 
 
 def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
-    """A tournament: rounds of pairs such that everybody meets everybody once (the circle method)."""
+    """Yield rounds of pairs in which everybody meets everybody once (the circle method)."""
     seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     for _ in range(len(seats) - 1):
         # The first seat stays, all others move on by one: after n - 1 rounds everybody met everybody.
@@ -92,7 +93,7 @@ def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _pairs(world: World, device: torch.device) -> list[float]:
-    """Bytes/s that this node exchanges with each of the others, there and back."""
+    """Return the bytes/s that this node exchanges with each of the others, there and back."""
     message = torch.zeros(PAIR_BYTES, dtype=torch.uint8, device=device)
     found = []
     for pairs in tournament(world.size):
@@ -109,7 +110,7 @@ def _pairs(world: World, device: torch.device) -> list[float]:
 
 
 def _all_but_one(world: World, device: torch.device, groups: list[object]) -> float:
-    """Bytes/s of the others' all-reduce without this node."""
+    """Return the bytes/s of the others' all-reduce without this node."""
     message = torch.zeros(ALL_BYTES // 4, device=device)
     took = []
     for left, group in enumerate(groups):
@@ -127,7 +128,7 @@ def _all_but_one(world: World, device: torch.device, groups: list[object]) -> fl
 
 
 def _clock_offset(world: World) -> float:
-    """Seconds between this node's clock and that of the first, by the exchange with the shortest round trip."""
+    """Return the seconds between this node's clock and the first node's, by the shortest round trip."""
     best, offset = float("inf"), 0.0
     for other in range(1, world.size):
         world.barrier()

@@ -1,7 +1,7 @@
-"""Measures one node on all its ranks, without any other node: a bad node cannot spoil what is said of another.
+"""Measures one node on all its ranks, without any other node: a bad node cannot spoil another's result.
 
-The benchmarks are repeated in turn until the time is over, so that each sees the whole of it. After every round the
-file of the node is written anew: a node that dies leaves what it has.
+The benchmarks are repeated in turn until the time is over, so that each sees all of it. After every round the node's
+file is written anew: a node that dies leaves its measurements so far.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def measure(
     at: Callable[[str], None],
     say: Callable[[str], None],
 ) -> list[Sample]:
-    """Measure for a time; write and return the samples of the node. All ranks of the node call it.
+    """Measure for ``seconds``; write and return the samples of the node. All ranks of the node call it.
 
-    After ``rounds`` repetitions of each benchmark it ends earlier. ``at`` is called with what comes next, to know where
-    a node hangs, ``say`` with what is left out.
+    After ``rounds`` repetitions of each benchmark it ends earlier. ``at`` is called with the next step, to show where a
+    node hangs. ``say`` is called with what is left out.
     """
     budget = TimeLimit(world, seconds)
     world.init_torch(device)
@@ -87,7 +87,10 @@ def _measure_round(
     budget: TimeLimit,
     at: Callable[[str], None],
 ) -> None:
-    """Repeat each benchmark once, until the time is over; one that fails is removed. The first round warms up."""
+    """Repeat each benchmark once, until the time is over.
+
+    A benchmark that fails is removed. The first round warms up.
+    """
     for bench, repeat in list(ready):
         if done >= FEWEST and not budget.left():
             break
@@ -101,7 +104,7 @@ def _measure_round(
 
 
 class _Node:
-    """What is known of this node so far."""
+    """The measurements of this node so far."""
 
     def __init__(self, name: str, hardware: str, output: Path, writes: bool) -> None:
         self._name, self._hardware, self._output, self._writes = name, hardware, output, writes
@@ -110,7 +113,7 @@ class _Node:
         self._facts: list[Sample] = []
 
     def add_facts(self, place: Site) -> None:
-        """Add what is not timed."""
+        """Add untimed facts."""
         for metric, unit, value, worst in facts(place):
             self._facts.append(
                 Sample(
@@ -120,23 +123,23 @@ class _Node:
             )  # fmt: skip
 
     def add(self, bench: Bench, values: list[float]) -> None:
-        """Add a repetition: of all ranks the worst."""
+        """Add a repetition: the worst of all ranks."""
         self._values.setdefault(bench, []).append(min(values) if bench.better == "more" else max(values))
 
     def fail(self, bench: Bench, why: str) -> None:
-        """Say why a benchmark has no values."""
+        """Record why a benchmark has no values."""
         self._values.pop(bench, None)
         self._failed[bench] = why
 
     def well(self, bench: Bench, reasons: Sequence[str]) -> bool:
-        """True if no rank has a reason against the benchmark; the first reason is kept."""
+        """Return True if no rank reports a problem with the benchmark. The first problem is kept."""
         found = next(filter(None, reasons), "")
         if found:
             self.fail(bench, found)
         return not found
 
     def samples(self) -> list[Sample]:
-        """All as it is written."""
+        """Return all samples as they are written."""
         entries = [(bench, tuple(values), "") for bench, values in self._values.items()]
         entries += [(bench, (), why) for bench, why in self._failed.items()]
         return [
@@ -154,7 +157,7 @@ class _Node:
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
-    """What a call returns, or None and why it failed: whatever is broken on this node is what is looked for."""
+    """Return what a call returns, or None and why it failed: anything broken on this node is a result."""
     try:
         return call(), ""
     except Exception as error:
@@ -162,7 +165,7 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def hardware_of(device: torch.device) -> str:
-    """What nodes must share to be compared: processor, number of CPUs, and accelerators."""
+    """Return what nodes must share to be compared: processor, number of CPUs, and accelerators."""
     cpu = read_cpu(machine_root(os.environ))
     name = f"{cpu.threads or '?'} CPUs {cpu.model}"
     if device.type == "cuda":
