@@ -1,13 +1,13 @@
 """What our checker and MLCommons' say of damaged logs and packages of the suite's own runs, one row a mutation.
 
     mlhpc run cosmoflow --size smoke --ranks 2 --runs 12 -o RUN
-    python -m benchmarks.checker_differences RUN [--write]
+    python -m benchmarks.checker_differences RUN
 
 RUN needs eleven logs that reached the target, one of them after four epochs. Each mutation is one of `tests/fixtures`. Logs
 are judged by `mlhpc check` and by mlperf_logging's compliance engine with the rules generated from mlhpc-1.0; packages by
 `mlhpc check` and by all that `mlhpc check --official` runs, whose complaints count unless they follow from the size. Their
-tools run in a child process each, so that a crash or a name that leaks into the next file harms no other row. ``--write``
-puts the table into docs/checker.md. Exit code 1 if we accept an invalid input or reject a legal one.
+tools run in a child process each, so that a crash or a name that leaks into the next file harms no other row. The table
+is kept in benchmarks/results. Exit code 1 if we accept an invalid input or reject a legal one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ from tests.fixtures.logs import Line, Lines, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "checker.md"
-BEGIN, END = "<!-- table of differences: begin -->", "<!-- table of differences: end -->"
 TIMEOUT_S = 20
 
 
@@ -66,7 +64,6 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     official._tool = forked_tool  # the same tools, started by fork instead of 2 s of imports each
     for name in ("package_checker", "system_desc_checker", "compliance_checker"):
@@ -74,11 +71,7 @@ def main() -> int:
     logs = usable(args.run)
     with tempfile.TemporaryDirectory(prefix="mlhpc-differences-") as folder:
         rows = [*log_rows(logs, Path(folder)), *package_rows(logs, Path(folder))]
-    text = page(rows)
-    print(text)
-    if args.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print(page(rows))
     wrong = [row for row in rows if row.legal != (row.ours == "accepts")]
     for row in wrong:
         print(f"WRONG: {row.line()}", file=sys.stderr)

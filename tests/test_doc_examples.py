@@ -1,4 +1,4 @@
-"""The examples in docs/own_loop.md, docs/api.md and docs/report.md are run as they are written, in the order of the page."""
+"""Runs the examples of docs/own_loop.md, api.md, checker.md and report.md as they are written, in the order of the page."""
 
 from __future__ import annotations
 
@@ -65,6 +65,25 @@ def test_the_api_page_works_as_written(tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(text, "docs/api.md", "exec"), names)
     assert (tmp_path / "report" / "report.html").exists()
     assert (tmp_path / "convergence.png").exists()
+
+
+def test_the_commands_of_the_checkers_page_work_and_its_findings_are_found(tmp_path: Path) -> None:
+    for name in ("first", "before", "after"):
+        run_folder(tmp_path / "runs" / name)
+    found = blocks("checker.md")
+    (stated,) = (text for language, text in found if language == "text")
+    written = [words for language, text in found if language == "bash" for words in commands(text)]
+    assert len(written) > 8
+    for program, *words in written:
+        assert program == "mlhpc"
+        done = mlhpc(*words, cwd=tmp_path)
+        # The runs of this test are equal, so their comparison is inconclusive.
+        assert done.returncode == (4 if words[0] == "compare" else 0), f"{words}\n{done.stdout}{done.stderr}"
+
+    next((tmp_path / "packages" / "ACME" / "results").rglob("result_3.txt")).unlink()
+    judged = mlhpc("check", "packages/ACME", cwd=tmp_path)
+    assert judged.returncode == 1
+    assert set(stated.splitlines()) <= set(judged.stdout.splitlines())
 
 
 def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_path: Path) -> None:

@@ -591,7 +591,7 @@ def test_any_system_description_and_manifest_are_judged(tmp_path: Path, content:
 
 # Published results
 
-KNOWN_PACKAGE_ERRORS = {"rcp-speed"}  # docs/checker.md lists where
+KNOWN_PACKAGE_ERRORS = {"rcp-speed"}  # docs/verdicts.md lists where
 
 
 @pytest.fixture(scope="module")
