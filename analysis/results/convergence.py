@@ -1,4 +1,4 @@
-"""Convergence of the reference implementation: epochs to target by batch size, from the rulesets and the cards."""
+"""Computes the reference's epochs to target by batch size, from the rulesets and the cards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suite.compliance.ruleset import ruleset, ruleset_names
 
 
 def reference_points(benchmark: str, size: str, round_: str, train_samples: float) -> Mapping[int, Sequence[float]]:
-    """Epochs to target of reference runs by global batch size; empty if none were recorded.
+    """Return epochs to target of reference runs by global batch size; empty if none were recorded.
 
     If the rules count convergence in samples (OpenFold), they are divided by the result's ``train_samples``.
     """
@@ -29,6 +29,9 @@ def reference_points(benchmark: str, size: str, round_: str, train_samples: floa
 def reference_limit(
     benchmark: str, size: str, round_: str, train_samples: float, batch: float, required_runs: float
 ) -> Limit | None:
-    """The reference's mean epochs and the least allowed mean at a batch size; None outside the reference points."""
+    """Return the reference's mean epochs and the least allowed mean at a batch size.
+
+    None: outside the reference points.
+    """
     points = reference_points(benchmark, size, round_, train_samples)
     return limit(points, int(batch), int(required_runs)) if points and batch == batch else None

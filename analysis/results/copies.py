@@ -1,4 +1,7 @@
-"""Results that were published again: the same runs under a later round. They are one measurement and are shown once."""
+"""Finds results that were published again: the same runs under a later round.
+
+They are one measurement and are shown once.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ SAME = ["benchmark", "size", "mode", "division"]
 
 
 def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
-    """The group of the earlier round that each result repeats, all runs and the score alike; None if it is no copy.
+    """Return the group of the earlier round that each result repeats, with all runs and the score. None: it is no copy.
 
-    Runs are the same if they started and lasted the same; hashes differ where names were edited. Two results of one
+    Runs are the same if they started and lasted the same. Hashes differ where names were edited. Two results of one
     round are never copies here: each was submitted as a result of its own.
     """
     signs = {str(name): _signature(group) for name, group in runs[~runs["pruned"]].groupby("group", sort=True)}
@@ -33,14 +36,14 @@ def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
 
 
 def list_rounds(results: pd.DataFrame) -> pd.Series:
-    """The rounds that each result stands for: its own, and those of its copies: "v1.0 = v2.0 = v3.0"."""
+    """Return the rounds of each result and of its copies, as "v1.0 = v2.0 = v3.0"."""
     copies = results.groupby("same_as")["round"].apply(list).to_dict() if results["same_as"].notna().any() else {}
     rounds = [dict.fromkeys([row["round"], *copies.get(row["group"], [])]) for row in results.to_dict("records")]
     return pd.Series([" = ".join(map(str, each)) for each in rounds], index=results.index, dtype=object)
 
 
 def _signature(runs: pd.DataFrame) -> tuple[tuple[float, float], ...] | None:
-    """Start and length of every run; None if one has no start, by which it could be recognised."""
+    """Return start and length of every run. None: a run has no start, by which it could be recognised."""
     starts = pd.to_numeric(runs["run_start_ms"])
     if starts.isna().any():
         return None

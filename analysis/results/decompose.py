@@ -1,8 +1,8 @@
-"""Decompose the time of each run, T = T_staging + E * tau + T_other, and average the runs of each result. Tables only.
+"""Computes the parts of each run's time and averages the runs of each result. Tables only.
 
-Per run: epochs E, seconds per epoch tau, rates. Per result (group of runs): the score by the rules, and means over the
-scored runs as in the first round's joint analysis: arithmetic for times and epochs, harmonic for rates, ratios of means
-for shares (Farrell et al., MLHPC 2021, arXiv 2110.11466).
+A run takes T = T_staging + E * tau + T_other: E epochs of tau seconds each. A result is a group of runs. It has the
+score by the rules and means over the scored runs. The means are those of the first round's joint analysis (Farrell et
+al., MLHPC 2021, arXiv 2110.11466): arithmetic for times and epochs, harmonic for rates, ratios of means for shares.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def per_run(
     staging_min_s: float = 1.0,
     epoch_factor: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """``runs`` with the columns for E, tau, T_other and rates added.
+    """Return ``runs`` with the columns for E, tau, T_other and rates added.
 
     Staging shorter than ``staging_min_s`` is a placeholder event and counts as no staging. ``epoch_factor`` (by group)
-    normalises a result to the reference's number of epochs: it scales all times but staging, and ``run_s``.
+    normalises a result to the reference's number of epochs. It scales ``run_s`` and all times but staging.
     """
     table = runs.copy()
     factor = table["group"].map(dict(epoch_factor or {})).fillna(1.0).astype(float)
@@ -81,7 +81,7 @@ def per_run(
 
 
 def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
-    """One row per result, from the table of `per_run` and the scored runs of each group (`choose`)."""
+    """Return one row per result, from the table of `per_run` and the scored runs of each group (`choose`)."""
     rows = [_result(group, selections[str(name)]) for name, group in table.groupby("group", sort=True)]
     table = pd.DataFrame(rows)
     numbers = ["score_s", "score_with_staging_s", "score_low_s", "score_high_s", "models", "models_per_min", *_NUMBERS]
@@ -91,9 +91,9 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
 
 
 def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None) -> Split:
-    """The mean run of a result, split for the arithmetic of speed-ups.
+    """Return the mean run of a result, split for the arithmetic of speed-ups.
 
-    ``size`` of its machine: compute units unless given.
+    ``size`` is that of its machine, compute units unless given.
     """
     return Split(
         units=float(row["units"] if size is None else size),
@@ -107,7 +107,7 @@ def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None)
 def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:
     """Select the scored runs of every group.
 
-    ``rules``: a run counts if it reached the target; ``status``: if it says so.
+    ``rules``: a run counts if it reached the target; ``status``: if its log says that it did.
     """
     return {
         str(name): select(group, tables.records, tables.targets[str(name)], convergence)
@@ -116,7 +116,10 @@ def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, S
 
 
 def harmonic(values: pd.Series) -> tuple[float, float]:
-    """Harmonic mean of rates and its spread 1 / (1/mean - std(1/x)) - mean, as in the first round's joint analysis."""
+    """Return the harmonic mean of rates and its spread, both NaN without a rate.
+
+    The spread is 1 / (1/mean - std(1/x)) - mean, as in the first round's joint analysis.
+    """
     known = values.dropna()
     if known.empty:
         return math.nan, math.nan
@@ -173,7 +176,10 @@ def _mean_and_std(name: str, values: pd.Series) -> dict[str, float]:
 
 
 def _ratios(row: Mapping[str, Any], chosen: Selection) -> dict[str, float]:
-    """Rates per unit, cost, and shares. In throughput mode the cost is that of the whole system until all are done."""
+    """Return rates per unit, cost and shares.
+
+    In throughput mode the cost is that of the whole system until all are done.
+    """
     units = row["units"] or math.nan
     ratios = {f"{name}_per_unit": row[f"{name}.mean"] / units for name in RATES[:4]}
     if row["mode"] == "weak":
@@ -185,7 +191,7 @@ def _ratios(row: Mapping[str, Any], chosen: Selection) -> dict[str, float]:
 
 
 def _agreed(values: pd.Series) -> Any:
-    """The value that all runs agree on, ignoring missing ones; None if they differ or none has a value."""
+    """Return the value that all runs have, ignoring missing ones. None: they differ, or none has a value."""
     distinct = values.dropna().unique()
     return distinct[0] if len(distinct) == 1 else None
 

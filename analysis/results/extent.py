@@ -1,4 +1,4 @@
-"""In what the size of a machine is counted where results of several sizes are compared: the first count that varies."""
+"""Finds a count for the size of machines that differs between the results to be compared."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ PLURAL = {
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of each result's machine and what one of it is called: accelerator, processor, unit, node, core or rank."""
+    """Holds the size of each result's machine, and the name of what is counted.
+
+    It is accelerator, processor, unit, node, core or rank.
+    """
 
     sizes: pd.Series
     one: str
 
     @property
     def count(self) -> str:
-        """What the sizes count, as the name of an axis."""
+        """Return what the sizes count, as the name of an axis."""
         return PLURAL[self.one]
 
 
 def extent(rows: pd.DataFrame) -> Extent:
-    """The size of each result's machine in the first count that is known of all and varies: compute units, nodes,
-    cores, ranks.
+    """Return the size of each machine in the first count that all results have and that varies.
 
-    On one processor, where units and nodes are 1, it counts cores (ranks x threads). Ranks only where cores are not
-    known: more ranks on the same cores are no larger machine. Nothing varies: compute units. These are called
-    accelerators or processors (column ``unit``) where all results have the same.
+    The order is compute units, nodes, cores (ranks x threads), ranks. Cores decide on one processor, where units and
+    nodes are 1. Ranks count only where cores are not known: more ranks on the same cores are no larger machine. If no
+    count varies, it is compute units. These are called accelerators or processors (column ``unit``) if all results have
+    the same kind.
     """
     kinds = rows["unit"].dropna().unique()
     unit = str(kinds[0]) if len(kinds) == 1 and rows["unit"].notna().all() else "unit"
@@ -46,10 +49,10 @@ def extent(rows: pd.DataFrame) -> Extent:
 
 
 def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The rows with the size of each machine counted alike within ``by``: ``extent``, ``one`` of what it counts, and
-    ``hours``.
+    """Return the rows with the columns ``extent``, ``one`` and ``hours``.
 
-    ``hours`` is the size times the mean time of a run, in hours. Rows of unknown size are left out.
+    Machines with the same values of ``by`` are counted alike. ``one`` names what ``extent`` counts. ``hours`` is the
+    extent times the mean time of a run, in hours. Rows of unknown extent are left out.
     """
     parts = []
     for _, part in rows.groupby(list(by), sort=True):
@@ -61,8 +64,9 @@ def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
-    """What a compute unit of each result is: an accelerator, or a processor on a system without; None if neither is
-    known.
+    """Return what a compute unit of each result is: "accelerator", or "processor" on a system without.
+
+    None: not known.
     """
     known = systems.set_index("system_key")
     names = pd.Series(None, index=known.index, dtype=object)

@@ -1,4 +1,4 @@
-"""What results, their classes, devices and machines are called."""
+"""Names results, their classes, devices and machines."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ MACHINES = {  # start of a published system's folder name: the machine's name
 
 
 def heading(benchmark: str, size: str, mode: str) -> str:
-    """The heading of a class of results."""
+    """Return the heading of a class of results."""
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
 
 
 def short_heading(benchmark: str, size: str, mode: str) -> str:
-    """The heading without what goes without saying: the size of the MLPerf problem, and time to train."""
+    """Return the heading without what is usual: the size of the MLPerf problem, and time to train."""
     return benchmark + ("" if size == "full" else f" {size}") + (" throughput" if mode == "weak" else "")
 
 
 class Task(NamedTuple):
-    """Results that may be ranked against each other, with a heading for panels and a short one for sentences."""
+    """Holds results that may be ranked against each other, with a heading for panels and a short one for sentences."""
 
     title: str
     short: str
@@ -52,9 +52,10 @@ class Task(NamedTuple):
 
 
 def tasks(rows: pd.DataFrame) -> list[Task]:
-    """Results that may be ranked against each other: of one benchmark, size, mode and division, and of rounds alike.
+    """Return the sets of results that may be ranked against each other.
 
-    Headings name division and rounds where the class has several. `suite.log.comparable` knows why.
+    A set has one benchmark, size, mode and division, and rounds with the same rules (`suite.log.comparable`). Headings
+    name division and rounds where a class has several.
     """
     parts = []
     for key, group in rows.groupby(CLASS, sort=True):
@@ -66,9 +67,9 @@ def tasks(rows: pd.DataFrame) -> list[Task]:
 
 
 def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Device and machine of each result.
+    """Return the device and the machine of each result.
 
-    The device is the accelerator's family, without accelerators the processor's.
+    The device is the accelerator's family; without accelerators, the processor's.
     """
     systems = systems.set_index("system_key")
     device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
@@ -79,22 +80,22 @@ def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Seri
 
 
 def _family(device: str) -> str:
-    """The family that a device belongs to ("A100"), if published systems used it; else the whole name."""
+    """Return the family of a device ("A100") if published systems used it, else the whole name."""
     match = FAMILY.search(device)
     return match.group() if match else device
 
 
 def _machine(system: str) -> str | None:
-    """The machine behind the folder name of a published system; None if it is not in MACHINES."""
+    """Return the machine behind the folder name of a published system. None: it is not in MACHINES."""
     return next((name for start, name in MACHINES.items() if system.lower().startswith(start)), None)
 
 
 def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Name and label of each result. Names are unique in a class and round; a label adds the rounds if there are
-    several.
+    """Return the name and the label of each result.
 
-    A published result is named after its machine and number of compute units, if the machine is known; any other after
-    its folder. Equal names get submitter or folder appended.
+    Names are unique in a class and round. A label adds the rounds if there are several. A published result of a known
+    machine is named after the machine and its number of compute units. Any other is named after its folder. Submitter
+    or folder is appended to equal names.
     """
     known = rows["published"] & rows["system"].map(_machine).notna() & rows["units"].notna()
     name = rows["system"].astype(str)
@@ -108,7 +109,8 @@ def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
-    """The groups that two names stand for, in each class that has both results. A name is a label or a part of one.
+    """Return the groups that two names stand for, in each class that has both results. A name is a label or a part of
+    one.
 
     Raises InputError if a name fits several results of a class, or if no class has both.
     """
@@ -130,7 +132,7 @@ def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
 
 
 def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
-    """The group of the result with this label, else of the one whose label contains the name; None if there is none."""
+    """Find the group of the result with this label, or whose label contains the name. None: there is none."""
     labels = results["label"].str.lower()
     fits = results[labels == name.lower()]
     if fits.empty:
@@ -144,6 +146,9 @@ def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
 def result_table(
     results: pd.DataFrame, identity: Sequence[str], values: Mapping[str, pd.Series | list[float | None]]
 ) -> pd.DataFrame:
-    """A figure's table with one row per result: benchmark, size and the columns of ``identity`` first, then the values."""
+    """Return a figure's table with one row per result.
+
+    The columns are benchmark, size, those of ``identity`` and the values.
+    """
     columns = {name: results[name] for name in (*PROBLEM, *identity)}
     return pd.DataFrame(columns | dict(values)).reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""What an hour of one compute unit costs, as the user states it: money, node hours or energy. Nothing is assumed."""
+"""Reads what an hour of one compute unit costs: money, node hours or energy. The user states it; nothing is assumed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _RATE = re.compile(r"\s*(?P<amount>[0-9.eE+-]+)\s*(?P<unit>[^\s/0-9]+)\s*/\s*h\s
 
 @dataclass(frozen=True)
 class Prices:
-    """``per_unit_hour`` by device family, all in ``unit``."""
+    """Holds the price of a unit hour by device family, all in ``unit``."""
 
     per_unit_hour: Mapping[str, float]
     unit: str
 
     def cost(self, results: pd.DataFrame) -> pd.Series:
-        """The cost of each result: unit hours times the price of its device; missing without a price."""
+        """Return the cost of each result: unit hours times the price of its device; missing without a price."""
         known = {device.casefold(): price for device, price in self.per_unit_hour.items()}
         return results["unit_hours"] * results["device"].str.casefold().map(known)
 
     def without_result(self, devices: Iterable[str]) -> list[str]:
-        """A line for each price of a device that no result has."""
+        """Return a line for each price of a device that no result has."""
         there = {device.casefold(): device for device in devices}
         names = ", ".join(sorted(there.values())) or "none"
         return [
@@ -41,9 +41,9 @@ class Prices:
 
 
 def read_prices(given: Sequence[str]) -> Prices | None:
-    """Read ``DEVICE=NUMBER UNIT/h`` texts and YAML files of such pairs.
+    """Read ``DEVICE=NUMBER UNIT/h`` texts and YAML files of such pairs. None: nothing was given.
 
-    None without any; InputError for what is neither.
+    Raises InputError for a text that is neither.
     """
     rates: dict[str, tuple[float, str, str]] = {}
     for text in given:
@@ -59,7 +59,7 @@ def read_prices(given: Sequence[str]) -> Prices | None:
 
 
 def _entries(text: str) -> list[tuple[str, str, str]]:
-    """Device, rate and where it was stated."""
+    """Return device, rate and where it was stated."""
     device, sign, rate = text.partition("=")
     if sign:
         return [(device.strip(), rate, f"--price {text!r}")]

@@ -1,9 +1,9 @@
-"""Speed-ups split into factors by cause, and scaling models fitted to times. Numbers in, numbers out.
+"""Splits speed-ups into factors by cause and fits scaling models to times. Numbers in, numbers out.
 
-Extrapolations are unreliable: all models look perfect on the data they were fitted to, so each has a bootstrap band
-over runs and is shown beside the others (docs/report.md has the errors at scales that were left out). No model knows a
+Extrapolations are unreliable: all models look perfect on the data they were fitted to. So each has a bootstrap band
+over runs and is shown beside the others. docs/report.md has the errors at scales that were left out. No model knows a
 limit that begins beyond the largest size, such as a full switch or a largest batch. So a lower end of a time holds
-wherever it is stated; an upper end holds if the laws go on, and is stated up to twice the largest size.
+wherever it is stated. An upper end holds only if the laws go on. It is stated up to twice the largest size.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ Floats = npt.NDArray[np.float64]
 
 
 class NotEnoughPointsError(InputError):
-    """Too few scales for any model. The message says how many there are and how many are needed."""
+    """There are too few scales for any model. The message has the number of scales and the number needed."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The mean run of a result. ``compute_s`` is the time in epochs; the three times sum to the time of the run."""
+    """Holds the mean run of a result.
+
+    ``compute_s`` is the time in epochs. The three times sum to the time of the run.
+    """
 
     units: float
     epochs: float
@@ -46,18 +49,17 @@ class Split:
 
     @property
     def run_s(self) -> float:
-        """Time to train."""
+        """Return the time to train."""
         return self.compute_s + self.staging_s + self.other_s
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Speed-up from one result to another as a product: ``units`` x ``system`` x ``algorithmic`` x ``staging`` x
-    ``other``.
+    """Holds a speed-up as the product ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
 
-    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed
-    (below 1: the second result needs more, usually because its batch is larger). ``staging`` and ``other`` are the
-    effects of time outside epochs.
+    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed. It
+    is below 1 if the second result needs more epochs, usually because its batch is larger. ``staging`` and ``other``
+    are the effects of time outside epochs.
     """
 
     units: float
@@ -68,17 +70,17 @@ class Factors:
 
     @property
     def speed_up(self) -> float:
-        """Time of the first result over time of the second."""
+        """Return the time of the first result over the time of the second."""
         return self.units * self.efficiency
 
     @property
     def efficiency(self) -> float:
-        """Speed-up divided by the ratio of units."""
+        """Return the speed-up divided by the ratio of units."""
         return self.system * self.algorithmic * self.staging * self.other
 
 
 def factors(a: Split, b: Split) -> Factors:
-    """The factors of the speed-up of ``b`` over ``a``; their product is exact."""
+    """Return the factors of the speed-up of ``b`` over ``a``. Their product is exact."""
     units = b.units / a.units
     busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
     return Factors(
@@ -92,7 +94,7 @@ def factors(a: Split, b: Split) -> Factors:
 
 @dataclass(frozen=True)
 class Term:
-    """n^exponent · log2(n)^log_power in units x time (PMNF's normal form)."""
+    """Holds the exponents of n^exponent · log2(n)^log_power, a term of units x time (PMNF's normal form)."""
 
     exponent: float
     log_power: int
@@ -105,7 +107,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
+    """Holds a fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
 
     ``loo_error`` is the mean symmetric error of predicting each scale from all others. ``band`` gives the 5th and 95th
     percentile over bootstrap replicates of the runs. ``last_error`` is that of predicting the largest scale,
@@ -122,11 +124,11 @@ class Model:
     basis: Callable[[Floats], Floats]
 
     def time_s(self, units: Sequence[float] | Floats) -> Floats:
-        """Predicted time at these numbers of units."""
+        """Return the predicted time at these numbers of units."""
         return np.asarray(self.basis(np.asarray(units, float)) @ np.asarray(self.coefficients))
 
     def band(self, units: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-        """Lower and upper end of the bootstrap band."""
+        """Return the lower and the upper end of the bootstrap band."""
         predicted = self.basis(np.asarray(units, float)) @ self.replicates.T
         low, high = np.quantile(predicted, BAND, axis=1)
         return low, high
@@ -154,10 +156,10 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
 def extrapolate(
     runs: Mapping[float, Sequence[float]], models: Sequence[Model], units: float
 ) -> tuple[float, float, float]:
-    """Predict the time at a scale by the model with the least left-out error, and the interval over all models.
+    """Predict the time at a scale with the model of the least left-out error, and the interval over all models.
 
-    Each model's bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left
-    out, once for each doubling of the largest scale. The lower end is also below the time that `_continue_speed_up`
+    A bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left out. This is
+    done once for each doubling of the largest scale. The lower end is also below the time that `_continue_speed_up`
     gives. The upper end is infinite beyond `SOLID_REACH` times the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
@@ -176,7 +178,7 @@ def extrapolate(
 def _continue_speed_up(runs: Mapping[float, Sequence[float]], units: float) -> float:
     """Compute the time at a scale if the speed-up goes on as over the last `SLOPE_SCALES` scales.
 
-    Efficiency falls with size, so times fall more slowly than this line in logarithms. The models cannot show it: none
+    Efficiency falls with size, so times fall more slowly than this line in logarithms. The models cannot show it. None
     of their overheads grows as slowly as a power law that is nearly perfect.
     """
     scales = sorted(n for n, times in runs.items() if len(times))[-SLOPE_SCALES:]
@@ -185,7 +187,7 @@ def _continue_speed_up(runs: Mapping[float, Sequence[float]], units: float) -> f
 
 
 def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
-    """The basis functions of time, for a model units x time = c0 + sum of terms."""
+    """Return a function that computes the terms of a model: units x time = c0 + sum of terms."""
 
     def basis(n: Floats) -> Floats:
         columns = [np.ones_like(n), *(n**term.exponent * np.log2(n) ** term.log_power for term in terms)]
@@ -212,13 +214,13 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
 
 
 def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Floats) -> float:
-    """Mean symmetric relative error of each scale predicted from all others."""
+    """Return the mean symmetric relative error of each scale predicted from all others."""
     matrix = basis(units)
     return float(np.mean([_left_out_error(matrix, times, place) for place in range(len(units))]))
 
 
 def _left_out_error(matrix: Floats, times: Floats, place: int) -> float:
-    """Symmetric relative error of one scale predicted from all others."""
+    """Return the symmetric relative error of one scale predicted from all others."""
     others = np.arange(len(times)) != place
     predicted = float(matrix[place] @ _least_squares(matrix[others], times[others]))
     return float(2 * abs(predicted - times[place]) / (abs(predicted) + times[place]))

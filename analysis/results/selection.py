@@ -1,4 +1,7 @@
-"""Select the scored runs of a result and its score, with `suite.log.score`, by the names in the table of runs."""
+"""Selects the scored runs of a result and computes its score, with `suite.log.score`.
+
+Runs have their names in the table.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ ENERGY_COLUMNS = (
 
 @dataclass(frozen=True)
 class Selection:
-    """``averaged`` are the runs that enter means: those of the score, or if there is no score all that converged.
+    """Holds the runs that enter means, ``averaged``: the scored runs. Without a score they are all that converged.
 
-    ``score_s`` is the time to train, in throughput mode the time to train all; it is None without a score, and ``note``
+    ``score_s`` is the time to train; in throughput mode, the time to train all. None: there is no score, and ``note``
     gives the reason. ``fate`` says for every run whether it was scored, or why not.
     """
 
@@ -85,10 +88,10 @@ def _believing(target: Target) -> Target:
 
 
 class _Believing(Target, frozen=True):
-    """A target that any evaluation meets: what a log's own status says then decides."""
+    """Accepts any evaluation as reaching the target, so that only a log's own status decides."""
 
     def reached(self, value: float) -> bool:
-        """True."""
+        """Return True."""
         return True
 
 

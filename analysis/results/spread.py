@@ -1,4 +1,4 @@
-"""How much the runs of one result differ, split into epochs and seconds per epoch."""
+"""Measures how much the runs of one result differ, split into epochs and seconds per epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 @dataclass(frozen=True)
 class RunSpread:
-    """Spread of the training time E·tau over runs.
+    """Holds the spread of the training time E·tau over runs.
 
     ``variance_epochs``, ``variance_epoch_time`` and ``covariance_twice`` (natural logs) sum to the variance of
     log(E·tau). ``axis_1`` and ``axis_2`` are the variances (log10²) along the principal axes of (log10 E, log10 tau),
@@ -30,7 +30,7 @@ class RunSpread:
 
     @property
     def axis_1_share(self) -> float:
-        """Share of the variance along the first axis."""
+        """Return the share of the variance along the first axis."""
         return self.axis_1 / (self.axis_1 + self.axis_2) if self.axis_1 + self.axis_2 > 0 else math.nan
 
 
