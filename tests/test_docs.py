@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from docs.pages import events, gallery
+from suite.cli.main import group
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -40,6 +43,43 @@ def test_the_site_builds_and_every_link_leads_somewhere(
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
     assert [record.message for record in caplog.records] == []
     assert (tmp_path / "site" / "tutorial.html").stat().st_size > 1000
+
+
+def test_the_map_names_every_folder_and_every_module() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `((?:suite|analysis|workloads)[\w/]*)/` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    named = {folder: set(re.findall(r"`(\w+)`", modules)) for folder, modules in rows}
+    packages = (init.parent for top in ("suite", "analysis", "workloads") for init in (ROOT / top).rglob("__init__.py"))
+    found = {
+        str(folder.relative_to(ROOT)): {path.stem for path in folder.glob("*.py")} - {"__init__"} for folder in packages
+    }
+    wrong = {folder: named.get(folder, set()) ^ found.get(folder, set()) for folder in {*named, *found}}
+    assert set(named) == set(found)
+    assert {folder: modules for folder, modules in wrong.items() if modules} == {}
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield (page, words after mlhpc) of each command line in the code blocks of the pages."""
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        fenced = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        indented = re.findall(r"^    (mlhpc .*)$", text, re.MULTILINE)
+        for line in "\n".join([*fenced, *indented]).splitlines():
+            if re.match(r"mlhpc [a-z]", line):
+                yield page.name, re.split(r"\s#|\s{3,}|[;|>&]", line)[0].split()[1:]
+
+
+def test_every_command_of_a_page_exists_with_its_options() -> None:
+    lines = list(command_lines())
+    assert len(lines) > 50
+    for page, words in lines:
+        command: click.Command | None = group
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, f"{page}: no such command before {words}"
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        written = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert written <= known | {"--help", "-h"}, f"{page}: {command.name}: {written - known}"
 
 
 def test_every_dated_table_that_is_named_is_kept() -> None:
