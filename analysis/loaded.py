@@ -1,4 +1,4 @@
-"""Results for Python: what is at some paths as tables, figures and a report."""
+"""Gives Python programs the results at some paths as tables, figures and a report."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MOST_SHOWN = 200
 
 
 def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
-    """The paths that are given, or match a pattern with * and ?.
+    """Return the paths that are given, or match a pattern with * and ?.
 
-    InputError for one that does not exist, or matches nothing.
+    Raises InputError for one that does not exist, or matches nothing.
     """
     found: list[Path] = []
     for pattern in patterns:
@@ -63,10 +63,10 @@ def _view(name: str) -> View:
 
 
 class Results:
-    """Results as tables and figures. docs/tables.md says what the columns of the tables mean.
+    """Holds results as tables and figures. docs/tables.md says what the columns of the tables mean.
 
-    ``runs``, ``results``, ``epochs``, ``evals``, ``phases``, ``ranks``, ``experts`` and ``systems`` are data frames;
-    change a copy, not them: the figures are made of them.
+    ``runs``, ``results``, ``epochs``, ``evals``, ``phases``, ``ranks``, ``experts`` and ``systems`` are data frames.
+    The figures are made of them: change a copy, not them.
     """
 
     def __init__(self, paths: Sequence[str | Path], cards: Sequence[str | Path] = ()) -> None:
@@ -77,59 +77,59 @@ class Results:
 
     @property
     def runs(self) -> pd.DataFrame:
-        """One row per log: what it states, its time split, and whether it counts."""
+        """Return one row per log: what it states, its time split, and whether it counts."""
         return self._study.runs
 
     @property
     def results(self) -> pd.DataFrame:
-        """One row per result, a group of runs: its score and means over its runs."""
+        """Return one row per result, a group of runs: its score and means over its runs."""
         return self._study.results
 
     @property
     def epochs(self) -> pd.DataFrame:
-        """One row per epoch of a run."""
+        """Return one row per epoch of a run."""
         return self._study.tables.epochs
 
     @property
     def evals(self) -> pd.DataFrame:
-        """One row per evaluation of a run."""
+        """Return one row per evaluation of a run."""
         return self._study.tables.evals
 
     @property
     def phases(self) -> pd.DataFrame:
-        """One row per window of steps of a run: seconds by phase."""
+        """Return one row per window of steps of a run: seconds by phase."""
         return self._study.tables.phases
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """One row per epoch and quantity that ranks measured."""
+        """Return one row per epoch and quantity that ranks measured."""
         return self._study.tables.ranks
 
     @property
     def experts(self) -> pd.DataFrame:
-        """One row per window and mixture-of-experts layer."""
+        """Return one row per window and mixture-of-experts layer."""
         return self._study.tables.experts
 
     @property
     def systems(self) -> pd.DataFrame:
-        """One row per system, as its package describes it or as a run found it."""
+        """Return one row per system, as its package describes it or as a run found it."""
         return self._study.tables.systems
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The names of all views of figures, in the order of a report."""
+        """Return the names of all views of figures, in the order of a report."""
         from analysis.figures import views
 
         return tuple(views())
 
     def table(self, name: str) -> pd.DataFrame:
-        """The numbers behind a figure. InputError for an unknown name, or without its data."""
+        """Return the numbers of a figure. Raises InputError for an unknown name, or without its data."""
         return _view(name).table(self._study)
 
     def chart(self, name: str) -> alt.TopLevelMixin:
-        """A figure as an Altair chart: a notebook shows it, and `save` of it writes a file.
+        """Return a figure as an Altair chart: a notebook shows it, and `save` of it writes a file.
 
-        InputError for an unknown name, or without its data.
+        Raises InputError for an unknown name, or without its data.
         """
         import altair as alt
 
@@ -141,7 +141,7 @@ class Results:
     def report(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write what ``mlhpc report`` writes for the same paths, and return the path of the page.
 
-        InputError if the folder holds a report already, unless ``force``.
+        Raises InputError if the folder holds a report already, unless ``force``.
         """
         from analysis.commands.report import report
 
@@ -156,7 +156,7 @@ class Results:
 
     @property
     def study(self) -> Study:
-        """What the figures are made of, for a figure of one's own (docs/report.md). Not stable."""
+        """Return what the figures are made of, for a figure of one's own (docs/report.md). Not stable."""
         return self._study
 
     def __repr__(self) -> str:

@@ -1,6 +1,4 @@
-"""`Study`: all that figures and the report are made from, namely the tables of logs, every run decomposed, and the
-results.
-"""
+"""Makes the `Study` from which figures and report are made: tables of logs, runs decomposed, results."""
 
 from __future__ import annotations
 
@@ -30,11 +28,12 @@ class NotAnswerableError(InputError):
 
 @dataclass(frozen=True)
 class Study:
-    """``runs`` is `decompose.per_run` of every log, ``results`` has one row per group of runs; both have a ``label``.
+    """Holds the runs (`decompose.per_run` of every log) and the results (one row per group of runs), both with a
+    ``label``.
 
-    ``inputs`` are the ceilings and counters files of the command line, ``networks`` the fitted all-to-all sweeps, and
-    ``between`` the pairs of results (groups of one class, from and to) that the user named. With ``prices`` of devices
-    the results have a ``cost``.
+    ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the fitted all-to-all sweeps.
+    ``between`` has the pairs of results that the user named: groups of one class, from and to. With ``prices`` of
+    devices the results have a ``cost``.
     """
 
     tables: Tables
@@ -48,29 +47,35 @@ class Study:
 
     @property
     def distinct(self) -> pd.DataFrame:
-        """The results without those that repeat one of an earlier round: what figures and tables of results show."""
+        """Return the results without those that repeat one of an earlier round.
+
+        Figures and tables of results show these.
+        """
         return self.results[self.results["same_as"].isna()]
 
     def classes(self) -> list[tuple[str, pd.DataFrame]]:
-        """Results by benchmark, size and mode, each with a heading. Only results of one class may share a panel."""
+        """Return results by benchmark, size and mode, each with a heading.
+
+        Only results of one class may share a panel.
+        """
         return [(heading(*key), group) for key, group in self.distinct.groupby(CLASS, sort=True)]
 
     def tasks(self) -> list[Task]:
-        """Results that may be ranked against each other, each group with its headings."""
+        """Return results that may be ranked against each other, each group with its headings."""
         return tasks(self.distinct)
 
     def fitted_networks(self) -> tuple[Fit, ...]:
-        """``networks``; NotAnswerableError without one."""
+        """Return ``networks``. Raises NotAnswerableError without one."""
         if not self.networks:
             raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
         return self.networks
 
     def runs_of(self, group: str) -> pd.DataFrame:
-        """The runs of one result."""
+        """Return the runs of one result."""
         return self._by_group[group]
 
     def converged_of(self, group: str) -> pd.DataFrame:
-        """The runs of one result that reached the target."""
+        """Return the runs of one result that reached the target."""
         return self._converged_by_group[group]
 
     @cached_property
@@ -79,7 +84,7 @@ class Study:
 
     @cached_property
     def _by_group(self) -> Mapping[str, pd.DataFrame]:
-        """Cut once: figures ask for the runs of a result thousands of times."""
+        """Split the runs by group once: figures ask for the runs of a result thousands of times."""
         return {str(group): runs for group, runs in self.runs.groupby("group", sort=False)}
 
 

@@ -23,20 +23,20 @@ HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
 
 @dataclass(frozen=True)
 class Compared:
-    """A measurement and the seconds that the model predicts for it."""
+    """Holds a measurement and the seconds that the model predicts for it."""
 
     measurement: Measurement
     model_s: float
 
     @property
     def error(self) -> float:
-        """Model over measurement, minus 1."""
+        """Return model over measurement, minus 1."""
         return self.model_s / self.measurement.seconds - 1
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A network fitted to a sweep, with its errors.
+    """Holds a network fitted to a sweep, with its errors.
 
     ``fitted`` has the measurements that the fit used, ``held_out`` the others. ``next_grid`` compares the largest grid
     with a second fit, to the smaller grids only. ``errors`` are those of laws fitted to smaller grids, on larger ones:
@@ -53,20 +53,20 @@ class Fit:
 
     @property
     def network(self) -> Network:
-        """The fitted links."""
+        """Return the fitted links."""
         return self.law.network
 
     @property
     def flops_per_s(self) -> float:
-        """FLOP/s of one rank on the largest grid."""
+        """Return the FLOP/s of one rank on the largest grid."""
         return self.sweep.layers[-1].flops_per_s
 
     def grid_network(self, ranks: int) -> Network:
-        """The fitted network on ``ranks`` ranks. Fewer ranks than a node has are one node."""
+        """Return the fitted network on ``ranks`` ranks. Fewer ranks than a node has are one node."""
         return replace(self.network, ranks_per_node=min(self.network.ranks_per_node, ranks))
 
     def layer_shape(self, ranks: int) -> LayerShape:
-        """The measured layer on ``ranks`` ranks, with as many experts per rank as on the largest grid."""
+        """Return the measured layer on ``ranks`` ranks, with as many experts per rank as on the largest grid."""
         last = self.sweep.layers[-1]
         return replace(last.shape, experts=max(1, last.shape.experts * ranks // last.ranks))
 

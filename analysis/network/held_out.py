@@ -1,7 +1,8 @@
-"""Back tests: the errors of a law on grids of ranks that its fit did not see, by the doublings of ranks between.
+"""Computes back tests: the errors of a law on grids of ranks that its fit did not see.
 
-Each grid across nodes in turn is taken for the largest one: the law is fitted to the grids up to it and predicts all
-larger ones. The growth of these errors gives the intervals beyond the largest measured grid.
+Each grid across nodes in turn is taken for the largest one. The law is fitted to the grids up to it and predicts all
+larger ones. The errors grow with the doublings of ranks between. Their growth gives the intervals beyond the largest
+measured grid.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of one quantity: log of measured over predicted, one entry per prediction of a back test.
+    """Holds the errors of one quantity: log of measured over predicted, one entry per prediction of a back test.
 
-    ``fitted_to`` is the largest grid that the fit saw, ``ranks`` the grid predicted, ``message`` the bytes of a message
-    of a linear all-to-all. ``noise`` is the squared error of the measurement itself: the mean square of the fit's
-    residuals.
+    ``fitted_to`` is the largest grid that the fit saw, and ``ranks`` the grid predicted. ``message`` is the bytes of a
+    message of a linear all-to-all. ``noise`` is the squared error of the measurement itself: the mean square of the
+    fit's residuals.
     """
 
     fitted_to: Floats
@@ -47,12 +48,12 @@ class Errors:
 
     @property
     def tests(self) -> int:
-        """The number of back tests: pairs of a largest grid fitted to and a grid predicted."""
+        """Return the number of back tests: pairs of a largest grid fitted to and a grid predicted."""
         return len(set(zip(self.fitted_to.tolist(), self.ranks.tolist(), strict=True)))
 
     @property
     def doublings(self) -> Floats:
-        """Doublings of ranks from the fit to the prediction."""
+        """Return the doublings of ranks from the fit to the prediction."""
         return np.asarray(np.log2(self.ranks / self.fitted_to))
 
     def half_width(self, quantity: Quantity, doublings: float, message: Floats, variance: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Predicts beyond the measured ranks: each number with its interval, or the verdict that the data are inconclusive.
 
 No sweep shows a switch level that begins beyond its largest grid, and networks do not get faster with size. So a lower
-end of a time holds wherever it is stated. An upper end is stated up to twice the measured ranks, for networks without
-a new level there; beyond, a time is "not less than" its lower end, and a ratio of two times is inconclusive.
+end of a time holds wherever it is stated. An upper end is stated up to twice the measured ranks, for networks without a
+new level there. Beyond, a time is "not less than" its lower end, and a ratio of two times is inconclusive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted value and the ends of its interval (`held_out.CONFIDENCE`).
+    """Holds a predicted value and the ends of its interval (`held_out.CONFIDENCE`).
 
     ``high`` is infinite if only the lower end is known, ``low`` is 0 if neither is.
     """
@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def tells(self) -> bool:
-        """True if the interval is narrow enough for the value to mean something."""
+        """Return True if the interval is narrow enough for the value to mean something."""
         return self.high <= WIDEST * self.low
 
     def data(self) -> dict[str, float | None]:
@@ -75,20 +75,20 @@ class Interval:
 
 @dataclass(frozen=True)
 class Band:
-    """Intervals of one quantity over message sizes: seconds, or linear over 2DH. Ends as those of `Interval`."""
+    """Holds intervals of one quantity over message sizes: seconds, or linear over 2DH. Ends are those of `Interval`."""
 
     value: Floats
     low: Floats
     high: Floats
 
     def at(self, index: int) -> Interval:
-        """The interval of one of the sizes."""
+        """Return the interval of one of the sizes."""
         return Interval(float(self.value[index]), float(self.low[index]), float(self.high[index]))
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """The largest bytes per rank at which 2DH is faster, searched between ``sizes`` (smallest, largest).
+    """Holds the largest bytes per rank at which 2DH is faster, searched between ``sizes`` (smallest, largest).
 
     Verdict "at": it lies between ``low`` and ``high``. "never": 2DH is faster at no size. "always": it is still faster
     at the largest size.
@@ -145,7 +145,7 @@ def bounded_ranks(fit: Fit) -> tuple[int, ...]:
 
 
 def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
-    """Predict seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each of ``sizes`` bytes per rank.
+    """Predict seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each size in bytes per rank.
 
     Without back tests the interval comes from the parameters' errors and the residuals. Only measured ranks are then
     asked for.
@@ -186,7 +186,7 @@ def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
 def crossover(fit: Fit, ranks: int) -> Crossover:
     """Find the size up to which 2DH is faster, from the interval of the ratio.
 
-    The search ends at the largest size whose messages were measured: on more ranks a message of as many bytes belongs
+    The search ends at the largest size whose messages were measured. On more ranks a message of as many bytes belongs
     to a larger all-to-all.
     """
     measured = [m.size_bytes for m in fit.sweep.measurements]
@@ -212,8 +212,8 @@ def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points
 def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> tuple[Floats, Floats]:
     """Compute the distances of the lower and the upper end from the prediction, in log seconds.
 
-    Where the newest back test erred in one direction, the end on that side is farther away by this error for each
-    doubling. Beyond `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
+    If the newest back test erred in one direction, the end on that side moves away by this error per doubling. Beyond
+    `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
     """
     if quantity not in fit.errors:
         free = max(1, fit.law.count - len(fit.law.values_P))

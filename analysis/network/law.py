@@ -1,8 +1,8 @@
 """Fits the parameters of the closed forms of `suite.performance.cost_model`, written as matrices, to all-to-alls.
 
-If the onset of congestion and the size from which messages wait for their receiver are given, seconds are the larger of
-two sums that are linear in the parameters. `tests/analysis/network/test_law.py` compares them with the closed forms.
-Array dimensions: M measurements, P parameters.
+With the onset of congestion and the size from which messages wait for their receiver given, two sums are linear in the
+parameters. The seconds are the larger of them. `tests/analysis/network/test_law.py` compares them with the closed
+forms. Array dimensions: M measurements, P parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Form:
-    """The optional parameters that a law has. ``onset``: congestion begins above this number of ranks."""
+    """Names the optional parameters that a law has. ``onset``: congestion begins above this number of ranks."""
 
     ranks_per_node: int
     memory_bandwidth: float
@@ -45,14 +45,16 @@ class Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters in the order of the matrices' columns."""
+        """Return the parameters in the order of the matrices' columns."""
         present = (self.rendezvous_from < math.inf, "linear" in self.congested, "2dh" in self.congested)
         return (*POSITIVE, *(name for name, has in zip(OPTIONAL, present, strict=True) if has))
 
 
 @dataclass(frozen=True)
 class Law:
-    """A form with its parameters and their covariance: of logarithms for `POSITIVE`, in its unit for `OPTIONAL`."""
+    """Holds a form with its parameters and their covariance: of logarithms for `POSITIVE`, in its unit for
+    `OPTIONAL`.
+    """
 
     form: Form
     values_P: Floats
@@ -62,12 +64,12 @@ class Law:
 
     @property
     def information(self) -> float:
-        """Schwarz's criterion (BIC), to choose among laws that a test asks for. Less is better."""
+        """Return Schwarz's criterion (BIC), to choose among laws that a test asks for. Less is better."""
         return self.count * math.log(max(self.squares, 1e-300)) + len(self.values_P) * math.log(self.count)
 
     @property
     def network(self) -> Network:
-        """The law as parameters of the closed forms."""
+        """Return the law as parameters of the closed forms."""
         found = dict(zip(self.form.names, self.values_P.tolist(), strict=True))
         return Network(
             ranks_per_node=self.form.ranks_per_node,
@@ -90,7 +92,7 @@ class Law:
         return _seconds(self.form, at, self.values_P)[0]
 
     def slopes(self, at: Points) -> Floats:
-        """Derivatives of the logarithms of the seconds (M, P), for ``covariance_PP``."""
+        """Compute derivatives of the logarithms of the seconds (M, P), for ``covariance_PP``."""
         seconds, slopes = _seconds(self.form, at, self.values_P)
         return np.asarray(slopes / seconds[:, None])
 
@@ -101,7 +103,7 @@ class Law:
 
 @dataclass(frozen=True)
 class Points:
-    """All-to-alls as columns."""
+    """Holds all-to-alls as columns."""
 
     ranks: Floats
     per_node: Floats
@@ -116,7 +118,7 @@ class Points:
 
     @property
     def message(self) -> Floats:
-        """Bytes of a message to another node."""
+        """Return the bytes of a message to another node."""
         return np.where(self.two_level, self.size * self.per_node, self.size) / self.ranks
 
 
@@ -126,7 +128,7 @@ def points(measurements: Sequence[Measurement]) -> Points:
 
 
 def fit_law(sweep: Sweep, measurements: Sequence[Measurement]) -> Law:
-    """Fit the parameters in log seconds, with a switch of protocols and congestion only where a test asks for them.
+    """Fit the parameters in log seconds. A switch of protocols and congestion enter only where a test asks for them.
 
     Congestion must also be seen on two grids that agree about it: one slow grid may be a disturbance.
     """
@@ -178,7 +180,9 @@ def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
 
 
 def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -> bool:
-    """True if each grid above the onset shows congestion by itself, and no two differ by more than `GRIDS_AGREE`."""
+    """Return True if each grid above the onset shows congestion by itself, and no two differ by more than
+    `GRIDS_AGREE`.
+    """
     index = law.form.names.index("congested_byte" if algorithm == "linear" else "two_level_congested_byte")
     if law.values_P[index] <= 0:
         return False
@@ -210,7 +214,10 @@ def _alone(law: Law, at: Points, measured: Floats, index: int) -> tuple[float, f
 def _seconds(
     form: Form, at: Points, values_P: Floats, matrices: tuple[Floats, Floats, Floats] | None = None
 ) -> tuple[Floats, Floats]:
-    """Compute seconds (M) and their derivatives (M, P): by the logarithm of a positive parameter, else by its unit."""
+    """Compute seconds (M) and their derivatives (M, P).
+
+    A derivative is by the logarithm of a positive parameter, else by its unit.
+    """
     across, inside, fixed = matrices or _matrices(form, at)
     sums = np.stack([across @ values_P, inside @ values_P])
     rows = np.where((sums[0] >= sums[1])[:, None], across, inside)
@@ -222,7 +229,7 @@ def _units(form: Form, values_P: Floats) -> Floats:
 
 
 def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
-    """Make the coefficients of the part across nodes and of the part inside (M, P each), and the seconds of copies (M).
+    """Compute the coefficients of the parts across and inside nodes (M, P each), and the seconds of copies (M).
 
     The two parts of a linear all-to-all run at the same time, so the slower one counts. 2DH has its parts one after
     another: both of its rows are their sum.
@@ -265,7 +272,10 @@ def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None) -
     pull[:, :positive] = PRIOR * np.eye(positive)
 
     def residuals(values_P: Floats) -> tuple[Floats, Floats] | None:
-        """Residuals and their slopes. None where a message takes no time: on more ranks so would the all-to-all."""
+        """Return residuals and their slopes.
+
+        None: a message takes no time, which on more ranks holds for the all-to-all.
+        """
         seconds, jacobian = _seconds(form, at, values_P, matrices)
         by_name = dict(zip(form.names, values_P.tolist(), strict=True))
         smallest_latency = min(by_name["inter_latency"], by_name["two_level_latency"])

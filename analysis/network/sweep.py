@@ -20,7 +20,7 @@ KIB, MIB = 2.0**10, 2.0**20  # bytes
 
 @dataclass(frozen=True)
 class Measurement:
-    """One all-to-all: seconds of the slowest rank, median over ``repeats``.
+    """Holds one all-to-all: seconds of the slowest rank, median over ``repeats``.
 
     ``size_bytes`` is what one rank sends, including the part that it sends to itself.
     """
@@ -37,7 +37,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Forward and backward pass of the MoE layer with one (r, degree, algorithm).
+    """Holds forward and backward pass of the MoE layer with one (r, degree, algorithm).
 
     ``seconds`` are those of the slowest rank, median over ``repeats``.
     """
@@ -51,9 +51,9 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class Layer:
-    """The MoE layer on one grid of ranks.
+    """Holds the MoE layer on one grid of ranks.
 
-    ``outside_s`` is the time of gate, permutation and counts in one pass; ``flops_per_s`` is the rate of one rank.
+    ``outside_s`` is the time of gate, permutation and counts in one pass. ``flops_per_s`` is the rate of one rank.
     """
 
     ranks: int
@@ -65,7 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep file.
+    """Holds one sweep file.
 
     ``ranks`` and ``ranks_per_node`` are those of the largest grid. ``description`` has name, ranks, back end and
     device.

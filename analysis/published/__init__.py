@@ -1,1 +1,1 @@
-"""The public MLPerf HPC rounds: scores recomputed from the logs, and minutes stated elsewhere."""
+"""Holds the public MLPerf HPC rounds: scores recomputed from the logs, and minutes stated elsewhere."""

@@ -1,4 +1,4 @@
-"""The shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
+"""Reads the shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
 
 All numbers are recomputed from the public logs. Results whose logs were not at hand are missing, and `missing` names
 them. `stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
@@ -33,7 +33,7 @@ ROUNDS: Mapping[str, int] = {
 
 @cache
 def _read_table() -> dict[str, Any]:
-    """The shipped table as it is written: its columns and rows."""
+    """Return the shipped table as it is written: its columns and rows."""
     document: dict[str, Any] = json.loads((FOLDER / TABLE).read_text("utf-8"))
     if document["version"] != VERSION:
         raise InputError(
@@ -44,7 +44,7 @@ def _read_table() -> dict[str, Any]:
 
 @cache
 def published() -> pd.DataFrame:
-    """The shipped table, one row per result, with its own names of columns."""
+    """Return the shipped table, one row per result, with its own names of columns."""
     import pandas as pd
 
     document = _read_table()
@@ -70,10 +70,9 @@ def find_score(
 
 
 def missing(held: Iterable[str] = ()) -> str:
-    """The end of a sentence that names the results of the public rounds which neither the table nor ``held`` (groups)
-    has.
+    """Return the end of a sentence that names the missing results of the public rounds; empty if none is missing.
 
-    Empty if none is missing.
+    A result is missing if neither the table nor ``held`` (groups) has it.
     """
     groups = {*published()["group"], *held}
     counts = count_rounds([group.partition("/")[0] for group in groups])
@@ -83,11 +82,11 @@ def missing(held: Iterable[str] = ()) -> str:
 
 @cache
 def stated_minutes() -> Mapping[str, tuple[float, str]]:
-    """By group of a published result: the minutes that a submitter or a paper printed, and the source."""
+    """Return by group of a published result the minutes that a submitter or a paper printed, and the source."""
     entries = yaml.safe_load((FOLDER / "stated.yaml").read_text("utf-8"))
     return {entry["group"]: (float(entry["minutes"]), str(entry["source"])) for entry in entries}
 
 
 def count_rounds(rounds: Sequence[str]) -> dict[str, int]:
-    """The number of results at hand of each public round, from the rounds of those results."""
+    """Count the results at hand of each public round, from the rounds of those results."""
     return {round_: rounds.count(round_) for round_ in ROUNDS}

@@ -1,1 +1,1 @@
-"""Rooflines: what a step asks of each resource, what the machine gives, and what follows."""
+"""Compares what a step asks of each resource with what the machine gives, and derives bounds on its time."""

@@ -1,9 +1,9 @@
-"""Rooflines as arithmetic: the demand of a training step on each resource, the resource's rate, and the bounds. Pure.
+"""Computes the demand of a training step on each resource, the resource's rate, and bounds on the step's time. Pure.
 
 All quantities are of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r. A
-step takes at least the largest T_r (everything overlaps) and, if every resource runs at its ceiling, at most their sum
-(nothing overlaps). Classic, hierarchical and time-based rooflines: Williams et al., CACM 2009; Yang et al., arXiv
-2009.05257; Wang et al., arXiv 2009.04598. docs/roofline.md has the definitions in words.
+step takes at least the largest T_r (everything overlaps). If every resource runs at its ceiling, it takes at most their
+sum (nothing overlaps). Sources are Williams et al., CACM 2009 (classic roofline), Yang et al., arXiv 2009.05257
+(hierarchical), and Wang et al., arXiv 2009.04598 (time-based). docs/roofline.md has the definitions in words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BINDS_FROM = (
 
 @dataclass(frozen=True)
 class Demand:
-    """What one rank needs of a resource in one step: FLOPs or bytes.
+    """Holds what one rank needs of a resource in one step: FLOPs or bytes.
 
     ``basis`` is how it is known, ``note`` the source.
     """
@@ -44,7 +44,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Roof:
-    """The rate of a resource for one rank, FLOP/s or bytes/s, under the conditions that ``name`` states.
+    """Holds the rate of a resource for one rank, FLOP/s or bytes/s, under the conditions that ``name`` states.
 
     ``spread`` is relative; ``source`` is a measurement with its n, or a citation.
     """
@@ -57,13 +57,13 @@ class Roof:
 
     @property
     def most_per_s(self) -> float:
-        """The highest rate that a measurement may have and still be believed."""
+        """Return the highest rate that a measurement may have and still be believed."""
         return self.per_s * (1 + max(TOLERANCE, self.spread))
 
 
 @dataclass(frozen=True)
 class Term:
-    """Demand and roof of one resource in a step."""
+    """Holds demand and roof of one resource in a step."""
 
     resource: Resource
     demand: Demand
@@ -71,13 +71,13 @@ class Term:
 
     @property
     def seconds(self) -> float:
-        """T_r = Q_r / C_r."""
+        """Return T_r = Q_r / C_r."""
         return self.demand.amount / self.roof.per_s
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A term whose rate would be above the roof, and the likely reason. It is shown as an input error."""
+    """Holds a term whose rate would be above the roof, and the likely reason. It is shown as an input error."""
 
     term: Term
     reason: str
@@ -85,7 +85,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The extended roofline of one step that took ``step_s``.
+    """Holds the extended roofline of one step that took ``step_s``.
 
     ``terms`` are consistent with the measured step, ``refused`` contradict it. ``unknown`` maps each resource without
     quantity or ceiling to what is missing.
@@ -98,27 +98,30 @@ class Bounds:
 
     @property
     def lower_s(self) -> float:
-        """The largest T_r: the time of a step in which everything overlaps."""
+        """Return the largest T_r: the time of a step in which everything overlaps."""
         return max((term.seconds for term in self.terms), default=math.nan)
 
     @property
     def upper_s(self) -> float:
-        """The sum of all T_r: the time of a step in which nothing overlaps."""
+        """Return the sum of all T_r: the time of a step in which nothing overlaps."""
         return sum(term.seconds for term in self.terms) if self.terms else math.nan
 
     @property
     def nearest(self) -> Term | None:
-        """The resource with the largest T_r: the one that binds, if any does (`at_roof`)."""
+        """Return the resource with the largest T_r: the one that binds, if any does (`at_roof`)."""
         return max(self.terms, key=lambda term: term.seconds, default=None)
 
     @property
     def distance(self) -> float:
-        """Time of the step over the largest T_r; 1 is at the roof."""
+        """Return the time of the step over the largest T_r; 1 is at the roof."""
         return self.step_s / self.lower_s
 
     @property
     def verdict(self) -> str:
-        """Whether the step lies within the band, or above it, where no resource with a known roof explains its time."""
+        """Say whether the step lies within the bounds or above them.
+
+        Above them, no resource with a known roof explains its time.
+        """
         if not self.terms:
             return "no resource has both a quantity and a ceiling"
         if self.step_s > self.upper_s * (1 + TOLERANCE):
@@ -127,21 +130,21 @@ class Bounds:
 
 
 def binds(share: float) -> bool:
-    """True if a roof that explains this share of a time (T / t, or the rate over the roof's) binds it."""
+    """Return True if a roof binds a time of which it explains this share: T / t, or the rate over the roof's."""
     return share >= BINDS_FROM
 
 
 def at_roof(roof: str, share: float, kind: str = "known") -> str:
-    """The words for a time of which a roof explains ``share``; ``kind`` says what roofs there are."""
+    """Describe a time of which a roof explains ``share``. ``kind`` says what roofs there are."""
     if binds(share):
         return f"{roof} binds, at {100 * share:.0f} % of its roof"
     return f"no {kind} roof binds; the nearest is {roof} at 1/{1 / share:.3g}" if share > 0 else f"no {kind} roof binds"
 
 
 def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:
-    """The extended roofline. A roof may be text that says why there is none. A demand of zero makes no term.
+    """Compute the extended roofline. A roof may be text that says why there is none. A demand of zero makes no term.
 
-    A term longer than the measured step is an input error (wrong unit, number format or memory level) and is refused.
+    A term longer than the measured step is refused as an input error: a wrong unit, number format or memory level.
     """
     terms: list[Term] = []
     refused: list[Refusal] = []
@@ -174,7 +177,7 @@ _LIKELY = {
 
 
 def contradiction(term: Term, step_s: float) -> str | None:
-    """Why a term is impossible: it would take longer than the step that contained it. None if it is possible."""
+    """Say why a term is impossible: it would take longer than the step that contained it. None: it is possible."""
     if term.demand.amount <= step_s * term.roof.most_per_s:
         return None
     unit = UNITS[term.resource]
@@ -188,7 +191,7 @@ def contradiction(term: Term, step_s: float) -> str | None:
 
 @dataclass(frozen=True)
 class Point:
-    """A phase or kernel: FLOPs, bytes and seconds of all its launches in a step.
+    """Holds a phase or kernel: FLOPs, bytes and seconds of all its launches in a step.
 
     ``count`` is the number of launches; 0 if unknown.
     """
@@ -203,22 +206,22 @@ class Point:
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte."""
+        """Return FLOPs per byte."""
         return self.flops / self.bytes
 
     @property
     def rate(self) -> float:
-        """FLOP/s."""
+        """Return FLOP/s."""
         return self.flops / self.seconds
 
 
 def attainable(peak: float, bandwidth: float, intensity: float) -> float:
-    """FLOP/s that the classic roofline allows: min(P, B * I)."""
+    """Return the FLOP/s that the classic roofline allows: min(P, B * I)."""
     return min(peak, bandwidth * intensity)
 
 
 def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
-    """Why a point above its roof is not believed; None if it lies under its roof."""
+    """Say why a point above its roof is not believed. None: it lies under its roof."""
     allowed = attainable(peak.per_s, bandwidth.per_s, point.intensity)
     if point.rate <= attainable(peak.most_per_s, bandwidth.most_per_s, point.intensity):
         return None
@@ -229,7 +232,7 @@ def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
 
 @dataclass(frozen=True)
 class Complexity:
-    """A point of the time-based roofline: seconds of its FLOPs, of its bytes and of its launches at the ceilings."""
+    """Holds a point of the time-based roofline: seconds of FLOPs, of bytes and of launches, at the ceilings."""
 
     name: str
     compute_s: float
@@ -239,18 +242,18 @@ class Complexity:
 
     @property
     def bound(self) -> str:
-        """The largest of the three: compute, memory or launch."""
+        """Return the largest of the three: compute, memory or launch."""
         parts = {"compute": self.compute_s, "memory": self.memory_s, "launch": self.launch_s}
         return max(parts, key=lambda name: parts[name])
 
     @property
     def roof_s(self) -> float:
-        """t = max(F / P, Q / B, n * t_launch)."""
+        """Return t = max(F / P, Q / B, n * t_launch)."""
         return max(self.compute_s, self.memory_s, self.launch_s)
 
 
 def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Complexity:
-    """A point's coordinates in the time-based roofline."""
+    """Compute a point's coordinates in the time-based roofline."""
     return Complexity(
         point.name,
         point.flops / peak.per_s,
@@ -262,9 +265,10 @@ def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Co
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring collective as latency and bandwidth: ``latency_s`` per message, ``per_s`` bytes/s that one rank sends.
+    """Holds a ring collective as latency and bandwidth: ``latency_s`` per message, ``per_s`` bytes/s that one rank
+    sends.
 
-    All-reduce moves 2 (1 - 1/n) S in 2 (n - 1) messages; all-to-all (1 - 1/n) S in n - 1.
+    All-reduce moves 2 (1 - 1/n) S bytes in 2 (n - 1) messages. All-to-all moves (1 - 1/n) S in n - 1.
     """
 
     passes: int
@@ -272,7 +276,7 @@ class Ring:
     per_s: float
 
     def seconds(self, ranks: float, size_bytes: float) -> float:
-        """Seconds of one collective of S bytes per rank; 0 on one rank."""
+        """Return the seconds of one collective of S bytes per rank; 0 on one rank."""
         messages, moved = moved_by(self.passes, ranks, size_bytes)
         return messages * self.latency_s + moved / self.per_s
 
@@ -281,15 +285,14 @@ ALL_REDUCE, ALL_TO_ALL = 2, 1  # passes over the ring
 
 
 def moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
-    """Number of messages and bytes that one rank sends in one collective."""
+    """Return the number of messages and the bytes that one rank sends in one collective."""
     return passes * (ranks - 1), passes * (1 - 1 / ranks) * size_bytes
 
 
 def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Ring | None:
-    """Fit latency and bandwidth to (ranks, bytes, seconds) by least squares of relative errors; None without a usable
-    row.
+    """Fit latency and bandwidth to (ranks, bytes, seconds) by least squares of relative errors.
 
-    If the best latency would be negative, it is 0 and only the bandwidth is fitted.
+    If the best latency would be negative, it is 0 and only the bandwidth is fitted. None: no row is usable.
     """
     rows = [
         (messages / seconds, moved / seconds)
@@ -311,8 +314,9 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
 
 
 def scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
-    """`network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank; None if one is beyond 2^24
-    ranks.
+    """Return `network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank.
+
+    None: one of them is beyond 2^24 ranks.
     """
     fast = network_scale(lambda n: fast_s / n, network_s)
     slow = network_scale(lambda n: max(fast_s, slow_s) / n, network_s)
@@ -320,7 +324,7 @@ def scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float
 
 
 def network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
-    """n*: the fewest ranks at which the network takes as long as the computation; None if that is beyond 2^24 ranks.
+    """Find n*: the fewest ranks at which the network takes as long as the computation. None: it is beyond 2^24 ranks.
 
     ``compute_s(n)`` must fall and ``network_s(n)`` rise with n.
     """
@@ -341,7 +345,7 @@ def network_scale(compute_s: Callable[[float], float], network_s: Callable[[floa
 
 
 def si(value: float) -> str:
-    """A number with three digits and a decimal prefix, to be followed by a unit: "1.23 G", "45 m"."""
+    """Render a number with three digits and a decimal prefix, to be followed by a unit: "1.23 G", "45 m"."""
     if not math.isfinite(value):
         return "– "
     if value == 0.0:

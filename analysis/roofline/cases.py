@@ -1,8 +1,7 @@
-"""Results as cases for the rooflines: what one rank asked of each resource in a step, the roofs, and the time of the
-step.
+"""Makes cases for the rooflines of results.
 
-Own results are compared with measured ceilings (analysis.sources.ceilings), published ones with
-analysis.roofline.published.
+A case is what one rank asked of each resource in a step, the roofs, and the time of the step. Own results are compared
+with measured ceilings (analysis.sources.ceilings), published ones with analysis.roofline.published.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ GRADIENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One result, or a published one (``ceilings`` None): its step and the bounds on it.
+    """Holds one result: its step and the bounds on it. ``ceilings`` is None for a published one.
 
     ``group`` identifies the result: results of different classes may have the same ``label``. ``remark`` is what a
     reader must know about the ceilings. ``scale`` is n*, the ranks at which the network takes as long as the
-    computation: at its roof, and where it is as slow as the whole step was.
+    computation. It is given for a computation at its roof, and for one as slow as the whole step was.
     """
 
     group: str
@@ -64,12 +63,12 @@ class Case:
 
     @property
     def modelled(self) -> bool:
-        """True where no ceiling was measured."""
+        """Return True where no ceiling was measured."""
         return self.ceilings is None
 
 
 def measured_cases(study: Study) -> list[Case]:
-    """Own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
+    """Return own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
     cases, reasons = [], []
     for row in study.results[~study.results["published"]].to_dict("records"):
         work = work_of(study, row)
@@ -88,7 +87,7 @@ def measured_cases(study: Study) -> list[Case]:
 
 
 def published_cases(study: Study) -> list[Case]:
-    """Published results with modelled roofs: those of the study, else each machine's best of the study's benchmarks."""
+    """Return published results with modelled roofs: those of the study, else each machine's best of its benchmarks."""
     results = study.results[study.results["published"] & (study.results["mode"] == "strong")]
     if len(results):
         rows = results.assign(train_rate=results["train_rate.mean"])
@@ -123,7 +122,7 @@ def published_cases(study: Study) -> list[Case]:
 
 
 def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
-    """n* under modelled roofs, with a network that has no latency: from and to."""
+    """Return n* under modelled roofs, with a network that has no latency: from and to."""
     terms = {term.resource: term for term in bounded.terms}
     compute, exchange = terms.get("compute"), terms.get("all_reduce")
     if compute is None or exchange is None or units < 2:
@@ -134,7 +133,10 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
-    """What one rank asked for in a training step, mean over the averaged runs of a result; text says what is missing."""
+    """Return what one rank asked for in a training step, mean over the averaged runs of a result.
+
+    Returns text that says what is missing if it is not known.
+    """
     steps = steps_of(study)
     runs = _runs_with_phases(study, row, steps)
     if runs.empty:
@@ -181,7 +183,10 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
 
 
 def _runs_with_phases(study: Study, row: Mapping[str, Any], steps: pd.Series) -> pd.DataFrame:
-    """The averaged runs of a result, without any all its runs, of which steps and phases were logged."""
+    """Return the averaged runs of a result of which steps and phases were logged.
+
+    If no runs are averaged, all its runs are used.
+    """
     runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
     if runs.empty:
         runs = study.runs_of(row["group"])
@@ -189,12 +194,12 @@ def _runs_with_phases(study: Study, row: Mapping[str, Any], steps: pd.Series) ->
 
 
 def _phases(runs: pd.DataFrame, steps: np.ndarray) -> dict[str, float]:
-    """Seconds per step of each phase, mean over the runs."""
+    """Return the seconds per step of each phase, mean over the runs."""
     return {part: float(np.mean(pd.to_numeric(runs[f"step_{part}_s"]).to_numpy(float) / steps)) for part in STEP_PARTS}
 
 
 def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
-    """The quantities of rank_stats per step, mean over ranks, epochs and runs."""
+    """Return the quantities of rank_stats per step, mean over ranks, epochs and runs."""
     ranks = study.tables.ranks
     ranks = ranks[ranks["run"].isin(runs["run"]) & ranks["mean"].between(0, LARGEST_WORK)]
     totals = ranks.groupby("quantity")[["mean", "steps"]].sum()
@@ -202,7 +207,7 @@ def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def _reading(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
-    """Demands of reading samples, from the device or the page cache, and of copying them to a GPU."""
+    """Return the demands of reading samples, from the device or the page cache, and of copying them to a GPU."""
     demands: dict[Resource, Demand] = {}
     if (loaded := logged.get("loader_bytes")) is None:
         return demands if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
@@ -216,7 +221,7 @@ def _reading(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Dem
 def _communication(
     logged: Mapping[str, float], ranks: float, closed_form: Mapping[Resource, float]
 ) -> dict[Resource, Demand]:
-    """Bytes that a rank must send in a step (bus bytes, docs/ceilings.md): counted, else by closed form."""
+    """Return the bytes that a rank must send in a step (bus bytes, docs/ceilings.md): counted, else by closed form."""
     demands: dict[Resource, Demand] = {}
     for resource, passes in COLLECTIVES.items():
         counted = logged.get(f"{resource}_bytes", 0.0 if logged else None)
@@ -229,7 +234,10 @@ def _communication(
 
 
 def _messages(logged: Mapping[str, float], gradient_bytes: float) -> dict[Resource, float]:
-    """Mean bytes of a message. If nothing was counted, gradients are sent in buckets of DDP's default size."""
+    """Return the mean bytes of a message.
+
+    If nothing was counted, gradients are sent in buckets of DDP's default size.
+    """
     sizes: dict[Resource, float] = {"all_reduce": min(gradient_bytes, float(BUCKET_BYTES))}
     for resource in COLLECTIVES:
         if calls := logged.get(f"{resource}_calls"):
@@ -238,14 +246,16 @@ def _messages(logged: Mapping[str, float], gradient_bytes: float) -> dict[Resour
 
 
 def steps_of(study: Study) -> pd.Series:
-    """The number of training steps over which each run measured its phases."""
+    """Return the number of training steps over which each run measured its phases."""
     windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
     counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
     return counts[counts.between(1, LARGEST_PLAUSIBLE)]
 
 
 def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
-    """The ceilings file of a result's system, and a remark for the reader; text says why there is none."""
+    """Return the ceilings file of a result's system, and a remark for the reader; or text that says why there
+    is none.
+    """
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
     chosen = study.inputs.of_system(names, work.ranks, work.nodes)
@@ -277,20 +287,20 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
 
 
 def _mean(runs: pd.DataFrame, column: str) -> float | None:
-    """Mean of a column's plausible values, 1 to LARGEST_WORK; None without any."""
+    """Return the mean of a column's plausible values, 1 to LARGEST_WORK. None: there is none."""
     values = pd.to_numeric(runs[column], errors="coerce")
     plausible = values[values.between(1.0, LARGEST_WORK)]
     return float(plausible.mean()) if len(plausible) else None
 
 
 def _plausible(value: Any) -> float:
-    """The value if it is a plausible count, from 1 up; else 0."""
+    """Return the value if it is a plausible count, from 1 up; else 0."""
     number = float(value) if isinstance(value, int | float) else 0.0
     return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
 
 
 def by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
-    """Cases by benchmark and size, own before published, each with a heading."""
+    """Yield cases by benchmark and size, own before published, each with a heading."""
     keys = sorted(
         {(case.benchmark, case.size, case.modelled) for case in cases}, key=lambda key: (key[0], key[2], key[1])
     )

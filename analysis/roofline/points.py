@@ -1,4 +1,4 @@
-"""Phases and kernels of own results as points under the measured roofs of their machine. Pure: no drawing."""
+"""Places phases and kernels of own results under the measured roofs of their machine. Pure: no drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
 
 @dataclass(frozen=True)
 class Placed:
-    """A point of a case with the roofs above it. ``refused`` says why it is not believed; empty if it is."""
+    """Holds a point of a case with the roofs above it. ``refused`` says why it is not believed; empty if it is."""
 
     case: Case
     point: Point
@@ -28,25 +28,25 @@ class Placed:
 
     @property
     def allowed(self) -> float:
-        """FLOP/s that the roofs allow at this intensity."""
+        """Return the FLOP/s that the roofs allow at this intensity."""
         return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
 
     @property
     def state(self) -> str:
-        """Whether the classic roofline can show the point, and if not, why."""
+        """Say whether the classic roofline can show the point, and if not, why."""
         if self.refused:
             return f"refused: {self.refused}"
         return "drawn" if self.point.flops else "not drawn: no FLOPs"
 
     @property
     def roof(self) -> str:
-        """The roof above the point: compute, or the memory level."""
+        """Return the roof above the point: compute, or the memory level."""
         compute = self.peak.per_s <= self.bandwidth.per_s * self.point.intensity
         return "compute" if compute else f"memory ({self.bandwidth.name.split(',')[0]})"
 
     @property
     def identity(self) -> dict[str, object]:
-        """The first columns of the point's row in a figure's table."""
+        """Return the first columns of the point's row in a figure's table."""
         return {
             "label": self.case.label,
             "benchmark": self.case.benchmark,
@@ -58,7 +58,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Machine:
-    """A ceilings file, the results on that machine, and their points.
+    """Holds a ceilings file, the results on that machine, and their points.
 
     ``levels``: memory roofs, the smallest level first.
     """
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """The file's title, and the run's ranks and threads if they differ from those of the measurement."""
+        """Return the file's title, and the run's ranks and threads if they differ from those of the measurement."""
         work = self.cases[0].work
         assert work is not None
         mine, theirs = self.file.device.threads or 1, work.threads or self.file.device.threads or 1
@@ -80,19 +80,19 @@ class Machine:
 
     @property
     def lesser_peaks(self) -> list[Roof]:
-        """The lower compute roofs, which are sustained rates where the highest one is a burst."""
+        """Return the lower compute roofs, which are sustained rates where the highest one is a burst."""
         roofs = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
         return list(roofs.values())
 
     @property
     def launch_s(self) -> float:
-        """Seconds to issue one operator: the time of the smallest measured matrix product; 0 if unknown."""
+        """Return the seconds to issue one operator: the time of the smallest measured matrix product; 0 if unknown."""
         products = [curve for curve in self.file.curves if curve.resource == "compute"]
         times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
         return min(times, default=0.0)
 
     def complexities(self) -> list[tuple[Placed, Complexity]]:
-        """The believed points in the time-based roofline."""
+        """Return the believed points in the time-based roofline."""
         return [
             (placed, complexity(placed.point, placed.peak, placed.bandwidth, self.launch_s))
             for placed in self.placed
@@ -101,7 +101,7 @@ class Machine:
 
 
 def machines(study: Study) -> list[Machine]:
-    """Ceilings files with the points of their results, one entry per number of ranks and threads on a node.
+    """Return ceilings files with the points of their results, one entry per number of ranks and threads on a node.
 
     Raises NotAnswerableError as `measured_cases` does.
     """
@@ -136,12 +136,12 @@ def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
 
 
 def last_level(levels: Sequence[MeasuredRoof]) -> str:
-    """The name of the memory level behind all caches."""
+    """Return the name of the memory level behind all caches."""
     return levels[-1].name
 
 
 def counters_of(study: Study, case: Case) -> Counters | None:
-    """The counters file of a case's workload on its system; None without one."""
+    """Return the counters file of a case's workload on its system. None: there is none."""
     assert case.ceilings is not None
     wanted = (case.ceilings.system, case.benchmark, case.size)
     matching = [c for c in study.inputs.counters if (c.system, c.benchmark, c.size) == wanted]
@@ -149,7 +149,7 @@ def counters_of(study: Study, case: Case) -> Counters | None:
 
 
 def kernels(counted: Counters | None, level: str) -> list[Point]:
-    """The longest kernels of a step, and all others as one point, with their bytes at one memory level."""
+    """Return the longest kernels of a step, and all others as one point, with their bytes at one memory level."""
     if counted is None:
         return []
     known = sorted((k for k in counted.kernels if k.bytes.get(level)), key=lambda kernel: -kernel.seconds)
@@ -165,8 +165,9 @@ def kernels(counted: Counters | None, level: str) -> list[Point]:
 
 
 def _points(case: Case) -> Iterator[Point]:
-    """The step and those of its phases whose work is known: forward and backward pass, and the optimizer if it was
-    logged.
+    """Yield the step and those of its phases whose work is known.
+
+    These are forward and backward pass, and the optimizer if it was logged.
     """
     work = case.work
     assert work is not None

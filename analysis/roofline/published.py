@@ -1,4 +1,4 @@
-"""Roofs and work of the published systems, read from analysis/roofline/published.yaml. We measured none of these
+"""Reads roofs and work of the published systems from analysis/roofline/published.yaml. We measured none of these
 numbers.
 
 `modelled` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
@@ -25,11 +25,11 @@ NO_NETWORK = "published packages and documents at hand state no network rate"
 
 
 class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base class of the parts of the document."""
+    """Serves as the base class of the parts of the document."""
 
 
 class Number(_Frozen, frozen=True, kw_only=True):
-    """One ceiling, and the key of its source."""
+    """Holds one ceiling, and the key of its source."""
 
     per_s: Annotated[float, Meta(gt=0)]
     name: str
@@ -38,7 +38,7 @@ class Number(_Frozen, frozen=True, kw_only=True):
 
 
 class Device(_Frozen, frozen=True, kw_only=True):
-    """A device family. ``element_bytes`` is the size of the number format that ``compute`` was stated for."""
+    """Describes a device family. ``element_bytes`` is the size of the number format that ``compute`` was stated for."""
 
     element_bytes: Literal[2, 4]
     compute: Number
@@ -47,7 +47,7 @@ class Device(_Frozen, frozen=True, kw_only=True):
 
 
 class Machine(_Frozen, frozen=True, kw_only=True):
-    """Where a machine differs from its device, and the rate at which a node sends."""
+    """Describes where a machine differs from its device, and the rate at which a node sends."""
 
     machine: str
     rounds: tuple[str, ...] | None = None
@@ -56,7 +56,7 @@ class Machine(_Frozen, frozen=True, kw_only=True):
 
 
 class SampleWork(_Frozen, frozen=True, kw_only=True):
-    """Work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
+    """Holds the work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
 
     flops: float
     bytes: dict[int, float]
@@ -65,7 +65,7 @@ class SampleWork(_Frozen, frozen=True, kw_only=True):
 
 
 class Published(_Frozen, frozen=True, kw_only=True):
-    """The content of published.yaml."""
+    """Holds the content of published.yaml."""
 
     version: Literal[1]
     sources: dict[str, str]
@@ -74,7 +74,7 @@ class Published(_Frozen, frozen=True, kw_only=True):
     work: dict[str, SampleWork]
 
     def roof(self, number: Number) -> Roof:
-        """A number of the file as a roof, its source written out."""
+        """Return a number of the file as a roof, its source written out."""
         return Roof(number.per_s, number.name, number.origin, self.sources[number.source])
 
 
@@ -90,7 +90,7 @@ def table() -> Published:
 
 
 def numbers(file: Published) -> list[tuple[str, str, Number]]:
-    """Every ceiling of the file as (device or machine, resource, number)."""
+    """Return every ceiling of the file as (device or machine, resource, number)."""
     devices = [
         (name, resource, value)
         for name, device in file.devices.items()
@@ -107,7 +107,9 @@ def numbers(file: Published) -> list[tuple[str, str, Number]]:
 
 
 def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """The modelled extended roofline of a row of `analysis.published.scores.published`; None if the row lacks a number."""
+    """Return the modelled extended roofline of a row of `analysis.published.scores.published`. None: the row lacks a
+    number.
+    """
     file = table()
     benchmark = str(row["benchmark"])
     device = file.devices.get(str(row["device"]))
@@ -120,7 +122,7 @@ def modelled(row: Mapping[str, Any]) -> Bounds | None:
 
 
 def demands(sample: SampleWork, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
-    """What one compute unit needs of each resource in a step, if ``samples`` samples are its share of the batch."""
+    """Return what one compute unit needs of each resource in a step, if ``samples`` are its share of the batch."""
     _, moved = moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
     of_format = f"{8 * element_bytes}-bit numbers"
     return {
@@ -149,12 +151,14 @@ def _roofs(file: Published, device: Device, machine: str, round_: str) -> dict[R
 
 
 def _number(value: Any) -> float:
-    """The value as a number; 0 if it is missing."""
+    """Return the value as a number; 0 if it is missing."""
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
 
 
 def vendor_roofs(device: str, precision: str) -> list[Roof]:
-    """The vendor's peak of matrix products of a device in a number format; empty if the file does not have it."""
+    """Return the vendor's peak of matrix products of a device in a number format; empty if the file does not
+    have it.
+    """
     file = table()
     width = 2 if precision in {"bfloat16", "float16"} else 4
     known = [entry for name, entry in file.devices.items() if name.casefold() in device.casefold()]

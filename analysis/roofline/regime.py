@@ -1,4 +1,4 @@
-"""Measured roofs chosen for the conditions of a step: number format, memory level, cache state, message size.
+"""Selects measured roofs for the conditions of a step: number format, memory level, cache state, message size.
 
 A ceilings file has rates per rank of its own measurement; here they become rates per rank of the run.
 """
@@ -33,10 +33,10 @@ COLLECTIVES: Mapping[Resource, int] = {"all_reduce": ALL_REDUCE, "all_to_all": A
 
 @dataclass(frozen=True)
 class Work:
-    """A training step of one rank: its demand on each resource, and seconds per phase.
+    """Holds a training step of one rank: its demand on each resource, and seconds per phase.
 
-    ``threads`` and ``device`` (cpu or cuda) are None if they were not logged.
-    ``message_bytes`` is the size of one message of a collective.
+    ``threads`` and ``device`` (cpu or cuda) are None if they were not logged. ``message_bytes`` is the size of one
+    message of a collective.
     """
 
     ranks: float
@@ -54,12 +54,12 @@ class Work:
 
     @property
     def ranks_per_node(self) -> float:
-        """Ranks that share a node."""
+        """Return the ranks that share a node."""
         return self.ranks / self.nodes
 
 
 def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
-    """The roof of each resource under the conditions of this step; text says why there is none."""
+    """Return the roof of each resource under the conditions of this step; text says why there is none."""
     return {
         "compute": _compute(file, work),
         "memory": _memory(file, work),
@@ -71,9 +71,10 @@ def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
 
 
 def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str], step_s: float) -> tuple[int, int] | None:
-    """n*: ranks at which the gradients' all-reduce takes as long as the computation, at the same global batch.
+    """Return n*: ranks at which the gradients' all-reduce takes as long as the computation, at the same global batch.
 
-    From the computation at its roof to one as slow as the measured step; None if one of them is beyond 2^24 ranks.
+    The first is for the computation at its roof, the second for one as slow as the measured step. None: one of them is
+    beyond 2^24 ranks.
     """
     ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
     if ring is None or isinstance(peak, str) or not work.gradient_bytes:
@@ -83,7 +84,7 @@ def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str], s
 
 
 def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
-    """Seconds Q / C of each resource that the file has a roof for, and of the optimizer's memory traffic."""
+    """Return seconds Q / C of each resource that the file has a roof for, and of the optimizer's memory traffic."""
     roofs = roofs_of(file, work)
     seconds = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
     last = memory_levels(file)
@@ -93,8 +94,7 @@ def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
 
 
 def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
-    """A file's roof for one rank of the run, which may use more or fewer threads and ranks per node than the file's
-    ranks.
+    """Return a file's roof for one rank of the run. It may use other threads and ranks per node than the file's ranks.
 
     The rate is scaled by threads. A resource that all ranks of a node share (``shared``) gives the run no more than it
     gave all the file's ranks of a node together.
@@ -113,20 +113,22 @@ def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared:
 
 
 def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
-    """GEMM roofs of a number format, the highest first: usually the burst, then the sustained rate."""
+    """Return GEMM roofs of a number format, the highest first: usually the burst, then the sustained rate."""
     fitting = [roof for roof in file.of("compute") if roof.dtype == precision and roof.unit == "FLOP/s"]
     return sorted(fitting, key=lambda roof: -roof.value)
 
 
 def peaks_of(file: Ceilings, work: Work) -> list[Roof]:
-    """The compute roofs of a rank of the run: the highest, then lower ones of the same number format (sustained)."""
+    """Return the compute roofs of a rank of the run: the highest, then lower ones of the same number format
+    (sustained).
+    """
     fitting = compute_roofs(file, work.precision)
     alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
     return [scaled(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
 
 
 def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
-    """The fastest kernel's roof at each memory level, the smallest level first."""
+    """Return the fastest kernel's roof at each memory level, the smallest level first."""
     best: dict[str, MeasuredRoof] = {}
     for roof in file.of("memory"):
         if roof.name not in best or roof.value > best[roof.name].value:
@@ -135,7 +137,7 @@ def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
 
 
 def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
-    """Latency and bandwidth of a collective, fitted to all measured sizes and numbers of ranks."""
+    """Return latency and bandwidth of a collective, fitted to all measured sizes and numbers of ranks."""
     return fit_ring(
         COLLECTIVES[resource],
         [
@@ -157,7 +159,10 @@ def _compute(file: Ceilings, work: Work) -> Roof | str:
 
 
 def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
-    """The smallest memory level that holds all bytes of a rank, as if each were touched only once; else the last level."""
+    """Return the smallest memory level that holds all bytes of a rank, else the last level.
+
+    The bytes are counted as if each were touched only once.
+    """
     levels = memory_levels(file)
     footprint = traffic / (work.threads or file.device.threads or 1)
     return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
@@ -181,7 +186,7 @@ def _host_link(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _storage(file: Ceilings, work: Work) -> Roof | str:
-    """The cold roof if the step read from the device, the warm one if the page cache served it."""
+    """Return the cold roof if the step read from the device, the warm one if the page cache served it."""
     demand = work.demands.get("storage")
     mode = "cold" if demand is not None and demand.note == COLD else "warm"
     reads = file.of("storage_read")
@@ -192,7 +197,10 @@ def _storage(file: Ceilings, work: Work) -> Roof | str:
 
 
 def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
-    """Bytes that a rank must send over the time of one message of that size, at the nearest measured number of ranks."""
+    """Return the bytes/s of one message at the nearest measured number of ranks.
+
+    It is the bytes that a rank must send over the time of one message of that size.
+    """
     if work.ranks == 1:
         return "one rank communicates with nobody"
     message = work.message_bytes.get(resource, 0.0)
@@ -225,7 +233,10 @@ def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
 
 
 def _interpolated(curve: Curve, size: float) -> float:
-    """Seconds of one call: log-log between measured sizes, the last bandwidth above them, the first time below them."""
+    """Return the seconds of one call.
+
+    Between measured sizes the interpolation is log-log. Above them the last bandwidth holds, below them the first time.
+    """
     points = sorted((point.x, point.seconds) for point in curve.points if point.seconds)
     sizes, times = (np.log([point[k] for point in points]) for k in (0, 1))
     if size > points[-1][0]:

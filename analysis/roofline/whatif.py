@@ -1,9 +1,9 @@
-"""Predict a measured step for other ceilings, another batch or other ranks. Pure: no files.
+"""Predicts a measured step for other ceilings, another batch or other ranks. Pure: no files.
 
-Each phase keeps its efficiency: its time changes by the same factor as the times Q / C of its resources. The band
-covers what else the measurement allows: only the slowest- or only the fastest-changing resource matters; the time that
-the roofs do not explain stays; new communication is hidden, or as inefficient as the rest. MODEL_ERROR is added for
-what no roof knows (slower ranks, other libraries).
+Each phase keeps its efficiency: its time changes by the same factor as the times Q / C of its resources. The interval
+covers what else the measurement allows. Only the slowest- or only the fastest-changing resource may matter. The time
+that the roofs do not explain may stay. New communication may be hidden, or as inefficient as the rest. MODEL_ERROR is
+added for what no roof knows (slower ranks, other libraries).
 """
 
 from __future__ import annotations
@@ -27,32 +27,35 @@ MODEL_ERROR = 0.10  # median error of predicted steps on published pairs of one 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds and the band around them."""
+    """Holds predicted seconds and the interval around them."""
 
     seconds: float
     low_s: float
     high_s: float
 
     def __add__(self, other: Prediction) -> Prediction:
-        """The sum of all three numbers, as if both predictions erred in the same direction."""
+        """Return the sum of all three numbers, as if both predictions erred in the same direction."""
         return Prediction(self.seconds + other.seconds, self.low_s + other.low_s, self.high_s + other.high_s)
 
     def times(self, factor: float) -> Prediction:
-        """All three numbers multiplied by a factor."""
+        """Return all three numbers multiplied by a factor."""
         return Prediction(self.seconds * factor, self.low_s * factor, self.high_s * factor)
 
     def error(self, seen_s: float) -> float:
-        """Relative error of the prediction against a measured time."""
+        """Return the relative error of the prediction against a measured time."""
         return self.seconds / seen_s - 1.0
 
     def holds(self, seen_s: float) -> bool:
-        """True if the measured time lies in the band."""
+        """Return True if the measured time lies in the interval."""
         return self.low_s <= seen_s <= self.high_s
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step, measured here and predicted elsewhere. ``because`` names the resources of the prediction."""
+    """Holds one phase of a step, measured here and predicted elsewhere.
+
+    ``because`` names the resources of the prediction.
+    """
 
     name: str
     measured_s: float
@@ -61,7 +64,7 @@ class Phase:
 
 
 def exactly(seconds: float) -> Prediction:
-    """A time that does not change."""
+    """Return a prediction of a time that does not change."""
     return Prediction(seconds, seconds, seconds)
 
 
@@ -69,7 +72,7 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
     """Predict a step's phases. ``here`` and ``there`` are the known seconds Q / C of each resource in both places.
 
     A phase without a resource that is known in both places keeps its time, and ``because`` says so. If the exposed
-    communication was not measured, all communication may be hidden here and exposed there, or the other way round.
+    communication was not measured, all of it may be hidden here and exposed there, or the other way round.
     """
     explained = sum(here.get(name, 0.0) for name in PHASES["forward_backward"])
     efficiency = min(1.0, explained / phases["forward_backward"]) if phases.get("forward_backward") else 1.0
@@ -89,25 +92,30 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
 
 
 def total(phases: Sequence[Phase]) -> Prediction:
-    """The whole step."""
+    """Return the prediction of the whole step."""
     return sum((phase.predicted for phase in phases), exactly(0.0))
 
 
 def solution(
     step: Prediction, steps: float, *, evaluation: Prediction, staging_s: float = 0.0, other_s: float = 0.0
 ) -> Prediction:
-    """Time to solution: ``steps`` training steps and all evaluations; staging and the rest do not change."""
+    """Predict the time to solution: ``steps`` training steps and all evaluations. Staging and the rest do not
+    change.
+    """
     return step.times(steps) + evaluation + exactly(staging_s + other_s)
 
 
 def scaled_work(phases: Sequence[Phase], name: str) -> Prediction:
-    """The factor by which a phase changes, for similar work without phases of its own (evaluation: forward passes)."""
+    """Return the factor by which a phase changes, for similar work without phases of its own.
+
+    Evaluation is such work: forward passes.
+    """
     phase = next((p for p in phases if p.name == name and p.measured_s > 0), None)
     return exactly(1.0) if phase is None else phase.predicted.times(1 / phase.measured_s)
 
 
 def seconds_at(demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]) -> dict[str, float]:
-    """Seconds Q / C of every resource that has a roof."""
+    """Return the seconds Q / C of every resource that has a roof."""
     return {name: amount / roof.per_s for name, amount in demands.items() if isinstance(roof := roofs[name], Roof)}
 
 
