@@ -32,11 +32,11 @@ def baselines(root: Path) -> dict[str, Baseline]:
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
     spectra of both, ``spectrum_and_moments_ridge`` all of these. ``snapshot_products_ridge`` sees only the mean
-    products of every three snapshots at one voxel: data from `snapshots` are made by that rule, so there it is an
+    products of every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an
     oracle.
 
-    Each is fitted to at most `MAX_TRAIN_VOXELS` of the training split, evenly spaced samples, and left out if these are
-    fewer than `MIN_TRAIN_SAMPLES`.
+    Each is fitted to evenly spaced samples of the training split, at most `MAX_TRAIN_VOXELS`. It is left out if these
+    are fewer than `MIN_TRAIN_SAMPLES` samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)

@@ -62,7 +62,7 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
 def learning_rate(config: CosmoFlowConfig, global_batch_size: int, epoch: int) -> float:
     """Compute the reference's learning rate of a 1-based epoch; it is constant within an epoch.
 
-    A boundary of n epochs takes effect in epoch n + 2, because the reference counts from 0 and tests boundary < epoch.
+    A boundary of n epochs takes effect in epoch n + 2. The reference counts from 0 and tests boundary < epoch.
     """
     epochs_done = epoch - 1
     base = config.base_learning_rate

@@ -159,10 +159,11 @@ def linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) -> NDArr
 
 
 def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
-    """First and second order displacement fields today in grid cells: x = q + D1 * first + D2 * second, with D2 < 0.
+    """Compute first and second order displacement fields today, in grid cells. x = q + D1 * first + D2 * second, with
+    D2 < 0.
 
-    first = -grad phi1 with laplace phi1 = delta;
-    second = +grad phi2 with laplace phi2 = sum_{i<j} (phi1_ii phi1_jj - phi1_ij^2).
+    first = -grad phi1 with laplace phi1 = delta; second = +grad phi2 with laplace phi2 = sum_{i<j} (phi1_ii phi1_jj -
+    phi1_ij^2).
     """
     n = modes.shape[0]
     grid = _grid(n)
@@ -312,7 +313,7 @@ def _suppression(omega: float) -> float:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Wave vectors of an n^3 mesh in units of 2 pi / box, and the unperturbed particles at the centres of the cells."""
+    """Holds the wave vectors of an n^3 mesh in units of 2 pi / box, and the unperturbed particles at cell centres."""
 
     k: Floats  # (3, n, n, n // 2 + 1), zero at the Nyquist frequency, where a real field has no gradient
     inverse_k2: Floats  # (n, n, n // 2 + 1), zero for the mean

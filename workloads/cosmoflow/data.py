@@ -97,8 +97,8 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
     """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, chosen by its random number.
 
-    This is one gather of the whole batch: the position of a voxel's source is a sum of one table entry per axis, and
-    the four int16 channels move as one 64-bit word.
+    This is one gather of the whole batch. The position of a voxel's source is a sum of one table entry per axis. The
+    four int16 channels move as one 64-bit word.
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)

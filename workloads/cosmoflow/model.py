@@ -30,8 +30,8 @@ CHANNELS = len(REDSHIFTS)
 class Convolution(nn.Conv3d):
     """A convolution of 3^3 voxels that keeps the extents.
 
-    On a processor torch computes a small convolution of a single sample by code of its own, several times slower than
-    oneDNN, which it uses for two samples or more. So a single sample is cut into two halves along its depth. Each half
+    On a processor torch computes a small convolution of a single sample by code of its own. For two samples or more it
+    uses oneDNN, which is several times faster. So a single sample is cut into two halves along its depth. Each half
     also gets the plane of voxels on the other side of the cut, and the results are joined again.
     """
 
@@ -158,8 +158,8 @@ class KerasSGD(torch.optim.Optimizer):
 def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/cosmoflow.md lists what is counted).
 
-    Bytes: every operator reads its inputs and writes its outputs once, forward and backward; pooling and LeakyReLU
-    count as one operator; the traffic of parameters, gradients and velocities is divided by the batch size.
+    Bytes: every operator reads its inputs and writes its outputs once, forward and backward. Pooling and LeakyReLU
+    count as one operator. The traffic of parameters, gradients and velocities is divided by the batch size.
     """
     layers = list(_layers(config))
     forward = sum(flops for flops, _, _ in layers)

@@ -1,13 +1,13 @@
 """Synthetic snapshots: four epochs of a universe whose couplings by threes neither spectra nor one-point moments show.
 
 A voxel is thin or dense at each redshift. One coupling c in [-1, 1] belongs to each snapshot and a pair of the others.
-With the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where the pair differs; otherwise
-it is the other way round. In one half of space the pair is the late snapshots and the early ones follow; in the other
-half the late ones follow.
+With the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where it differs. Otherwise it is
+thin where the pair is equal and dense where it differs. In one half of space the pair is the late snapshots and the
+early ones follow. In the other half the late ones follow.
 
-To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum, and two densities have
-the same moments and spectra, up to a scale, as their logarithms: no such statistic tells the signs. The rule is made
-up, not physics. The fields are integers, so that the bits are the same on every processor. A universe is a function of
+To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum. Two densities have the
+same moments and spectra, up to a scale, as their logarithms. So no such statistic tells the signs. The rule is made up,
+not physics. The fields are integers, so that the bits are the same on every processor. A universe is a function of
 (settings, seed, index).
 """
 

@@ -1,11 +1,11 @@
 """Synthetic weather: 16 channels of a CAM5 snapshot with tropical cyclones and atmospheric rivers, and their labels.
 
 Events are added to a zonal climate, Gaussian random fields and balanced winds. Labels come from the generating event,
-not from a detector. Decoys share one property with events, so that no threshold on one channel separates them:
-cold-core cyclones, weak tropical lows, moist air without wind, dry jets.
+not from a detector. Decoys share one property with events, so that no threshold on one channel separates them. They are
+cold-core cyclones, weak tropical lows, moist air without wind and dry jets.
 
-Arrays are (H, W) float32 from south to north; distances in degrees of latitude, pressures in Pa, winds in m/s, TMQ in
-kg/m^2.
+Arrays are (H, W) float32 from south to north. Distances are in degrees of latitude, pressures in Pa, winds in m/s, TMQ
+in kg/m^2.
 """
 
 from __future__ import annotations

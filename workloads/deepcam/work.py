@@ -36,7 +36,7 @@ def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -
     """Compute the work of training on one sample (docs/deepcam.md lists what is counted).
 
     FLOPs: forward, gradient by weights, gradient by inputs except the first. Bytes: every layer reads its inputs and
-    writes its outputs once, forward and backward; the traffic of parameters, gradients and moments is divided by the
+    writes its outputs once, forward and backward. The traffic of parameters, gradients and moments is divided by the
     batch size.
     """
     all_layers = layers(config)

@@ -1,8 +1,8 @@
 """Moves rows between ranks: variable-split all-to-all, linear and two-level, asynchronous forward and backward.
 
-A `Route` says which rows of one chunk go where and in what order they arrive; a `Journey` is one set of rows in flight.
-Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so transfers that
-overlap in the forward pass also overlap in the backward pass.
+A `Route` says which rows of one chunk go where and in what order they arrive. A `Journey` is one set of rows in
+transfer. Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so
+transfers that overlap in the forward pass also overlap in the backward pass.
 
 Row indices are computed on the rows' device. `workloads.moe.routes` plans what goes where.
 

@@ -117,9 +117,9 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
     """Select the back end from the seconds of a pass. ``even``: any, because all experts have equally many rows.
 
     Otherwise select the fastest back end without padding, and the load imbalance up to which a padding one is faster.
-    The padding one's seconds are of a load with ``padding`` times the rows, and grow with them; ``NAME, even`` are
-    those of an even load, which needs no padding. Without ``reads`` the host would wait for the device to read a load;
-    that is not done for exactly even loads alone.
+    The seconds of a back end that pads are of a load with ``padding`` times the rows, and grow with them. ``NAME,
+    even`` are those of an even load, which needs no padding. Without ``reads`` the host would wait for the device to
+    read a load; that is not done for exactly even loads alone.
     """
     if even:
         return fastest(seconds)

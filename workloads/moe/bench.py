@@ -326,8 +326,8 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
 def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: int) -> dict[str, Any]:
     """Measure forward plus backward seconds of a layer by r, degree and algorithm.
 
-    ``outside_s``: time of one pass in neither experts nor network (gate, permutation, exchange of counts);
-    ``flops_per_s``: rate of one rank while all compute.
+    ``outside_s`` is the time of one pass in neither experts nor network: gate, permutation, exchange of counts.
+    ``flops_per_s`` is the rate of one rank while all compute.
     """
     torch.manual_seed(0)
     layer, x_TD = make_layer(shape, mesh, mesh.rank, device)

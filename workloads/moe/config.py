@@ -117,8 +117,9 @@ def capacity_of(
 ) -> int:
     """Compute Tutel's capacity. ``needed``, the longest queue over all ranks, is used for factors of zero and below.
 
-    factor > 0: top_k * int(factor * ceil(tokens / experts)), truncated before the product; 0: ``needed``; < 0:
-    ``needed``, but at most what -factor gives. None means the default factor, because 0 has a meaning.
+    A factor > 0 gives top_k * int(factor * ceil(tokens / experts)), truncated before the product. A factor of 0 gives
+    ``needed``. A factor < 0 gives ``needed``, but at most what -factor gives. None means the default factor, because 0
+    has a meaning.
     """
     factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
     bound = top_k * int(abs(factor) * -(-tokens // experts))

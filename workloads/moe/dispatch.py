@@ -2,10 +2,10 @@
 
 Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of
 a token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of
-tokens only, so the host does not wait for the device, except for a capacity factor of zero or below (`Capacity`).
-No two rows are added into the same place at once: each token gathers its rows and adds them in the order of choice, in
-float32 at least. So results do not depend on the order in which a GPU's threads end.
-T tokens, K choices, E experts, C capacity, D width, R = T * K assignments, N rows of the buffer.
+tokens only, so the host does not wait for the device. The exception is a capacity factor of zero or below (`Capacity`).
+No two rows are added into the same place at once. Each token gathers its rows and adds them in the order of choice, in
+float32 at least. So results do not depend on the order in which a GPU's threads end. T tokens, K choices, E experts, C
+capacity, D width, R = T * K assignments, N rows of the buffer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from workloads.moe.router import Routing, tally
 
 @dataclass(frozen=True)
 class DispatchPlan:
-    """The source of every row: its token, and its index in the flat (T, K) weights; T and T * K for an empty row.
+    """Holds the source of every row: its token, and its index in the flat (T, K) weights. For an empty row these are T
+    and T * K.
 
     ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was
-    dropped). ``rows_E`` counts buffer rows per expert, empty ones included; ``host_E`` is the same on the host, if it
+    dropped). ``rows_E`` counts buffer rows per expert, empty ones included. ``host_E`` is the same on the host, if it
     is known there without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no
     dimensions) counts rows that hold a token.
     """

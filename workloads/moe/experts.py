@@ -1,7 +1,7 @@
 """The experts: weights in one layout for every execution, and the back ends that multiply. No communication.
 
 N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D),
-so that a slice of the hidden width is a slice of dimension 1 of each of them.
+so a slice of the hidden width is a slice of dimension 1 of each.
 """
 
 from __future__ import annotations
@@ -247,9 +247,9 @@ def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 class _Loop(torch.autograd.Function):
     """The loop with a hand-written backward pass.
 
-    Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2), and `unbind` would still stack
-    the gradients in a second copy. Saved are the rows and the inputs of the activation; the backward pass recomputes
-    the hidden layer one expert at a time (MegaBlocks' memory-optimised MLP), so that it stays in the cache.
+    Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2). `unbind` would still stack the
+    gradients in a second copy. The rows and the inputs of the activation are saved. The backward pass recomputes the
+    hidden layer one expert at a time, so that it stays in the cache (MegaBlocks' memory-optimised MLP).
 
     ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets a multiple of ``step`` rows:
     a window of the buffer that may include a neighbour's rows, whose results are discarded. Buffer sizes do not depend
@@ -332,8 +332,8 @@ class _Loop(torch.autograd.Function):
 def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield experts that have rows: their rows, the window around these, and the rows' position in the window.
 
-    The length of a window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself: few lengths
-    occur, so few kernels are compiled.
+    The length of a window is a multiple of ``step``, and of a sixteenth to a thirty-second of itself. So few lengths
+    occur and few kernels are compiled.
     """
     end = 0
     for e, count in enumerate(counts):

@@ -1,6 +1,6 @@
 """The MoE layer (router, dispatch, experts, combine) and its dispatcher, on one rank or over an `ExpertMesh`.
 
-The parameter layout is the same for every execution: a rank holds 1 / (ranks per expert) of the hidden width of its
+The parameter layout is the same for every execution. A rank holds 1 / (ranks per expert) of the hidden width of its
 experts. Weights are gathered as r requires, so changing r, the overlap degree or the all-to-all moves no parameter and
 no optimizer state.
 
@@ -52,8 +52,8 @@ class Output:
 class Dispatched:
     """What a dispatcher returns: ``y_TD``, the weighted sum of each token's experts, and the counts that are logged.
 
-    ``assigned_E`` (integers) counts the router's choices per expert, dropped ones included; ``kept`` (no dimensions)
-    the choices that were not dropped; ``rows`` all rows computed, empty ones included.
+    ``assigned_E`` (integers) counts the router's choices per expert, dropped ones included. ``kept`` (no dimensions)
+    counts the choices that were not dropped. ``rows`` counts all rows computed, empty ones included.
     """
 
     y_TD: Tensor
@@ -65,7 +65,7 @@ class Dispatched:
 class Dispatcher(Protocol):
     """Sends tokens to their experts and combines the results; differentiable. `dispatch` is the built-in one.
 
-    It is called in evaluation too (``layer.training`` is False), where ranks may have different numbers of batches: a
+    It is called in evaluation too (``layer.training`` is False), where ranks may have different numbers of batches. A
     dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``;
     the time of one that does not is logged as unpermute and permute_backward.
     """
@@ -79,7 +79,7 @@ class MoELayer(nn.Module):
     """A mixture of experts in place of an FFN: (T, D) to (T, D).
 
     With a mesh the experts are spread over its ranks, and all ranks call `forward` and `backward` together. Gradients
-    of expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again; the router's
+    of expert parameters then hold the *sum* over all ranks' tokens and must not be reduced again. The router's
     gradients are of this rank's tokens. Entering evaluation gathers all weights on each rank, so ranks may evaluate
     different batches.
 

@@ -101,7 +101,7 @@ class ExpertMesh:
         many parallel meshes, whose ranks take turns. ``ranks_per_node``: of one mesh.
 
         The kernels of its communicators run in the order in which the program launches them, which is the same on all
-        ranks; otherwise two of them could wait for each other on two GPUs. InputError if the nodes are not equally
+        ranks. Otherwise two of them could wait for each other on two GPUs. InputError if the nodes are not equally
         large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()

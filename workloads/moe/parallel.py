@@ -131,8 +131,9 @@ class MoEMonitor:
     def flush(self, world: World) -> dict[str, Any]:
         """Return the statistics over all ranks since the last flush, and reset them. Every rank calls.
 
-        ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency``: seconds the layers waited for
-        communication; the experts' TFLOP/s per rank while they ran, of rows that hold a token and of all rows.
+        ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency`` has the seconds that the layers waited
+        for communication. It also has the experts' TFLOP/s per rank while they ran, of rows that hold a token and of
+        all rows.
         """
         if not self._layers:
             return {}

@@ -1,7 +1,7 @@
 """Plans which rows go to which rank: cuts the buffer into messages, finds their sizes, and the hops of each chunk.
 
-The host needs the sizes of messages. It computes them where they follow from the capacities of the ranks; otherwise it
-reads the exchanged counts once, the only place where it waits for the device.
+The host needs the sizes of messages. It computes them where they follow from the capacities of the ranks. Otherwise it
+reads the exchanged counts once. This is the only place where it waits for the device.
 
 E experts, W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
 """
@@ -46,8 +46,8 @@ class Counts:
 class Traffic:
     """Rows in all messages of a layer: ``sent`` (W, J, L) by receiver, ``received`` (W, J, L) by sender.
 
-    For 2dh also ``passed`` (D, N, J, L): what each device of this node gives this rank in the first hop, by
-    destination.
+    For 2dh it also holds ``passed`` (D, N, J, L), by destination: what each device of this node gives this rank in the
+    first hop.
     """
 
     sent: Counts
@@ -59,7 +59,7 @@ def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tup
     """Cut the buffer into ranges of rows by chunk, receiving rank and local expert. Return begins and counts (J, W, L).
 
     The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every
-    row once; its ranks receive equal parts of the rows, and each part is cut into ``degree`` chunks.
+    row once. Its ranks receive equal parts of the rows. Each part is cut into ``degree`` chunks.
     """
     device, parts = rows_E.device, sharers // r
     ends_E = rows_E.cumsum(0)
@@ -157,8 +157,8 @@ def _linear(mesh: ExpertMesh, traffic: Traffic, j: int) -> Route:
 def _two_level(mesh: ExpertMesh, traffic: Traffic, j: int) -> Route:
     """Send first to the device of this node that has the destination's local rank, then across nodes.
 
-    With m devices per node, every message across nodes is m times larger than in the linear form, and there are m times
-    fewer.
+    With m devices per node, there are m times fewer messages across nodes than in the linear form. Each is m times
+    larger.
     """
     assert traffic.passed is not None
     sent_WL, passed_DNL, received_WL = traffic.sent.chunk(j), traffic.passed.chunk(j), traffic.received.chunk(j)

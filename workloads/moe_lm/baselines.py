@@ -52,8 +52,8 @@ def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
 def compressed(training: bytes, text: bytes) -> dict[str, float]:
     """Compute the bits per byte of ``text`` by three compressors.
 
-    That is what ``text`` adds to the end of the training text that the compressor can look back on, or the size of
-    ``text`` alone if that is less.
+    That is what ``text`` adds to the end of the training text, as far as the compressor can look back. If the size of
+    ``text`` alone is less, it is that.
     """
     room = max(BZIP2_REACH - len(text) - 1000, 0)  # bzip2 sorts whole blocks: both must be in one
     sizes = {

@@ -54,9 +54,9 @@ def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
 def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/moe.md lists what is counted).
 
-    Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the kernel's
-    (all pairs on a CPU, the scores once more for the gradient) and, with a capacity factor, include empty rows of the
-    experts.
+    Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the
+    kernel's: all pairs on a CPU, and the scores once more for the gradient. With a capacity factor they include empty
+    rows of the experts.
     """
     products = 2.0 * (config.width * VOCABULARY + sum(_block_matrices(config, active=True)))
     pairs = 4.0 * config.layers * config.context * config.width  # per position over a whole context: scores and values

@@ -27,8 +27,8 @@ class Lexicon:
 class Language:
     """A Markov chain of words for each topic, all of the same words.
 
-    Compressors and counts see the last words before a byte; each has one of ``endings`` endings at random, so the same
-    words seldom come back in the same bytes. The next word follows from the last word and the topic, which is far
+    Compressors and counts see the last words before a byte. Each word has one of ``endings`` endings at random, so the
+    same words seldom come back in the same bytes. The next word follows from the last word and the topic, which is far
     behind.
     """
 

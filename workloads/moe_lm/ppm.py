@@ -20,9 +20,10 @@ def ppm_bits(
 ) -> dict[str, NDArray[np.float64]]:
     """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model.
 
-    ``ppm_<order>`` counts what followed each context of that many bytes, within a row, in the training rows and in the
-    rows and bytes before; it falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed`` mixes all,
-    weighted by how well each did on the row so far. ``training()`` yields blocks of rows, once for each order.
+    ``ppm_<order>`` counts what followed each context of that many bytes within a row. It counts in the training rows
+    and in the rows and bytes before. It falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed``
+    mixes all, weighted by how well each did on the row so far. ``training()`` yields blocks of rows, once for each
+    order.
     """
     chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
     bits = {}

@@ -53,8 +53,8 @@ class RadialBasis(nn.Module):
 class SphericalRadialBasis(nn.Module):
     """Normalised spherical Bessel functions j_l(z_lk x) times the envelope; z_lk is the k-th zero of j_l.
 
-    j_l has the parity of l, so it is represented by a few cosines (l even) or sines (l odd) of a longer period, fitted
-    once in float64. The error is 1e-11; the closed forms suffer from cancellation at small x in float32.
+    j_l has the parity of l. So it is a sum of a few cosines (l even) or sines (l odd) of a longer period, fitted once
+    in float64. The error is 1e-11; the closed forms suffer from cancellation at small x in float32.
     """
 
     def __init__(self, angular: int, radial: int, envelope: Envelope) -> None:

@@ -33,10 +33,10 @@ class OpenCatalystData:
     """One split. A batch is one graph with a part per sample; ``structure`` is the sample of each atom.
 
     Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0). Per sample: ``energy``.
-    Per edge: ``source``, ``target``, ``shift`` (E, 3). Per triplet: ``into``, ``out`` (edge numbers, sorted by ``out``)
-    and ``by_into`` (the order by ``into``); ``out_begin`` and ``into_begin`` hold the first triplet of every edge in
-    both orders. ``counts``: free atoms and triplets of the batch, and free atoms of all parts of this rank's share of
-    the global batch, counted here so that no step waits for the device.
+    Per edge: ``source``, ``target``, ``shift`` (E, 3). Per triplet there are ``into``, ``out`` (edge numbers, sorted by
+    ``out``) and ``by_into`` (the order by ``into``). ``out_begin`` and ``into_begin`` hold the first triplet of every
+    edge in both orders. ``counts`` has the free atoms and triplets of the batch, and the free atoms of this rank's
+    share of the global batch. They are counted here so that no step waits for the device.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:

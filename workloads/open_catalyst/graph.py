@@ -1,6 +1,6 @@
 """Computes edges and triplets of atoms in a periodic cell, with numpy and without a loop over atoms.
 
-An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself; a triplet
+An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself. A triplet
 is two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
 """
 
@@ -73,7 +73,7 @@ def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
 def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     """List all pairs of edges (k->j, j->i) with k other than i, sorted by the second edge.
 
-    An image of i in another cell counts as another atom, so only k = i in the same cell is left out.
+    An image of i in another cell is another atom, so only k = i in the same cell is left out.
     """
     begin = np.searchsorted(edges.target, np.arange(atoms + 1))
     incoming = np.diff(begin)[edges.source]  # edges k->j of every edge j->i

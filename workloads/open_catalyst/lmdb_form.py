@@ -1,8 +1,8 @@
 """Reads the reference's LMDB files of pickled torch_geometric ``Data``, without torch_geometric.
 
 Keys are b"0", b"1", ... and b"length"; values are pickles. A pickle can call any function by name, so loading one runs
-a program. Reading one here runs none: the unpickler builds tensors, arrays and containers, an inert record for each
-class of torch_geometric whatever its name, and rejects every other name.
+a program. Reading one here runs none. The unpickler builds tensors, arrays and containers. For any class of
+torch_geometric it builds a record without behaviour. It rejects every other name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DimeNet++ with forces, and the closed forms of its work. No data, no schedule.
 
-Shapes: N structures, A atoms, E edges, T triplets; H hidden, C triplet channels, L x K basis functions.
-Gasteiger et al., "Fast and uncertainty-aware directional message passing", arXiv:2011.14115; layers, initialisation and
-angle convention of the MLPerf HPC reference (ocp models/dimenet_plus_plus.py), without its dependencies.
+Shapes: N structures, A atoms, E edges, T triplets; H hidden, C triplet channels, L x K basis functions. Gasteiger et
+al., "Fast and uncertainty-aware directional message passing", arXiv:2011.14115. Layers, initialisation and angle
+convention are those of the MLPerf HPC reference (ocp models/dimenet_plus_plus.py), without its dependencies.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ class InteractionBlock(nn.Module):
     def forward(self, x_EH: Tensor, rbf_EK: Tensor, bessel_ELK: Tensor, angles: Angles) -> Tensor:
         """Compute messages (E, H).
 
-        The published form multiplies message and projected basis per triplet. Only the angle depends on the triplet;
-        lengths, both projections and the product with the message depend on the first edge, so they run per edge.
+        The published form multiplies message and projected basis per triplet. Only the angle depends on the triplet.
+        Lengths, both projections and the product with the message depend on the first edge, so they run per edge.
         """
         x_ji_EH = silu(self.lin_ji(x_EH))
         x_kj_EH = silu(self.lin_kj(x_EH)) * self.lin_rbf2(self.lin_rbf1(rbf_EK))
@@ -306,8 +306,8 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
     counts).
 
     Model FLOPs are of the published formulation; executed FLOPs and bytes are of ours. Bytes: every dense layer reads
-    its inputs and writes its outputs once in each pass; the sum over triplets reads the angular functions once and
-    writes its result, its gathered rows being counted once per edge, as a cache can hold them.
+    its inputs and writes its outputs once in each pass. The sum over triplets reads the angular functions once and
+    writes its result. Its gathered rows are counted once per edge, because a cache can hold them.
     """
     c = config
     layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
@@ -334,8 +334,8 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
 def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
     """Compute the FLOPs of our formulation for energy and forces of a sample of mean size; a test counts them.
 
-    The terms are those of `executed_flops`: a product runs once for the energy and once for the force, or once if it
-    does not depend on positions.
+    The terms are those of `executed_flops`. A product runs once for the energy and once for the force. It runs only
+    once if it does not depend on positions.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
@@ -351,8 +351,8 @@ def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: f
 def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
     """Compute the FLOPs of our formulation for training on a sample of mean size; a test counts them.
 
-    Not every product runs six times: constants (waves, angles) have no gradient, what does not depend on positions has
-    no force, and an energy without loss is only differentiated for its force.
+    Not every product runs six times. Constants (waves, angles) have no gradient. What does not depend on positions has
+    no force. An energy without loss is only differentiated for its force.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial

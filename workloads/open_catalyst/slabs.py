@@ -1,6 +1,6 @@
 """Synthetic trajectories: an adsorbate relaxes on a metal slab under ASE's effective medium theory. Writes nothing.
 
-The potential is many-body, smooth and deterministic; its parameters for H, C, N and O are not quantitative (Jacobsen,
+The potential is many-body, smooth and deterministic. Its parameters for H, C, N and O are not quantitative (Jacobsen,
 Stoltze & Nørskov, doi:10.1016/0039-6028(96)00816-3). The data have the form of the task but no realistic chemistry.
 """
 

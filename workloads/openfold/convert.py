@@ -52,7 +52,7 @@ def convert(
 ) -> None:
     """Convert the public data in one of their layouts (`public.layout`), or a folder of structures, to shards.
 
-    A folder of structures has ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name; without
+    A folder of structures has ``*.cif`` files, each with an optional ``.a3m`` or ``.fasta`` of the same name. Without
     one the chain is its only row. ``1abc_A.cif`` means chain A; with any other name the first chain is used.
 
     Subfolders ``train`` and ``validation`` are the splits; without them every ninth group of similar chains goes to

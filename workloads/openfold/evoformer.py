@@ -1,7 +1,7 @@
 """The blocks that exchange information between alignment and pair map: Evoformer, extra MSA stack, template stack.
 
-Algorithms 6 to 17 of AlphaFold 2's supplement. Legend: N samples, S rows of the alignment, L (I, J) residues, H heads,
-M, Z, T channels of alignment, pair map and template; masks have the shape without channels.
+Algorithms 6 to 17 of AlphaFold 2's supplement. Dimensions are N samples, S rows of the alignment, L (I, J) residues and
+H heads. M, Z and T are channels of alignment, pair map and template. Masks have the shape without channels.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ class TriangleProduct(nn.Module):
         self.outgoing = outgoing
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """(C, N, I, J) of edges (C, N, I, K) and (C, N, J, K) if outgoing, else of (C, N, K, I) and (C, N, K, J)."""
+        """Return (C, N, I, J) of edges (C, N, I, K) and (C, N, J, K) if outgoing, else of (C, N, K, I) and
+        (C, N, K, J).
+        """
         return a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
 
 

@@ -1,7 +1,8 @@
 """Computes the network's input of one protein and its alignment: clusters, masked residues, crop, templates.
 
-AlphaFold 2's supplement 1.2. Every random choice comes from the generator passed in. Legend: L residues of the
-chain, C of the crop, M rows of the alignment, S and E rows of the main and the extra alignment, R slots, T templates.
+AlphaFold 2's supplement 1.2. Every random choice comes from the generator passed in. Dimensions are L residues of the
+chain, C of the crop, and M rows of the alignment. S and E are rows of the main and the extra alignment, R slots, T
+templates.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def backbone_frames(atom14: Tensor) -> Frame:
 def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, from d's position in the frame of a, b and c.
 
-    The order of the operations is the reference's. Unknown atoms are all at the origin, so their angle is nothing but
-    rounding errors, and the network of a template sees them.
+    The order of the operations is the reference's. Unknown atoms are all at the origin, so their angle is only rounding
+    errors. The network of a template sees them.
     """
     first = _shortened(_minus(c, b))
     across = _minus(a, c)

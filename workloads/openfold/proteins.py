@@ -1,9 +1,9 @@
 """Synthetic protein families whose fold is written in pairs of alignment columns, as coevolution writes it.
 
 A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
-coupled: in every relative the second has a letter of the kind that fits the first's, donor to acceptor and large to
-small. No letter prefers an element or a position, so a column alone carries no information: only columns that vary
-together show the fold. Not modelled: hydrophobic cores, contacts between elements, clashes.
+coupled. In every relative the second has a letter of the kind that fits the first's: donor to acceptor, large to small.
+No letter prefers an element or a position, so a column alone carries no information. Only columns that vary together
+show the fold. Not modelled: hydrophobic cores, contacts between elements, clashes.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
 
 
 def build_backbone(torsions: Floats) -> Floats:
-    """Build N, CA, C (B, L, 3, 3) of chains with phi and psi (B, L, 2) in degrees; all peptide bonds are trans."""
+    """Build N, CA, C (B, L, 3, 3) of chains with phi and psi (B, L, 2) in degrees. All peptide bonds are trans."""
     batch, length = torsions.shape[:2]
     angle = np.radians(residues.N_CA_C)
     out = np.empty((batch, 3 * length, 3))

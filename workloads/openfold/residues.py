@@ -197,7 +197,7 @@ def encode(sequence: str) -> NDArray[np.int8]:
 
 
 def encode_aligned(columns: bytes) -> NDArray[np.int8]:
-    """Convert a row of an alignment as HHblits does: B is D, U is C, Z is E; J, O, X are unknown."""
+    """Convert a row of an alignment as HHblits does. B is D, U is C, Z is E; J, O, X are unknown."""
     return _encode(columns, _ALIGNED_CODES)
 
 

@@ -119,7 +119,9 @@ class AngleResnet(nn.Module):
         self.linear_out = Linear(hidden, 14)
 
     def forward(self, s: Tensor, s_initial: Tensor) -> tuple[Tensor, Tensor]:
-        """Unnormalised and unit (sine, cosine), (T, N, L, 7, 2), of s (T, N, L, S) and the initial one (N, L, S)."""
+        """Return unnormalised and unit (sine, cosine), (T, N, L, 7, 2). Inputs are s (T, N, L, S) and the initial one
+        (N, L, S).
+        """
         x = self.linear_in(F.relu(s)) + self.linear_initial(F.relu(s_initial))
         for layer in self.layers:
             first, second = cast(nn.ModuleList, layer)

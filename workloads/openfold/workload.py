@@ -79,7 +79,7 @@ class OpenFold(Workload):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean over samples of the weighted terms, each sample times the square root of its length.
 
-        With ``balanced_batches`` ranks have different numbers of samples; the result is scaled so that its mean over
+        With ``balanced_batches`` ranks have different numbers of samples. The result is scaled so that its mean over
         ranks is the mean over the global batch.
         """
         prediction = model(batch)

@@ -24,8 +24,8 @@ Floats = NDArray[np.floating[Any]]
 def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
-    ``pixels_linear``: the image; ``spectrum_linear``: the logarithm of its two-dimensional power spectrum;
-    ``spectrum_quadratic``: that averaged over directions, with its variation over them, and all products of two of
+    ``pixels_linear`` sees the image, ``spectrum_linear`` the logarithm of its two-dimensional power spectrum.
+    ``spectrum_quadratic`` sees that averaged over directions, its variation over them, and all products of two of
     these. Each sees at most `MAX_TRAIN_PIXELS` of the training split and has its penalty chosen on the validation
     split.
     """

@@ -130,8 +130,8 @@ def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
 def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md lists what is counted).
 
-    Without ``layout``: one rank. Executed beyond the model's FLOPs are the position biases, once per batch, and with a
-    capacity factor the empty rows of the experts.
+    Without ``layout``: one rank. Executed beyond the model's FLOPs are the position biases, once per batch. With a
+    capacity factor the empty rows of the experts are too.
     """
     traffic: float = (
         config.resolution(0) ** 2 * (config.patch**2 * config.channels + 3 * config.embed) + 2 * config.final_width

@@ -126,7 +126,7 @@ def of_unit_length(x: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """Attention of queries (N, B, L, d) with a bias (B, L, L) that is trained, unscaled.
 
-    On a CPU torch has no fused kernel with such a bias, and its general one also looks for rows without a key.
+    On a CPU torch has no fused kernel with such a bias. Its general kernel also looks for rows without a key.
     """
     if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)

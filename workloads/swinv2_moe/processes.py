@@ -1,7 +1,7 @@
 """Simulates processes on a torus and a camera that observes them. A snapshot is a function of (seed, index).
 
-Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process,
-so neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
+Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process.
+So neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
 """
 
 from __future__ import annotations

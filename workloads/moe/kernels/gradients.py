@@ -1,6 +1,6 @@
 """Kernels of the backward pass: gradients of hidden rows, routing weights, experts' weights and biases. Imports Triton.
 
-The gradient of a routing weight is the product of a hidden row with its gradient, so the rows from the down product
+The gradient of a routing weight is the product of a hidden row with its gradient. So the rows from the down product
 need not be kept (SonicMoE, arXiv:2512.14080). Legend and tiles: `products`.
 """
 
@@ -86,9 +86,9 @@ def hidden_gradient(
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
-    Writes the gradients of up and gate; the hidden rows times their routing weight, which the gradient of down needs;
-    and for each column of tiles its part of the routing weight's gradient (C parts; `bias_share` may write the last).
-    GATHER False: the rows are no tokens and have no weights.
+    Write the gradients of up and gate, and the hidden rows times their routing weight, which the gradient of down
+    needs. For each column of tiles, write its part of the routing weight's gradient (C parts; `bias_share` may write
+    the last). GATHER False: the rows are no tokens and have no weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)

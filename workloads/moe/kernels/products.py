@@ -1,9 +1,9 @@
 """Kernels of the forward pass: gathered tokens to hidden rows, hidden rows to rows, rows to tokens. Imports Triton.
 
-Rows are sorted by expert. A tile is up to BLOCK_M rows of one expert; `locate_tiles` lists all tiles on the device, so
-that the host needs no counts, and the grid is the largest number of tiles that the rows could need. Sums are in float32
-and in one order: nothing is added by atomics, and a second run gives the same bits.
-N rows, T tokens, K rows of a token, E experts, D model width, H hidden width; weights are (E, H, D).
+Rows are sorted by expert. A tile is up to BLOCK_M rows of one expert. `locate_tiles` lists all tiles on the device, so
+that the host needs no counts. The grid is the largest number of tiles that the rows could need. Sums are in float32 and
+in one order: nothing is added by atomics, and a second run gives the same bits. N rows, T tokens, K rows of a token, E
+experts, D model width, H hidden width; weights are (E, H, D).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def locate_tiles(
     rows_E: tl.tensor, tiles_P3: tl.tensor, E: tl.tensor, P: tl.tensor,
     M: tl.constexpr, E2: tl.constexpr, P2: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write expert, first row and last row + 1 of each of P tiles of M rows; expert -1: there is no such tile."""
+    """Write expert, first row and last row + 1 of each of P tiles of M rows. Expert -1: there is no such tile."""
     experts = tl.arange(0, E2)
     counts = tl.load(rows_E + experts, mask=experts < E, other=0).to(tl.int32)
     ends = tl.cumsum(counts, 0)

@@ -1,7 +1,7 @@
 """Selects training and validation chains by the rules of the MLPerf HPC benchmark (AlphaFold 2's supplement 1.2.5).
 
-Training: released by a day, with a resolution better than 9 angstrom or none, no residue more frequent than 80 %, in a
-sequence cluster. Validation: CAMEO's targets of some months, up to 700 residues.
+Training: released by a day, in a sequence cluster, no residue more frequent than 80 %. The resolution is better than 9
+angstrom or not known. Validation: CAMEO's targets of some months, up to 700 residues.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def validation_chains(
 def read_targets(path: Path) -> dict[str, list[str]]:
     """Read CAMEO's targets by day of submission: ``{"YYYY-MM-DD": ["7bgg [A]", ...], ...}``.
 
-    Only the text between the first and the last brace is read, as data: a JSON file and the reference's
+    Only the text between the first and the last brace is read, as data. So a JSON file and the reference's
     ``cameo_targets.py`` both work. A target is returned as ``7bgg_A``.
     """
     text = read_text(path)
