@@ -18,10 +18,17 @@ def main() -> None:
         stopping.install()
         from suite.cli.main import main as run
     except Exception as error:
-        if text := explain_shadowed(error):
+        if text := explain_shadowed(error) or _missing(error):
             sys.exit(_refused(f"mlhpc: {text}"))
         raise
     run()
+
+
+def _missing(error: Exception) -> str:
+    """Say which package is not installed. Only now is imported what needs modules that PYTHONPATH can hide."""
+    from suite.errors import explain_missing
+
+    return explain_missing(error)
 
 
 def _refused(line: str) -> int:

@@ -35,6 +35,53 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
+# What pyproject.toml declares: module -> the package to install, and the extra of mlhpc that has it ("" if all need it).
+PACKAGES = {
+    "yaml": ("pyyaml", ""),
+    "click": ("click", ""),
+    "rich": ("rich", ""),
+    "jinja2": ("jinja2", ""),
+    "msgspec": ("msgspec", ""),
+    "psutil": ("psutil", ""),
+    "torch": ("torch", "run"),
+    "mpi4py": ("mpi4py", "run"),
+    "h5py": ("h5py", "run"),
+    "numpy": ("numpy", "run"),
+    "scipy": ("scipy", "run"),
+    "google_crc32c": ("google-crc32c", "run"),
+    "gemmi": ("gemmi", "openfold-data"),
+    "ase": ("ase", "open-catalyst"),
+    "matscipy": ("matscipy", "open-catalyst"),
+    "lmdb": ("lmdb", "open-catalyst"),
+    "pandas": ("pandas", "analysis"),
+    "altair": ("altair", "analysis"),
+    "vl_convert": ("vl-convert-python", "analysis"),
+    "pyarrow": ("pyarrow", "parquet"),
+    "lifelines": ("lifelines", "fleet"),
+    "pynvml": ("nvidia-ml-py", "nvml"),
+    "tensorboard": ("tensorboard", "export"),
+    "prometheus_client": ("prometheus-client", "export"),
+    "mlflow": ("mlflow-skinny", "mlflow"),
+    "triton": ("triton", "kernels"),
+    "mlperf_logging": ("mlperf_logging", "official"),
+}
+
+
+def not_installed(module: str) -> str:
+    """Return the clause that a package of `PACKAGES` is not installed, with the command that installs it."""
+    package, extra = PACKAGES[module]
+    wanted = f"'mlhpc[{extra}]'" if extra else package
+    return f"{package} is not installed (pip install {wanted})"
+
+
+def explain_missing(error: BaseException) -> str:
+    """Return one line about the import of a declared package that is not installed; "" for any other error."""
+    # The name of a module inside a package has a dot: such a package is installed, and is damaged or of another version
+    if not isinstance(error, ModuleNotFoundError) or error.name not in PACKAGES:
+        return ""
+    return f"the Python package {not_installed(error.name)}; this Python is {sys.executable}"
+
+
 def find_near(name: str, known: Iterable[str]) -> str | None:
     """Find the nearest of the known names, ignoring case. None if none is near."""
     each = {item.lower(): item for item in known}

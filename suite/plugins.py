@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 
+from suite.errors import explain_missing
 from suite.files import one_line, print_line
 from suite.shadowed import explain_shadowed
 
@@ -59,7 +60,7 @@ def find_plugins(group: str) -> dict[str, Plugin]:
 
 def reason(error: BaseException) -> str:
     """Return in one line why a plug-in cannot be used, with the kind of error if its text says too little."""
-    if text := explain_shadowed(error, loaded=False):
+    if text := explain_shadowed(error, loaded=False) or explain_missing(error):
         return text
     text = one_line(error)
     return text if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {text}"

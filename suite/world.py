@@ -27,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import InputError
+from suite.errors import InputError, explain_missing
 from suite.files import duration_text, one_line, print_line
 from suite.launcher import Launch, detect, explain, forget_left_over, way_out
 from suite.messages import decode, encode
@@ -228,6 +228,8 @@ def _refusals(launch: Launch) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, RuntimeError, ImportError) as error:  # torch has RuntimeError for addresses and ports
+        if missing := explain_missing(error):
+            raise InputError(missing) from error
         used = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
         way = f"another program uses the port: {OTHER_PORT}; " if used else ""
         raise InputError(
@@ -467,7 +469,9 @@ def while_refused(
             next_s = waited_s + LOOK_S
             lives = runs_here(first)
             if seen and not lives:
-                raise ConnectionError(f"the first rank has ended before it listened ({place}): its own message says why")
+                raise ConnectionError(
+                    f"the first rank has ended before it listened ({place}): its own message says why"
+                )
             seen = lives
         if launch.rank == 1 and waited_s >= TELL_S and not told:
             told = True

@@ -22,9 +22,11 @@ from suite.statistics import Outcome
 DEFAULT_FOLDER = Path("history")
 
 _FOLDER = click.argument("folder", required=False, type=click.Path(path_type=Path))
-_OUTPUT = output_option("The folder of the history, as for `history add`.", str(DEFAULT_FOLDER))
+_OUTPUT = output_option("Folder of the history, instead of FOLDER.", str(DEFAULT_FOLDER))
 _SINCE = click.option(
-    "--since", metavar="DATE", help="Leave out results made before, e.g. an accepted change: 2026-09-21."
+    "--since",
+    metavar="DATE",
+    help="Ignore results made before this date, such as 2026-09-21, after an accepted change.",
 )
 _RATE = click.option(
     "--false-alarms",
@@ -32,7 +34,7 @@ _RATE = click.option(
     type=Finite(0.0001, 0.2),
     default=0.01,
     show_default=True,
-    help="How often one check of an unchanged machine may alarm.",
+    help="Probability that a check of an unchanged machine says `slower`.",
 )
 
 
@@ -42,24 +44,29 @@ _RATE = click.option(
 Examples:
   mlhpc history add runs/nightly -o history
   mlhpc history show history
-  mlhpc history check history || test $? = 4       in CI: fails if the machine has become slower
+  mlhpc history check history || test $? = 4       in CI: fails if the machine became slower
 """,
 )
 def history() -> None:
-    """Follow a machine over time: add results to a folder, show them, check whether it is slower.
+    """Keep results of a machine in a folder, show them over time, and say whether it became slower.
 
-    A history is a folder with one JSON file for each result. Files are only ever added.
+    A history is a folder with one JSON file for each result. Files are added, never changed.
     """
 
 
 @history.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--any", "any_runs", is_flag=True, help="Add results that are no scores too: fewer runs than required.")
-@output_option("Folder of the history, new or to be extended.", str(DEFAULT_FOLDER))
+@click.option(
+    "--any",
+    "any_runs",
+    is_flag=True,
+    help="Add also results without a score, such as those with too few runs.",
+)
+@output_option("Folder of the history, new or existing.", str(DEFAULT_FOLDER))
 def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
-    """Add the results under PATHS: run folders, results folders or packages. What is there already is left as it is.
+    """Add results to a history: run folders, results folders or packages. Results it has already are left as they are.
 
-    Exit code 0: all are there; 2: usage; 3: one is not a score of a compliant result and was not added.
+    Exit code 0: the history has all of them; 2: usage; 3: one is not a score of a compliant result and was not added.
     """
     folder = output or DEFAULT_FOLDER
     known = record.read_history(folder) if folder.exists() else []
@@ -90,7 +97,7 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 def show(
     folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
 ) -> None:
-    """Show each series of FOLDER: its results, trend and changes, and which facts changed where it changed."""
+    """Show the results of a history over time, with trend, changes, and what else changed with them."""
     verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
     if style == JSON:
         print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
@@ -109,15 +116,14 @@ def show(
 def check(
     folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
 ) -> None:
-    """Say whether the machine is slower than it was at its best, for each series and quantity.
+    """Say whether the machine is slower now than at its best.
 
-    All changes of the time to train and of the training time of an epoch are printed, with the facts that changed
-    where each change may be. The newest level is compared with the best earlier one. --false-alarms holds for the whole
-    check, all series and both quantities together. It holds for correlated results too, where the results themselves
-    show how much they correlate. It does not hold if levels differ from session to session.
+    Prints each change of the time to train and of the time of an epoch, and which facts of the machine changed near it.
+    The newest level is compared with the best earlier one. --false-alarms holds for all series and both times
+    together, also if results are correlated. It does not hold if times jump from session to session.
 
-    Exit code 0: no change, or the newest level is faster or equivalent; 1: the newest level of a series is surely
-    slower than the best one, by more than --tolerance; 2: usage; 4: inconclusive, the text says why.
+    Exit code 0: no change, or the newest level is faster or equivalent; 1: the newest level of a series is slower than
+    the best one by more than --tolerance; 2: usage; 4: inconclusive, the text says why.
     """
     verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
     if style == JSON:
@@ -130,11 +136,7 @@ def check(
 
 
 def _judge(records: Sequence[record.Record], rate: float, tolerance: float) -> list[SeriesVerdict]:
-    """Judge every series. InputError without numpy, which the base installation does not have."""
-    try:
-        return judge.judge_all(records, rate, tolerance / 100.0)
-    except ImportError:
-        raise InputError("a history is judged with numpy: pip install 'mlhpc[analysis]'") from None
+    return judge.judge_all(records, rate, tolerance / 100.0)
 
 
 def _code(verdicts: Sequence[SeriesVerdict]) -> int:

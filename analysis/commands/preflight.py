@@ -61,36 +61,51 @@ for _plugin in find_plugins(PARTS).values():
 @preflight.command()
 @click.argument("files", nargs=-1, required=True, type=_SAMPLES)
 @click.option(
-    "--again", multiple=True, type=_SAMPLES, help="A second look at the same nodes: bad is what is bad in both."
+    "--again",
+    multiple=True,
+    type=_SAMPLES,
+    help="A second measurement of the same nodes; only a node that is bad in both is bad.",
 )
-@click.option("--nodes", "expected", metavar="NODELIST", help="All nodes, as Slurm lists them: n[1-4].")
+@click.option(
+    "--nodes",
+    "expected",
+    metavar="NODELIST",
+    help="All nodes that were to be measured, such as n[1-4]; a node without samples is bad.",
+)
 @click.option(
     "--false-alarms",
     "rate",
     type=Finite(1e-6, 0.2),
     default=slow_nodes.RATE,
     show_default=True,
-    help="How often a healthy node may be called bad, over all its metrics.",
+    help="Probability that a healthy node is called bad, over all metrics.",
 )
 @click.option(
     "--effect",
     type=Finite(0.001, 0.9),
     default=slow_nodes.EFFECT,
     show_default=True,
-    help="A node is good only if it is surely not slower than by this part.",
+    help="Smallest slowdown that matters: a node is good if it is slower by less than this, with 95 % confidence.",
 )
 @click.option(
-    "--history", multiple=True, type=_SAMPLES, help="Earlier samples of healthy nodes: were all nodes faster?"
+    "--history",
+    multiple=True,
+    type=_SAMPLES,
+    help="Earlier samples of healthy nodes, to notice when all nodes became slower.",
 )
-@click.option("--ceilings", type=_FILE, help="File of `mlhpc ceilings`: a node below two thirds of it is bad.")
+@click.option("--ceilings", type=_FILE, help="File of `mlhpc ceilings`; a node below two thirds of it is bad.")
 @click.option(
     "--remember",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Add what is not bad to this folder, a --history of next time.",
+    help="Add the nodes that are not bad to this folder, to use as --history next time.",
 )
-@click.option("--choose", type=Whole(1), metavar="N", help="With -o: write the N best nodes to OUTPUT/chosen.")
+@click.option(
+    "--choose", type=Whole(1), metavar="N", help="With -o: write the names of the N best nodes to OUTPUT/chosen."
+)
 @output_option("Folder; gets verdict.json.", "none")
-@click.option("--bounds", type=_FILE, help="YAML file: the worst value that a metric may have, METRIC: NUMBER.")
+@click.option(
+    "--bounds", type=_FILE, help="YAML file with the worst allowed value of metrics, in lines METRIC: NUMBER."
+)
 @format_option()
 def judge(
     files: tuple[Path, ...],
@@ -106,10 +121,10 @@ def judge(
     bounds: Path | None,
     style: str,
 ) -> None:
-    """Say of every node in FILES whether it is good, bad or inconclusive, why, and what slowdown would have been found.
+    """Call each node in FILES good, bad or inconclusive; say why, and which slowdown would be found.
 
-    FILES are folders or files of `preflight node`, with one JSON object per node and metric (docs/fleet.md), or
-    SuperBench's results.jsonl. Nothing is drained: the line for Slurm's --exclude is printed.
+    FILES are folders or files of `mlhpc preflight node` (docs/fleet.md), or SuperBench's results.jsonl. No node is
+    drained; the last line is an --exclude option for Slurm.
 
     Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """

@@ -16,6 +16,7 @@ import click
 
 from suite.cli.options import card_option, output_option
 from suite.cli.progress import plain_progress
+from suite.errors import not_installed
 from suite.exit_codes import ExitCode
 from suite.files import errors_name, make_folder, print_line, write_whole
 
@@ -41,12 +42,12 @@ Examples:
 )
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @card_option
-@output_option("Folder. With --form the folder or file to write.", "report")
+@output_option("Folder of the report. With --form the folder or file to write.", "report")
 @click.option(
     "--form",
     "tool",
     type=click.Choice(["mlflow", "tensorboard", "prometheus"]),
-    help="Instead of a report, write the series of each run for another tool (docs/exchange.md).",
+    help="Instead of a report, write metric and loss of each run for this tool (docs/exchange.md).",
 )
 @click.option(
     "--tables",
@@ -54,38 +55,38 @@ Examples:
     default="csv",
     show_default=True,
     type=click.Choice(["csv", "parquet"]),
-    help="Form of the tables.",
+    help="File format of the tables.",
 )
 @click.option(
     "--what-if",
     "what_if",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Ceilings of a machine to predict the runs' time for; may be repeated.",
+    help="Predict the runs' time on another machine, from its `mlhpc ceilings` file; repeatable.",
 )
 @click.option(
     "--between",
     multiple=True,
     nargs=2,
     metavar="FROM TO",
-    help="Two results, by their label or a part of it, whose speed-up is split into its factors; may be repeated.",
+    help="Split the speed-up between two results into its factors; repeatable. "
+    "A part of a label names a result, such as Fugaku 512.",
 )
 @click.option(
     "--price",
     "price",
     multiple=True,
     metavar="DEVICE=NUMBER UNIT/h",
-    help="What an hour of one compute unit costs, e.g. 'H100=2.50 USD/h' or '... kWh/h'; or a YAML file. "
-    "May be repeated.",
+    help="Cost of one device for an hour, such as 'H100=2.50 USD/h', or a YAML file of such lines; repeatable.",
 )
 @click.option(
     "--figures",
     "forms",
     metavar="FORM,...",
     default="",
-    help=f"Also write every figure into figures/, on white, as for slides: {', '.join(FORMS)}, or several of them.",
+    help=f"Also write every figure as a file into figures/: {', '.join(FORMS)}, or several, such as png,pdf.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing report.")
+@click.option("--force", is_flag=True, help="Replace the report in OUTPUT.")
 def report(
     paths: tuple[Path, ...],
     output: Path | None,
@@ -97,12 +98,12 @@ def report(
     forms: str,
     force: bool,
 ) -> None:
-    """Compare results: one self-contained HTML page from run folders and results packages.
+    """Write one HTML page that compares run folders, packages and published rounds.
 
-    PATHS are run folders, packages (<submitter>/results/...) or whole rounds, and files about their systems: ceilings
-    (`mlhpc ceilings`), all-to-all sweeps (`mlhpc moe --sweep-network`), steps of `mlhpc demo`, rankings of
-    `mlhpc ab runs`. OUTPUT gets report.html, report.json and tables/ with the same numbers; docs/tables.md says what
-    the columns mean.
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. Files of these commands add to the page:
+    `mlhpc ceilings`, `mlhpc moe --sweep-network`, `mlhpc demo` (steps.json), `mlhpc ab runs show -o`.
+
+    OUTPUT gets report.html, and the same numbers as report.json and tables/; docs/tables.md explains the columns.
     """
     if tool is not None:
         from suite.log.export import FORMS as tools
@@ -196,9 +197,9 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
     if output.exists() and not output.is_dir():
         raise click.UsageError(f"-o {output}: is no folder; the report is one")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise click.UsageError("--tables parquet needs pyarrow: pip install 'mlhpc[parquet]'")
+        raise click.UsageError(f"--tables parquet: {not_installed('pyarrow')}")
     if forms and importlib.util.find_spec("vl_convert") is None:
-        raise click.UsageError("--figures needs vl-convert-python: pip install 'mlhpc[analysis]'")
+        raise click.UsageError(f"--figures: {not_installed('vl_convert')}")
 
 
 def _write(rendered: Report, output: Path, form: str) -> None:

@@ -20,20 +20,39 @@ MANY_NODES = 12  # of which the names are printed
 
 
 @click.command()
-@click.option("--nodes", "files", multiple=True, required=True, type=_FILE, help="CSV file: spells of the job's nodes.")
-@click.option("--job", metavar="TIME", required=True, help="How long the job will run, e.g. 24h.")
-@click.option("--checks", "known", required=True, type=_FILE, help="YAML file: minutes of checks, and what they found.")
-@click.option("--lost", metavar="TIME", help="What an incident costs the job, restart included. [half of the job]")
-@click.option("--waiting", is_flag=True, help="The whole job waits for checks: all nodes get the same ones at once.")
-@click.option("--mtbi", metavar="TIME", help="Mean time between incidents of a node. [learned from the spells]")
+@click.option(
+    "--nodes",
+    "files",
+    multiple=True,
+    required=True,
+    type=_FILE,
+    help="CSV file: how long each node ran between incidents (docs/fleet.md).",
+)
+@click.option("--job", metavar="TIME", required=True, help="How long the job will run, such as 24h.")
+@click.option(
+    "--checks",
+    "known",
+    required=True,
+    type=_FILE,
+    help="YAML file: minutes of each check, and which past incidents it finds.",
+)
+@click.option(
+    "--lost", metavar="TIME", help="Time that the job loses by an incident, restart included. [half of --job]"
+)
+@click.option(
+    "--waiting", is_flag=True, help="The whole job waits for checks, so all nodes get the same checks at once."
+)
+@click.option(
+    "--mtbi", metavar="TIME", help="Mean time between incidents of a node, such as 1000h. [learned from --nodes]"
+)
 @format_option()
 def select(
     files: tuple[Path, ...], job: str, known: Path, lost: str | None, waiting: bool, mtbi: str | None, style: str
 ) -> None:
     """Choose the checks to run on each node before a job: those that save more node hours than they cost.
 
-    The job's nodes are those with an open spell in --nodes (docs/fleet.md). The rate of incidents is learned from all
-    spells; a node's state counts only if a test rejects a constant rate.
+    Nodes of the job are those whose last row in --nodes is `open`. The rate of incidents is learned from all rows. It
+    depends on a node's age and past only if a test rejects a constant rate.
     """
     job_h = hours("--job", job)
     lost_h = job_h / 2 if lost is None else hours("--lost", lost)

@@ -30,32 +30,43 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 
 
 @click.command(name="simulate")
-@click.option("--fleet", "names", multiple=True, metavar="NAME", help="A published fleet; may be repeated. [all]")
+@click.option(
+    "--fleet", "names", multiple=True, metavar="NAME", help="A published fleet, such as rsc-1; repeatable. [all]"
+)
 @click.option(
     "--degraded", "shares", multiple=True, type=Finite(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
-    help="Share of the time between incidents in which a node is degraded, so that checks can find it. "
-    "Nobody published it.",
+    help="Fraction of the time between incidents in which a check can find the fault. "
+    "It is not published, so several are tried.",
 )  # fmt: skip
-@click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains.")
-@click.option("--nodes", type=Whole(1, 100_000), default=16, show_default=True, help="Nodes of a job.")
-@click.option("--jobs", "groups", type=Whole(1, 10_000), default=16, show_default=True, help="Jobs at a time.")
-@click.option("--time", "lasts", metavar="TIME", default="90d", show_default=True, help="How long to simulate.")
-@click.option("--every", metavar="TIME", default="7d", show_default=True, help="Time between periodic checks.")
-@click.option("--check", metavar="TIME", help="What all checks together take. [39min, assumed check by check]")
+@click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains, such as 24h.")
+@click.option("--nodes", type=Whole(1, 100_000), default=16, show_default=True, help="Number of nodes of a job.")
+@click.option(
+    "--jobs", "groups", type=Whole(1, 10_000), default=16, show_default=True, help="Number of jobs at a time."
+)
+@click.option(
+    "--time", "lasts", metavar="TIME", default="90d", show_default=True, help="How long to simulate, such as 90d."
+)
+@click.option(
+    "--every", metavar="TIME", default="7d", show_default=True, help="Time between checks of the policy `periodic`."
+)
+@click.option("--check", metavar="TIME", help="Duration of all checks together. [39min, the sum of assumed durations]")
 @click.option("--checkpoint", metavar="TIME", default="1h", show_default=True, help="Time between checkpoints.")
-@click.option("--restart", metavar="TIME", default="15min", show_default=True, help="What a restart takes.")
-@click.option("--replicas", type=Whole(3, 1000), default=10, show_default=True, help="Fleets of each kind.")
-@click.option("--seed", type=Whole(0), default=1, show_default=True, help="The same seed prints the same.")
+@click.option("--restart", metavar="TIME", default="15min", show_default=True, help="Duration of a restart.")
+@click.option(
+    "--replicas", type=Whole(3, 1000), default=10, show_default=True, help="Number of simulated fleets of each kind."
+)
+@click.option(
+    "--seed", type=Whole(0), default=1, show_default=True, help="Random seed; the same seed gives the same output."
+)
 @format_option()
 def simulate_(
     names: tuple[str, ...], shares: tuple[float, ...], job: str, nodes: int, groups: int, lasts: str, every: str,
     check: str | None, checkpoint: str, restart: str, replicas: int, seed: int, style: str,
 ) -> None:  # fmt: skip
-    """Simulate published fleets: what checks of nodes before jobs would gain and cost.
+    """Simulate published fleets, to see the gain and cost of checking nodes before jobs.
 
-    Policies: none; periodic, all checks before the first job after --every; full, all checks before each job;
-    selected, those that `mlhpc preflight select` would choose before each job after watching such a fleet without
-    checks for as long.
+    Policies: none; periodic: all checks before the first job after --every; full: all checks before each job; selected:
+    before each job the checks that `mlhpc preflight select` chooses. It learns from a fleet without checks.
     """
     fleets = published().fleets
     for name in names:

@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
     type=Finite(0.01, 10),
     default=EFFECT,
     show_default=True,
-    help="Name workers that became slower by this part.",
+    help="Smallest slowdown to report, as a fraction.",
 )
 @format_option()
 def watch(file: Path, effect: float, style: str) -> None:

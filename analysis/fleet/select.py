@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from suite.documents import YamlSource
-from suite.errors import InputError, unknown
+from suite.errors import InputError, not_installed, unknown
 from suite.files import brief
 
 Floats = NDArray[np.float64]
@@ -181,7 +181,7 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
         from lifelines.exceptions import ConvergenceError
     except ImportError:
         raise InputError(
-            "learning from incidents needs lifelines: pip install 'mlhpc[fleet]', or give --mtbi"
+            f"the rate of incidents cannot be learned: {not_installed('lifelines')}; or state it with --mtbi"
         ) from None
     lasted = table.loc[table["hours"] > 0.0, ["hours", "ended", "earlier"]]  # spells of no hours tell nothing
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from analysis.page.cells import HtmlTable, html_table
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import mapped
-from suite.errors import keep_traceback
+from suite.errors import keep_traceback, not_installed
 from suite.files import one_line
 
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
@@ -105,7 +105,7 @@ class Waiting:
 def cannot_draw() -> str:
     """Why no figure can be drawn; "" if they can."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
-    return f"{missing[0]} is not installed (pip install 'mlhpc[analysis]')" if missing else ""
+    return not_installed(missing[0]) if missing else ""
 
 
 def draw_pictures(

@@ -18,17 +18,18 @@ HEAD = """# Commands
 
 | spelling | means, on every command that has it |
 | --- | --- |
-| `--size NAME` | a size of the workload (`mlhpc workload list`) |
-| `--config FILE` | a YAML file with your own settings in place of a size's |
-| `--set KEY=VALUE` | one setting, above the file's |
-| `--ranks N` | MPI ranks to start on this machine; inside srun, mpiexec or torchrun the ranks are there already |
-| `-o`, `--output PATH` | where the output goes; never required, the default is in brackets. What exists is refused or extended |
-| `--format text\\|json` | the form of what is printed; JSON has a `version` where it is a document |
-| `-q`, `--quiet` | results and errors, no progress |
-| `--no-color` | no colours, as with `NO_COLOR` in the environment |
+| `--size NAME` | size of the workload, such as `smoke` or `full` (`mlhpc workload list` shows all) |
+| `--config FILE` | YAML file of your own settings, used instead of a size's |
+| `--set KEY=VALUE` | change one setting |
+| `--ranks N` | number of MPI ranks to start on this machine; inside srun, mpiexec or torchrun leave it out |
+| `-o`, `--output PATH` | output path, optional; the default is in brackets. An existing folder is an error, or is added to: see the command |
+| `--format text\\|json` | print text for people or JSON for programs |
+| `-q`, `--quiet` | print only results and errors, no progress |
+| `--no-color` | print without colours, as with the environment variable `NO_COLOR` |
 
-Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage or a mistake in a file, 70 a defect of
-mlhpc itself, 130 Ctrl-C. Further codes are said where a command has them. An error is one line on standard error.
+Exit codes of every command: 0 success; 1 findings, or a failed run; 2 a mistake in the command, a file or the
+environment; 70 a defect of mlhpc itself; 130 Ctrl-C; 143 SIGTERM. A command with further codes lists them. An error is
+one line on standard error.
 """
 
 

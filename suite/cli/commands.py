@@ -19,44 +19,52 @@ class Command:
 
 SECTIONS: dict[str, tuple[Command, ...]] = {
     "Run": (
-        Command("demo", "suite.commands.demo:demo", "Run a benchmark, or all, end to end on this machine"),
+        Command(
+            "demo",
+            "suite.commands.demo:demo",
+            "Run a benchmark end to end on this machine, from making data to a report",
+        ),
         Command(
             "doctor",
             "suite.commands.machine.doctor:doctor",
-            "Show what is missing for runs on this machine, on several nodes and through Slurm, and how to get it",
+            "Check this machine for local, multi-node and Slurm runs; say what is missing and how to get it",
         ),
         Command(
             "workload",
             "suite.commands.workload:workload",
-            "List workloads with their sizes and targets, or make one of your own",
+            "List workloads with sizes and targets, or create one of your own",
         ),
-        Command("data", "suite.commands.data:data", "Make, convert and check data sets"),
-        Command("run", "suite.commands.run:run", "Train a workload to its target, N times, and log each run"),
+        Command("data", "suite.commands.data:data", "Generate, convert and check data sets"),
+        Command(
+            "run", "suite.commands.run:run", "Train a workload to its target, N times, and write a log of each run"
+        ),
         Command(
             "submit",
             "suite.commands.submit:submit",
-            "Submit scored runs of a workload to Slurm: one job and one run folder per node count",
+            "Submit runs of a workload to Slurm: one job and one run folder per node count",
         ),
         Command(
             "plan",
             "suite.commands.plan:plan",
-            "Show what each rank holds, sends and reads in a step under a plan; check that the plan is legal",
+            "Predict memory, messages and time of a step under a parallel plan; check that the plan is valid",
         ),
         Command(
             "status",
             "suite.commands.status:status",
-            "Show runs and jobs: state, epoch, last evaluation, time left; with --goodput, where their time went",
+            "Show state, epoch, last evaluation and time left of runs; with --goodput, where their time went",
         ),
     ),
     "Judge": (
+        Command("package", "suite.commands.package:package", "Build a submitter's results package from run folders"),
         Command(
-            "package", "suite.commands.package:package", "Build the results package of a submitter from run folders"
+            "check",
+            "suite.commands.check:check",
+            "Check logs, packages or a whole round against the rules, and list what breaks them",
         ),
-        Command("check", "suite.commands.check:check", "Check logs, results folders, packages or a whole round"),
         Command(
             "score",
             "suite.commands.score:score",
-            "Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances",
+            "Compute scores by the MLPerf HPC rules: olympic mean of time to train, or throughput of instances",
         ),
         Command(
             "reproduce",
@@ -68,44 +76,44 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         Command(
             "compare",
             "suite.commands.compare:compare",
-            "Compare results with a baseline: run folders, results folders or packages that share a benchmark and size",
+            "Say whether results are faster or slower than a baseline of the same benchmark and size",
         ),
         Command(
             "report",
             "analysis.commands.report:report",
-            "Compare results: one self-contained HTML page from run folders and results packages",
+            "Write one HTML page that compares run folders, packages and published rounds",
         ),
         Command(
             "history",
             "analysis.commands.history:history",
-            "Follow a machine over time: add results to a folder, show them, check whether it is slower",
+            "Keep results of a machine in a folder, show them over time, and say whether it became slower",
         ),
         Command(
             "ab",
             "suite.commands.machine.ab:ab",
-            "Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations",
+            "Compare plans or settings by running them in turn: steps in one job, or whole runs",
         ),
     ),
     "Machine": (
         Command(
             "ceilings",
             "suite.commands.machine.ceilings:ceilings",
-            "Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all",
+            "Measure peak rates of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all",
         ),
         Command(
             "profile",
             "suite.commands.machine.profile:profile",
-            "Find the layer the time goes to, and the slow rank: a few steps under the torch profiler",
+            "Profile a few training steps with torch: time by layer and phase, and the slowest rank",
         ),
         Command(
             "moe",
             "workloads.commands.moe:moe",
-            "Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run",
+            "Time the phases of a mixture-of-experts layer, and compare it with a dense FFN of equal FLOPs",
         ),
         Command(
             "preflight",
             "analysis.commands.preflight:preflight",
-            "Find slow nodes before they cost a run: measure each, and judge with a promised rate of false alarms",
+            "Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate",
         ),
     ),
 }

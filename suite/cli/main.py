@@ -12,19 +12,19 @@ from suite import VERSION, stopping
 from suite.cli.group import LazyGroup, asks_for_help
 from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
-from suite.errors import DEBUG, InputError, is_of_memory, keep_traceback
+from suite.errors import DEBUG, InputError, explain_missing, is_of_memory, keep_traceback
 from suite.exit_codes import ExitCode, code_of
 from suite.files import lost_result, one_line, print_line
 from suite.shadowed import explain_shadowed
 
 EPILOG = """\b
 Examples:
-  mlhpc demo                                      everything once, on this machine
-  mlhpc data generate cosmoflow --size mini       data set of a size
+  mlhpc demo                                      every step once, on this machine
+  mlhpc data generate cosmoflow --size mini       make the data set of a size
   mlhpc run cosmoflow --size mini --ranks 2 --runs 5
   mlhpc submit cosmoflow --system mysite --size small --nodes 1,2,4 --runs 10 --dry-run
   mlhpc package runs/R --system mysite --submitter ACME -o submissions/ACME && mlhpc check submissions/ACME
-  mlhpc compare runs/before runs/after            exit code 1 if after is slower
+  mlhpc compare runs/before runs/after            exit code 1 if `after` is slower
   mlhpc report submissions/ACME -o report
 
 \b
@@ -38,8 +38,8 @@ Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 def group() -> None:
     """Benchmark suite for AI on supercomputers: run, package, check, compare.
 
-    Exit codes of every command: 0 fine, 1 findings or a failed run, 2 usage, 70 a defect of mlhpc itself, 130 Ctrl-C,
-    143 SIGTERM.
+    Exit codes of every command: 0 success; 1 findings, or a failed run; 2 a mistake in the command, a file or the
+    environment; 70 a defect of mlhpc itself; 130 Ctrl-C; 143 SIGTERM.
     """
 
 
@@ -90,7 +90,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         return f"{where}{one_line(error)}", code_of(error)
     if DEBUG in os.environ:
         raise error
-    if text := explain_shadowed(error):
+    if text := explain_shadowed(error) or explain_missing(error):
         return text, ExitCode.USAGE
     if is_of_memory(error):
         return f"not enough memory here for what was asked: {one_line(error)}", ExitCode.FAILED

@@ -47,7 +47,9 @@ class Whole(click.IntRange):
         return number
 
 
-def runs_option(default: int | None = 1, text: str = "Scored runs.") -> Decorator:
+def runs_option(
+    default: int | None = 1, text: str = "Number of runs; mlhpc workload list says how many a score needs."
+) -> Decorator:
     """``--runs N``, at most `MOST_RUNS`."""
     return click.option(
         "--runs", type=Whole(1, MOST_RUNS), default=default, show_default=default is not None, help=text
@@ -55,7 +57,8 @@ def runs_option(default: int | None = 1, text: str = "Scored runs.") -> Decorato
 
 
 def size_option(
-    default: str | None = DEFAULT_SIZE, text: str = "A size of the workload (mlhpc workload list)."
+    default: str | None = DEFAULT_SIZE,
+    text: str = "Size of the workload, such as smoke or full; mlhpc workload list shows all.",
 ) -> Decorator:
     """``--size NAME``, the name of a size on every command. With ``default`` None it is optional."""
     return click.option("--size", metavar="NAME", default=default, show_default=default is not None, help=text)
@@ -64,13 +67,21 @@ def size_option(
 def settings_options(function: Function) -> Function:
     """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `settings` and `load_config`."""
     for option in (
-        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting; repeatable."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Change a setting, such as hyperparameters.dropout=0.1; repeatable.",
+        ),
         click.option(
             "--config",
             metavar="FILE",
-            help="YAML file with your own settings in place of a size's (docs/architecture.md).",
+            help="YAML file of your own settings, used instead of a size's (docs/architecture.md).",
         ),
-        size_option(None, f"A size of the workload (mlhpc workload list). [{DEFAULT_SIZE}]"),
+        size_option(
+            None, f"Size of the workload, such as smoke or full; mlhpc workload list shows all. [{DEFAULT_SIZE}]"
+        ),
     ):
         function = option(function)
     return function
@@ -81,9 +92,14 @@ def plan_options(function: Function) -> Function:
     settings.
     """
     for option in (
-        click.option("--mesh", metavar="AXES", help="Ranks by axis, such as data=2,spatial=2x1x1. [the plan's]"),
         click.option(
-            "--plan", "plan_name", metavar="NAME", help="Parallel plan: a name or a YAML file (docs/plans.md)."
+            "--mesh", metavar="AXES", help="Ranks on each axis of the plan, such as data=2,spatial=2x1x1. [the plan's]"
+        ),
+        click.option(
+            "--plan",
+            "plan_name",
+            metavar="NAME",
+            help="Parallel plan that divides work over ranks: a name or a YAML file (docs/plans.md).",
         ),
     ):
         function = option(function)
@@ -136,7 +152,7 @@ def is_file(text: str) -> bool:
     return Path(text).suffix in {".yaml", ".yml"}
 
 
-def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on this machine.") -> Decorator:
+def ranks_option(default: int | None = 1, text: str = "Number of MPI ranks to start on this machine.") -> Decorator:
     """``--ranks N`` of every command that starts ranks. At most `RANKS_PER_CORE` per core."""
 
     def check(context: click.Context, option: click.Parameter, value: int | None) -> int | None:
@@ -154,7 +170,13 @@ def ranks_option(default: int | None = 1, text: str = "MPI ranks to start on thi
 def device_option() -> Decorator:
     """``--device auto|cpu|cuda``."""
     kinds = click.Choice(["auto", "cpu", "cuda"])
-    return click.option("--device", type=kinds, default="auto", show_default=True, help="Where to compute.")
+    return click.option(
+        "--device",
+        type=kinds,
+        default="auto",
+        show_default=True,
+        help="Compute on this device; auto takes a GPU if there is one.",
+    )
 
 
 def tolerance_option() -> Decorator:
@@ -165,7 +187,8 @@ def tolerance_option() -> Decorator:
         default=0.0,
         show_default=True,
         metavar="PERCENT",
-        help="slower: the whole interval is above this margin; equivalent: the whole interval is below it.",
+        help="Ignore differences below this percentage: "
+        "`slower` and `equivalent` need the whole interval above or below it.",
     )
 
 
@@ -174,9 +197,9 @@ def output_option(what: str, default: str) -> Decorator:
     return click.option("-o", "--output", type=click.Path(path_type=Path), help=f"{what} [{default}]")
 
 
-def format_option(*more: str) -> Decorator:
-    """``--format text|json`` of every command that prints results. ``more`` are further formats."""
-    help_text = "Form of what is printed."
+def format_option(*more: str, meaning: str = "") -> Decorator:
+    """``--format text|json`` of every command that prints results; ``more`` are further forms, ``meaning`` explains them."""
+    help_text = f"Print text for people or JSON for programs{meaning}."
     return click.option(
         "--format", "style", type=click.Choice([TEXT, JSON, *more]), default=TEXT, show_default=True, help=help_text
     )
@@ -194,7 +217,7 @@ card_option = click.option(  # of every command that judges: what cards say is r
     callback=_give_cards,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"Card of a card-only benchmark; repeatable. Cards in ${CARDS} are known to every command.",
+    help=f"Card file of a benchmark without code; repeatable. Cards in ${CARDS} are always known.",
 )
 
 
@@ -212,8 +235,8 @@ def add_shared(command: click.Command) -> click.Command:
 def shared() -> list[click.Option]:
     """Return new options --quiet and --no-color, for every command and for mlhpc itself."""
     return [
-        _switch(["-q", "--quiet"], QUIET, "Print results and errors, no progress."),
-        _switch(["--no-color"], NO_COLOR, "Print without colours, as with NO_COLOR in the environment."),
+        _switch(["-q", "--quiet"], QUIET, "Print only results and errors, no progress."),
+        _switch(["--no-color"], NO_COLOR, "Print without colours. The environment variable NO_COLOR does the same."),
     ]
 
 

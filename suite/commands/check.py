@@ -36,40 +36,47 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
     "--ruleset",
     "ruleset_name",
     metavar="NAME",
-    help=f"One of {', '.join(ruleset_names())}. [found from the content, and printed]",
+    help=f"Judge by these rules: {', '.join(ruleset_names())}. [those of the log or its folder]",
 )
-@format_option(*(name for name in FORMATS if name not in (TEXT, JSON)))
-@click.option("--official", is_flag=True, help="Also run mlperf_logging 4.1.68 on a copy and show its verdict.")
+@format_option(*(name for name in FORMATS if name not in (TEXT, JSON)), meaning="; junit prints XML for CI systems")
+@click.option(
+    "--official",
+    is_flag=True,
+    help="Also run MLCommons' checker (mlperf_logging 4.1.68) on a copy, and show its verdict.",
+)
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning"]),
     default="error",
     show_default=True,
-    help="The least severity that gives exit code 1.",
+    help="Lowest severity that gives exit code 1.",
 )
 @click.option(
     "--waive",
     "waive_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Findings that reviewers accept: YAML, a list `waivers` of rule, path, reason, who. They stay in the verdict.",
+    help="YAML file of findings that reviewers accept: a list `waivers` of rule, path, reason, who. "
+    "They are listed, but do not count.",
 )
 @click.option(
     "--rcp",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Reference points for batch sizes that the ruleset has none for: "
+    help="Convergence of the reference at batch sizes that the rules lack: "
     "JSON of `mlhpc workload rcp record` or rcp_checker.",
 )
 @click.option(
-    "--explain", metavar="RULE", help="Print what a rule asks, why, how each ruleset weighs it, how to mend it."
+    "--explain",
+    metavar="RULE",
+    help="Print what a rule asks, why, its severity, and how to mend a finding, such as --explain last-eval.",
 )
-@click.option("--list-rules", is_flag=True, help="Print every rule in a line.")
+@click.option("--list-rules", is_flag=True, help="Print all rules, one on each line.")
 @click.option(
     "--write-official-rules",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write rule files of every workload and size for mlperf_logging's own engine.",
+    help="Write rule files for MLCommons' checker (mlperf_logging), one for each workload and size.",
 )
 def check(
     paths: tuple[Path, ...],
@@ -83,10 +90,11 @@ def check(
     list_rules: bool,
     write_official_rules: Path | None,
 ) -> None:
-    """Check logs, results folders, packages or a whole round.
+    """Check logs, packages or a whole round against the rules, and list what breaks them.
 
-    Exit code 0: compliant; 1: an error was found; 2: usage, or there was nothing to check. --fail-on warning counts
-    warnings too.
+    PATHS are logs, run folders, results folders, packages or rounds.
+
+    Exit code 0: compliant; 1: an error was found, or with --fail-on warning a warning; 2: usage, or nothing to check.
 
     \b
     Examples:

@@ -76,21 +76,28 @@ class Comparison:
     "--baseline",
     metavar="PATH",
     type=click.Path(exists=True, path_type=Path),
-    help="What all PATHS are compared with. [the first of them]",
+    help="Compare all PATHS with this result. [the first of PATHS]",
 )
-@click.option("--any", "any_runs", is_flag=True, help="Compare the runs that converged, also where they are no score.")
+@click.option(
+    "--any",
+    "any_runs",
+    is_flag=True,
+    help="Compare converged runs even if a result is not compliant or has too few runs.",
+)
 @tolerance_option()
 @format_option()
 def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tolerance: float, style: str) -> None:
-    """Compare results with a baseline: run folders, results folders or packages that share a benchmark and size.
+    """Say whether results are faster or slower than a baseline of the same benchmark and size.
 
-    The ratio is that of the geometric means of time to train of all converged runs, with its interval (Welch's t on log
-    time). Of throughput results it is that of the instances; models/min stand beside it. All intervals of one command
-    together hold the truth with 95 %, so that many results make no more false alarms than two. Energies to solution
-    stand beside where both have one of the same kind; the verdict is on time.
+    PATHS are run folders, results folders or packages; the first one is the baseline.
+
+    The ratio compares the geometric means of time to train of all converged runs (Welch's t test on log time).
+    Throughput results are compared by their instances. All intervals of one command together hold with 95 %, so
+    comparing many results gives no more false alarms than comparing two. Energy is shown where both results have the
+    same kind of it; the verdict is on time.
 
     Exit code 0: each is faster, or equivalent within the tolerance; 1: one is slower; 2: usage; 3: one is not a score
-    of a compliant result (--any compares all the same); 4: one is inconclusive.
+    of a compliant result (--any compares it anyway); 4: one is inconclusive.
 
     \b
     Examples:

@@ -49,21 +49,27 @@ Examples:
 """,
 )
 def data() -> None:
-    """Make, convert and check data sets.
+    """Generate, convert and check data sets.
 
-    A data set lies in $MLHPC_DATA (else ./data) / <workload>-<size> unless -o says otherwise. Its manifest is written
-    last: a folder with one is complete, one without is continued by the command that began it.
+    Without -o a data set is the folder <workload>-<size> in $MLHPC_DATA, else in ./data. Its manifest is written last.
+    A data set without a manifest is unfinished: repeat the command that began it, and it continues.
     """
 
 
 @data.command()
 @click.argument("workload")
 @size_option()
-@click.option("--seed", type=Whole(0), default=0, show_default=True, help="Another seed is another data set.")
+@click.option(
+    "--seed",
+    type=Whole(0),
+    default=0,
+    show_default=True,
+    help="Random seed of the data; another seed gives other data.",
+)
 @ranks_option()
 @output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>")
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
-    """Generate the synthetic data set of a size; inside srun or mpiexec with the ranks that are there."""
+    """Generate the synthetic data set of a size. Inside srun or mpiexec all ranks take part."""
     chosen = descriptor(workload)
     needed = chosen.card().size(size).data_bytes
     root = output or default_data_root(workload, size)
@@ -87,16 +93,18 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
 @data.command()
 @click.argument("workload")
 @click.argument("source", type=click.Path(path_type=Path))
-@size_option(None, "Size that the data set is to count as. [the one with samples of this shape]")
+@size_option(None, "Size of the workload that the data set is for. [the size with samples of this shape]")
 @ranks_option()
 @output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>, converted without --size")
 @click.option(
-    "--trust-pickles", is_flag=True, help="Unpickle what is refused as unsafe: the source may then run any code."
+    "--trust-pickles", is_flag=True, help="Also read pickles that may run code. Use it only for files that you trust."
 )
 def convert(
     workload: str, source: Path, size: str | None, ranks: int, output: Path | None, trust_pickles: bool
 ) -> None:
-    """Convert the field's own form of the data (public files) to the suite's sharded form."""
+    """Convert public data files in their original format to a data set of the suite.
+
+    SOURCE is the folder of the files, such as the one that `mlhpc data fetch` made."""
     chosen = descriptor(workload)
     if not source.exists():
         raise InputError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
@@ -118,9 +126,9 @@ def convert(
 
 @data.command()
 @click.argument("root", type=click.Path(path_type=Path))
-@click.option("--deep", is_flag=True, help="Read every byte and compare checksums, not only presence and sizes.")
+@click.option("--deep", is_flag=True, help="Also read every byte and compare checksums. [only existence and sizes]")
 def verify(root: Path, deep: bool) -> None:
-    """Check a data set against its manifest. Exit code 1 if anything is missing or damaged."""
+    """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
     from suite.data.manifest import verify as find_problems
 
@@ -155,7 +163,7 @@ def verify(root: Path, deep: bool) -> None:
 @click.argument("root", type=click.Path(path_type=Path))
 @output_option("File to write.", "croissant.json in the data set")
 def describe(root: Path, output: Path | None) -> None:
-    """Describe a data set as Croissant 1.1, which tools for data sets read. The checksums are those of its manifest."""
+    """Write a description of a data set in the format Croissant 1.1, which other tools read."""
     from suite.data.croissant import CROISSANT_NAME, render_croissant
     from suite.data.manifest import read_manifest
 
@@ -175,12 +183,12 @@ def describe(root: Path, output: Path | None) -> None:
 @click.option(
     "--from",
     "source",
-    help="An archive or folder that is already here. "
-    "Without it: downloads moe_lm's with pip, says of others where they are.",
+    help="Archive or folder on this machine with the public files. "
+    "Without it, moe_lm is downloaded by pip; for others the command prints the address.",
 )
-@output_option("Folder for the files as they are published.", "$MLHPC_DATA or data/<workload>-public")
+@output_option("Folder for the public files.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
-    """Bring the public data of a workload here, checked; `convert` makes a data set of it."""
+    """Copy the public data of a workload here and verify them; `mlhpc data convert` makes a data set of them."""
     function = _ability(descriptor(workload).load_generator(), workload, "fetch")
     folder = output or default_data_root(workload, "public")
     with progress(f"fetch {workload}") as tell:

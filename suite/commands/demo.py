@@ -73,23 +73,23 @@ class StepResult:
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc demo                          CosmoFlow mini, the required number of runs, 2 ranks
-  mlhpc demo --size smoke --runs 2    a minute; too few runs for a score, and the checkers say so
-  mlhpc demo all --size smoke --runs 1    every workload once, one report with all their rooflines
+  mlhpc demo                          CosmoFlow mini: as many runs as a score needs, 2 ranks
+  mlhpc demo --size smoke --runs 2    takes a minute; too few runs for a score, so exit code 1
+  mlhpc demo all --size smoke --runs 1    every workload once, and one report of all
 """
 )
 @click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
-@size_option(text="A size of the workload that fits this machine (mlhpc workload list).")
-@runs_option(None, "Scored runs. [what the size requires]")
+@size_option(text="Size of the workload; choose one that fits this machine (mlhpc workload list).")
+@runs_option(None, "Number of runs. [as many as a score of this size needs]")
 @ranks_option(2)
-@output_option("New folder.", "demo/<workload>-<size>-<time>")
+@output_option("New folder for data, runs, package and report.", "demo/<workload>-<size>-<time>")
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
-    """Run a benchmark, or all, end to end on this machine.
+    """Run a benchmark end to end on this machine, from making data to a report.
 
-    It makes the data, trains, builds a package, checks and scores it, measures ceilings and writes a report.
+    The steps: make the data, train, build a package, check and score it, measure the machine's peak rates, write a
+    report. `mlhpc demo all` does this for every workload.
 
-    Exit code 0 if every step did its work, 1 if not: with fewer --runs than the size requires there is no score, which
-    is 1.
+    Exit code 0 if every step succeeded, else 1. With fewer --runs than the size requires there is no score: exit code 1.
     """
     refuse_several("the demo starts its own")
     names = sorted(descriptors()) if workload == ALL else [workload]

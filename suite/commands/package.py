@@ -29,41 +29,48 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
 @click.option(
     "--submitter",
     metavar="ORG",
-    help="Organisation; marked as late if the logs name none. [submission_org of the logs]",
+    help="Your organisation. If the logs name none, the package says that it was stated late. "
+    "[submission_org of the logs]",
 )
-@click.option("--system", help="Name of the system; a file submissions/systems/<name>.yaml or a path may describe it.")
-@output_option("The package: a folder with the submitter's name, new or to be extended.", "submissions/ORG")
-@click.option("--division", type=click.Choice(["closed", "open"]), help="Division. [that of the logs]")
-@click.option("--status", help="Availability of the system. [submission_status of the logs]")
 @click.option(
-    "--count-failed", is_flag=True, help="Take a log without run_stop as a failed run; one of a result may fail."
+    "--system",
+    help="System the runs were made on: a name, or a .yaml file that describes it. "
+    "A name finds submissions/systems/<name>.yaml, if it exists. Required without --verify.",
+)
+@output_option("Folder of the package, named like the submitter; an existing package is extended.", "submissions/ORG")
+@click.option("--division", type=click.Choice(["closed", "open"]), help="Division of the submission. [as in the logs]")
+@click.option("--status", help="Availability of the system, such as cloud or onprem. [submission_status of the logs]")
+@click.option(
+    "--count-failed", is_flag=True, help="Count a log without run_stop as a failed run; one run of a result may fail."
 )
 @click.option(
     "--redact",
     default="",
     metavar="KINDS",
-    help="Take out hosts, paths or account, separated by commas. Passwords and tokens always are.",
+    help="Remove hosts, paths or account, such as hosts,paths. Passwords and tokens are always removed.",
 )
 @click.option(
     "--power",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="Readings of an external power meter (docs/energy.md).",
+    help="Readings of an external power meter, for the energy of the runs (docs/energy.md).",
 )
 @click.option(
     "--power-columns",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="YAML",
-    help="What the columns of --power are, and what its meter sees.",
+    help="Describes the columns of --power and what the meter measures (docs/energy.md).",
 )
 @click.option(
     "--network-power",
     "network_w",
     type=Finite(0, 1e9, min_open=True),
     metavar="WATTS",
-    help="Estimated power of the network: its highest specified power times the share that the runs were provided.",
+    help="Estimated power of the network: its maximum rated power times the share that the runs used.",
 )
-@click.option("--verify", is_flag=True, help="RUNS are packages: verify that they are unchanged since they were built.")
+@click.option(
+    "--verify", is_flag=True, help="Only check that packages are unchanged since they were built; RUNS are packages."
+)
 def package(
     runs: tuple[Path, ...],
     submitter: str | None,
@@ -78,9 +85,10 @@ def package(
     network_w: float | None,
     verify: bool,
 ) -> None:
-    """Build the results package of a submitter from run folders.
+    """Build a submitter's results package from run folders.
 
-    Logs are copied byte for byte; nothing is overwritten. Results of another size or shape get their own system folder.
+    Logs are copied byte for byte, and no file is overwritten. Runs of another size or number of nodes get a system
+    folder of their own.
 
     \b
     Examples:

@@ -53,24 +53,41 @@ Examples:
 @click.argument("workload")
 @settings_options
 @plan_options
-@click.option("--nodes", type=Whole(1, 100_000), help="Nodes; with --ranks-per-node the number of ranks.")
-@click.option("--ranks-per-node", type=Whole(1, 1024), default=1, show_default=True, help="Ranks on a node.")
-@click.option("--ranks", type=Whole(1, 100_000), help="Ranks in all. [those of --nodes, else of the mesh]")
+@click.option(
+    "--nodes", type=Whole(1, 100_000), help="Number of nodes; times --ranks-per-node it is the number of ranks."
+)
+@click.option("--ranks-per-node", type=Whole(1, 1024), default=1, show_default=True, help="Number of ranks on a node.")
+@click.option("--ranks", type=Whole(1, 100_000), help="Total number of ranks. [that of --nodes, else of the mesh]")
 @click.option(
     "--sweep",
     is_flag=True,
-    help="Try every mesh of these ranks, of all shipped plans without --plan; "
-    "least predicted time, else memory, first.",
+    help="Try every mesh of these ranks with --plan, else with each plan of the workload; "
+    "the fastest first, without rates the smallest.",
 )
-@click.option("--memory", type=Finite(0, min_open=True), metavar="GIB", help="Refuse what needs more per rank.")
-@click.option("--tflops", metavar="N[-N]", help="10^12 FLOP/s that a rank reaches.")
-@click.option("--gigabytes-per-s", type=Finite(0, min_open=True), help="Bandwidth of a rank's link, 10^9 B/s.")
-@click.option("--latency-us", type=Finite(0), help="Latency of a message between ranks, microseconds.")
-@click.option("--ceilings", type=click.Path(path_type=Path), help="File of `mlhpc ceilings`: rates of a rank.")
 @click.option(
-    "--network", type=click.Path(path_type=Path), help="Output of `mlhpc moe fit SWEEP --format json`: links."
+    "--memory",
+    type=Finite(0, min_open=True),
+    metavar="GIB",
+    help="Reject plans that need more memory per rank, such as 16.",
 )
-@click.option("--reached", metavar="N[-N]", help="Part of the compute roof that a step reaches, such as 0.3-0.5.")
+@click.option("--tflops", metavar="N[-N]", help="Compute rate of a rank in 10^12 FLOP/s, such as 20 or 15-25.")
+@click.option(
+    "--gigabytes-per-s", type=Finite(0, min_open=True), help="Bandwidth of a rank's network link in 10^9 B/s."
+)
+@click.option("--latency-us", type=Finite(0), help="Latency of a message between ranks in microseconds.")
+@click.option(
+    "--ceilings",
+    type=click.Path(path_type=Path),
+    help="File of `mlhpc ceilings`: gives the compute rates, instead of --tflops.",
+)
+@click.option(
+    "--network",
+    type=click.Path(path_type=Path),
+    help="Output of `mlhpc moe fit SWEEP --format json`: gives bandwidth and latency.",
+)
+@click.option(
+    "--reached", metavar="N[-N]", help="Fraction of the peak compute rate that a step reaches, such as 0.3-0.5."
+)
 @format_option()
 def plan(
     workload: str,
@@ -92,9 +109,11 @@ def plan(
     reached: str | None,
     style: str,
 ) -> None:
-    """Show what each rank holds, sends and reads in a step under a plan; check that the plan is legal.
+    """Predict memory, messages and time of a step under a parallel plan; check that the plan is valid.
 
-    Nothing is allocated and no rank is started. Exit codes: 0 legal, 1 no mesh of a sweep is, 2 the plan is refused.
+    Without --plan the first plan of the workload is taken. No memory is allocated and no rank is started.
+
+    Exit code 0: the plan is valid; 1: no mesh of the sweep is valid; 2: the plan or an option is wrong.
     """
     chosen = descriptor(workload)
     chosen.code()

@@ -63,59 +63,63 @@ class _Asked:
 @click.command(
     epilog="""\b
 Levels:
-  0 log          the package is whole; scores recomputed from its logs are those it states
-  1 data         the data are regenerated, or with --data verified: equal sha256
-  2 numerics     same settings, seed and ranks: the first 20 losses and the evaluations are equal, or within bounds
-  3 convergence  epochs to the target within the interval of the reference points
-  4 time         the original beside the changed configuration, in pairs on this machine: equivalent within --margin
+  0 log          the files are intact; scores recomputed from the logs equal the stated ones
+  1 data         the data made again here, or those of --data, have the same sha256
+  2 numerics     with the same settings, seed and ranks the first 20 losses and the evaluations agree
+  3 convergence  epochs to the target lie within the interval of the reference points
+  4 time         with --set and without it the times of paired runs here differ by less than --margin
 \b
 Examples:
   mlhpc reproduce submissions/ACME                          levels 0 and 1
   mlhpc reproduce submissions/ACME --run -o again           levels 0 to 3: one run of each result
   mlhpc reproduce submissions/ACME --run --level 4 --set hyperparameters.width=128
-  mlhpc reproduce submissions/ACME --with runs/mine         compare with a run that is there already
+  mlhpc reproduce submissions/ACME --with runs/mine         compare with a run that exists already
   mlhpc reproduce submissions/ACME --requirements requirements.txt
 """
 )
 @click.argument("package", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @card_option
-@click.option("--result", metavar="FOLDER", help="Only this result: the end of its folder's path. [all]")
-@click.option("--level", type=Whole(0, 4), help="Levels up to this one. [3 with --run or --with, else 1]")
-@click.option("--run", is_flag=True, help="Run the package's configuration with the installed suite.")
+@click.option(
+    "--result",
+    metavar="FOLDER",
+    help="Judge only this result, named by the end of its folder's path, such as strong/cosmoflow. [all]",
+)
+@click.option("--level", type=Whole(0, 4), help="Highest level to judge, see below. [3 with --run or --with, else 1]")
+@click.option("--run", is_flag=True, help="Train with the package's settings and compare with its logs.")
 @click.option(
     "--with", "beside", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Compare with this run folder in place of a new run.",
+    help="Compare with this run folder instead of a new run.",
 )  # fmt: skip
 @click.option(
     "--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Data set on this machine, which is verified. [made anew in the output folder]",
+    help="Data set on this machine to use and verify. [generated in the output folder]",
 )  # fmt: skip
-@ranks_option(None, "MPI ranks to start here. [those of the package]")
-@click.option("--seed", type=Whole(0), help="Seed of the first run in place of the package's.")
-@runs_option(text="Runs for level 3.")
-@click.option("--pairs", type=Whole(2), default=5, show_default=True, help="Pairs of runs for level 4.")
+@ranks_option(None, "Number of MPI ranks to start here. [as in the package]")
+@click.option("--seed", type=Whole(0), help="Seed of the first run. [the package's]")
+@runs_option(text="Number of runs for level 3.")
+@click.option("--pairs", type=Whole(2), default=5, show_default=True, help="Number of pairs of runs for level 4.")
 @click.option(
     "--margin", type=Finite(0.1, 100), default=5.0, show_default=True,
-    help="Largest difference of times, in percent, that counts as none (level 4).",
+    help="Level 4: times that differ by less than this percentage count as equal.",
 )  # fmt: skip
 @click.option(
     "--limit-minutes",
     type=Finite(0, min_open=True),
     metavar="N",
-    help="End a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
+    help="Stop a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
-    help="What is changed for level 4; repeatable. [the installed suite's own settings of the size]",
+    help="Level 4: setting to change in one run of each pair; repeatable. [the installed suite's settings of the size]",
 )  # fmt: skip
 @click.option(
     "--requirements",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Only write the Python environment of the package's runs as a requirements file for pip or uv.",
+    help="Only write the Python packages of the package's runs to FILE, for pip or uv.",
 )
 @output_option(
-    "New folder for reproduction.json, data and runs.",
+    "New folder for the verdict (reproduction.json), data and runs.",
     "reproduction/<package>-<time>",
 )
 @format_option()
@@ -139,9 +143,10 @@ def reproduce(
 ) -> None:
     """Judge whether the results of a package can be reproduced here, and name the first cause if not.
 
-    Nothing inside a package is executed: with --run the installed suite runs the package's configuration, read as data.
-    Exit code 0 if every level that was asked for was reproduced with the package's settings, 1 if one was not, cannot
-    be or cannot be told, 2 usage.
+    No code of the package is executed. With --run the installed suite trains with the package's settings.
+
+    Exit code 0: every level that was asked for is reproduced with the package's settings; 1: one is not, cannot be, or
+    the measurements do not decide; 2: usage.
     """
     if requirements is not None:
         _write_requirements(package, requirements)

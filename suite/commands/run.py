@@ -51,38 +51,48 @@ Examples:
   mlhpc run cosmoflow --size mini --ranks 2 --runs 5 --seed 1 -o runs/mine
   mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --size mini --ranks 4 --plan spatial --mesh data=2,spatial=2x1x1
-  mlhpc run cosmoflow --output runs/mine --resume               what is unfinished; --trial 3: of one run
+  mlhpc run cosmoflow --output runs/mine --resume               continue what is unfinished; --trial 3: only run 3
   srun python -P -m suite run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
 @click.argument("workload")
 @settings_options
 @plan_options
-@ranks_option(None, "MPI ranks to start on this machine. [1; with --resume the run's own]")
+@ranks_option(None, "Number of MPI ranks to start on this machine. [1; with --resume as many as before]")
 @runs_option()
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
-@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [from the system]")
-@click.option("--trial", type=Whole(0), help="Be one trial; inside srun, mpiexec or torchrun: in that world.")
+@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [random]")
 @click.option(
-    "--mode", type=click.Choice(["strong", "weak"]), default="strong", help="weak: one of many instances at once."
+    "--trial",
+    type=Whole(0),
+    help="Do only run number N of the folder; job scripts use this inside srun, mpiexec or torchrun.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["strong", "weak"]),
+    default="strong",
+    help="strong: runs are scored by time to train. weak: one of many instances at once, scored by throughput. [strong]",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Continue a run folder: what has a checkpoint goes on from it (not scored), what never began starts afresh.",
+    help="Continue a run folder: runs with a checkpoint go on from it (unscored), runs that never began start.",
 )
 @click.option(
     "--replace-failed",
     is_flag=True,
-    help="With --resume: also run again what began and failed. The new log says so, and the checker shows it.",
+    help="With --resume: also repeat runs that began and failed. The new log and the checker say so.",
 )
 @click.option(
-    "--wait-for-quiet", "quiet_first", is_flag=True, help="Start each run when other programs leave the CPUs alone."
+    "--wait-for-quiet",
+    "quiet_first",
+    is_flag=True,
+    help="Before each run wait until other programs leave the CPUs idle.",
 )
 @click.option(
     "--wait-minutes",
     type=Finite(0, 10_080, min_open=True),
-    help=f"With --wait-for-quiet: end after so long a wait. [{WAIT_MINUTES:g}]",
+    help=f"With --wait-for-quiet: give up after this many minutes. [{WAIT_MINUTES:g}]",
 )
 def run(
     workload: str,
@@ -102,9 +112,10 @@ def run(
     quiet_first: bool,
     wait_minutes: float | None,
 ) -> None:
-    """Train a workload to its target, N times, and log each run.
+    """Train a workload to its target, N times, and write a log of each run.
 
-    Exit codes: 0 every run reached the target, 1 one did not or failed, 2 usage, 3 stopped with a checkpoint left.
+    Exit code 0: every run reached the target; 1: a run failed or missed it; 2: usage; 3: stopped by a signal, a
+    checkpoint is left.
     """
     chosen = descriptor(workload)
     chosen.code()

@@ -14,7 +14,7 @@ from suite.compliance.check import check
 from suite.compliance.exchange.merit import render_lines
 from suite.compliance.exchange.result_document import result_documents
 from suite.compliance.result import Result, first_named
-from suite.compliance.ruleset import ruleset
+from suite.compliance.ruleset import ruleset, ruleset_names
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import duration_text, print_line, printable
@@ -32,17 +32,22 @@ _LISTED_NOTES = 8  # lines of notes at most; --format json has all
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @card_option
-@click.option("--explain", is_flag=True, help="Say of every run whether it is scored and why.")
-@format_option(FOM)
-@click.option("--energy", is_flag=True, help="Also give the energy to solution, of each run and of the result.")
-@click.option("--ruleset", "ruleset_name", help="Judge by this ruleset instead of the one found from the content.")
+@click.option("--explain", is_flag=True, help="Show for each run whether it counts in the score, and why.")
+@format_option(FOM, meaning="; fom prints a line for each figure of merit (docs/exchange.md)")
+@click.option("--energy", is_flag=True, help="Also show the energy to solution of each run and of the result.")
+@click.option(
+    "--ruleset",
+    "ruleset_name",
+    metavar="NAME",
+    help=f"Judge by these rules: {', '.join(ruleset_names())}. [those of the log or its folder]",
+)
 def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, ruleset_name: str | None) -> None:
-    """Score runs by the MLPerf HPC rules: olympic mean of time to train, or throughput of concurrent instances.
+    """Compute scores by the MLPerf HPC rules: olympic mean of time to train, or throughput of instances.
 
-    PATH is a run folder, a results folder, a package or a round. The score with staging stands beside the score, and
-    under it whether the result is compliant. Exit code 0 if everything found is the score of a compliant result, 1 if
-    not, 2 if there is nothing to score; with --energy every result must have a score of energy too. --format fom prints
-    a line for each figure of merit (docs/exchange.md).
+    PATHS are run folders, results folders, packages or rounds. Each score says whether its result is compliant.
+
+    Exit code 0: every result is compliant and has a score, with --energy one of energy too; 1: one has not; 2: usage,
+    or nothing to score.
 
     \b
     Examples:
@@ -110,14 +115,18 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
         baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
     text += [f"  {line}" for line in baselines]
     if first.suite_version and not any(run.baselines for run in scored.runs):
-        text.append("  no baselines are logged: baselines.json of the data set was missing or damaged, or the loop is your own")
+        text.append(
+            "  no baselines are logged: baselines.json of the data set was missing or damaged, or the loop is your own"
+        )
     ended = [run for run in runs if run.record.path not in scored.unfinished_logs]
     if not explain:  # the one run that may fail, or a log that was cut
         text += [f"  {run_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]
     if explain:
         width = max(len(run_name(run)) for run in runs)
         fates = [_fate(run) if run in ended else "under way" for run in runs]
-        text += [f"    {run_name(run):{width}}  {_run_time(run)}  {fate}" for run, fate in zip(runs, fates, strict=True)]
+        text += [
+            f"    {run_name(run):{width}}  {_run_time(run)}  {fate}" for run, fate in zip(runs, fates, strict=True)
+        ]
     return text
 
 

@@ -82,17 +82,23 @@ Examples:
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @card_option
 @format_option()
-@click.option("--follow", is_flag=True, help="Show it again whenever it changes, until every run has ended.")
-@click.option("--goodput", is_flag=True, help="Show the share of time that counts, and how often to save a checkpoint.")
+@click.option("--follow", is_flag=True, help="Keep showing the table as it changes, until every run has ended.")
+@click.option(
+    "--goodput",
+    is_flag=True,
+    help="Show which share of the time was useful training, and how often to save a checkpoint.",
+)
 @click.option(
     "--mtbf-h",
     type=Finite(0, min_open=True),
-    help="With --goodput: mean hours between failures. [learned from interruptions]",
+    help="With --goodput: mean hours between failures, such as 6. [estimated from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
-    """Show runs and jobs: state, epoch, last evaluation, time left; with --goodput, where their time went.
+    """Show state, epoch, last evaluation and time left of runs; with --goodput, where their time went.
 
-    Exit code 1 if a run cannot be read; the others are shown all the same.
+    PATHS are run folders, or folders that hold them. [runs]
+
+    Exit code 1 if a run cannot be read; the other runs are still shown.
     """
     if follow and style == JSON:
         raise click.UsageError("--follow shows tables: leave --format json out")

@@ -58,35 +58,56 @@ Examples:
 )
 @click.argument("workload")
 @click.option(
-    "--system", "system_name", required=True, help="A name under submissions/systems, or a path to a .yaml file."
+    "--system",
+    "system_name",
+    required=True,
+    help="System to run on: a name under submissions/systems, such as slurm-two-node, or a .yaml file.",
 )
 @settings_options
 @plan_options
 @click.option(
-    "--nodes", "node_counts", required=True, metavar="N[,N...]", help="Nodes of a run; several: a scaling sweep."
+    "--nodes",
+    "node_counts",
+    required=True,
+    metavar="N[,N...]",
+    help="Number of nodes of a run; 1,2,4 submits one job for each number.",
 )
-@click.option("--ranks-per-node", type=Whole(1), help="MPI ranks on each node. [the system's]")
-@runs_option(text="Scored runs, one after another.")
-@click.option("--instances", type=Whole(1, MOST_RUNS), default=1, help="Throughput mode: runs at once, --nodes each.")
-@click.option("--array", is_flag=True, help="One array task per run, in place of one allocation for all.")
-@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [from the system]")
+@click.option("--ranks-per-node", type=Whole(1), help="Number of MPI ranks on each node. [as in the system file]")
+@runs_option(text="Number of runs, one after another; mlhpc workload list says how many a score needs.")
+@click.option(
+    "--instances",
+    type=Whole(1, MOST_RUNS),
+    default=1,
+    help="Throughput mode: start this many runs at once, each on --nodes nodes.",
+)
+@click.option(
+    "--array", is_flag=True, help="Submit each run as a task of a job array, instead of all runs in one allocation."
+)
+@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [random]")
 @click.option(
     "--preflight",
     type=Whole(MIN_PREFLIGHT_S),
     is_flag=False,
     flag_value=PREFLIGHT_S,
     metavar="[SECONDS]",
-    help=f"Measure the nodes first, for at most so long; name the bad ones. [{PREFLIGHT_S} if given without]",
-)
-@click.option("--spares", type=Whole(0), default=0, help="Nodes more than needed: --preflight picks the good ones.")
-@output_option("New run folder.", "runs/<workload>-<size>-<time>")
-@click.option("--time-limit", help="Slurm time limit, such as 30, 2:00:00 or 1-12. [the system's]")
-@click.option(
-    "--estimate-from", type=click.Path(path_type=Path), help="Earlier run folder: the estimate takes its pace."
+    help=f"Measure the nodes first, for at most SECONDS, and name the slow ones. [{PREFLIGHT_S} if no number follows]",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Print the scripts, and on stderr what the jobs will cost; submit nothing."
+    "--spares", type=Whole(0), default=0, help="Extra nodes to allocate; --preflight chooses the good ones. [0]"
 )
+@output_option(
+    "New run folder; with several node counts, the folder of all run folders.", "runs/<workload>-<size>-<time>"
+)
+@click.option(
+    "--time-limit",
+    help="Slurm time limit, such as 30 (minutes), 2:00:00 or 1-12. [as in the system file]",
+)
+@click.option(
+    "--estimate-from",
+    type=click.Path(path_type=Path),
+    help="Earlier run folder whose speed predicts the time of these runs.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
     workload: str,
     system_name: str,
@@ -108,7 +129,7 @@ def submit(
     estimate_from: Path | None,
     dry_run: bool,
 ) -> None:
-    """Submit scored runs of a workload to Slurm: one job and one run folder per node count."""
+    """Submit runs of a workload to Slurm: one job and one run folder per node count."""
     chosen = descriptor(workload)
     chosen.code()
     overrides += plan_settings(plan_name, mesh)

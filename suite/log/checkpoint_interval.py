@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from suite.errors import InputError
+from suite.errors import InputError, not_installed
 from suite.files import duration_text
 from suite.log.goodput import Goodput
 
@@ -38,7 +38,7 @@ def learned_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> 
         from scipy import stats
     except ImportError:
         raise InputError(
-            "the time between failures is learned with scipy: pip install 'mlhpc[run]', or state it with --mtbf-h"
+            f"the time between failures cannot be estimated: {not_installed('scipy')}; or state it with --mtbf-h"
         ) from None
     tail = (1.0 - confidence) / 2
     low = 2.0 * up_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)

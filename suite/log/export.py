@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from suite.errors import InputError
+from suite.errors import InputError, not_installed
 from suite.files import opened, printable, write_whole
 from suite.log import mllog
 from suite.log.limits import limits
@@ -122,7 +122,7 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
     except ImportError:
-        raise InputError("--form mlflow needs MLflow: pip install 'mlhpc[mlflow]'") from None
+        raise InputError(f"--form mlflow: {not_installed('mlflow')}") from None
     client = MlflowClient(None if folder is None else folder.absolute().as_uri())
     for run in runs:
         record = run.record
@@ -173,7 +173,7 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
     try:
         from tensorboard.summary import Writer
     except ImportError:
-        raise InputError("--form tensorboard needs TensorBoard: pip install 'mlhpc[export]'") from None
+        raise InputError(f"--form tensorboard: {not_installed('tensorboard')}") from None
     for run in runs:
         target = (folder or Path("tensorboard")) / run.label
         if target.exists():
@@ -198,7 +198,7 @@ def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError:
-        raise InputError("--form prometheus needs prometheus-client: pip install 'mlhpc[export]'") from None
+        raise InputError(f"--form prometheus: {not_installed('prometheus_client')}") from None
     registry = CollectorRegistry()
     gauges: dict[str, Gauge] = {}
     for run in runs:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from suite import FIRST_LINE_S
 from suite.data.lock import LockedError, locked_together
-from suite.errors import InputError
+from suite.errors import InputError, explain_missing
 from suite.exit_codes import ExitCode
 from suite.files import make_folder, one_line, print_line, write_whole
 from suite.log.checkpoint_index import find_damage
@@ -74,9 +74,9 @@ def work(plan: TrialPlan) -> int:
     except InterruptedTrialError as error:
         return _end(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
-        hidden = explain_shadowed(error)
-        text = hidden or f"{type(error).__name__}: {error}".splitlines()[0]
-        code = ExitCode.USAGE if hidden else ExitCode.FAILED
+        known = explain_shadowed(error) or explain_missing(error)  # the environment's fault, not ours
+        text = known or f"{type(error).__name__}: {error}".splitlines()[0]
+        code = ExitCode.USAGE if known else ExitCode.FAILED
         return _end(world, plan, text + _keep_traceback(plan, world), code)
     finally:
         if dog is not None:

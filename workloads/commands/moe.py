@@ -50,41 +50,44 @@ Examples:
 """,
 )
 @ranks_option()
-@click.option("--tokens", type=Whole(1), default=4096, show_default=True, help="Tokens per rank.")
-@click.option("--width", type=Whole(1), default=256, show_default=True, help="Width of a token.")
+@click.option("--tokens", type=Whole(1), default=4096, show_default=True, help="Number of tokens on each rank.")
+@click.option("--width", type=Whole(1), default=256, show_default=True, help="Width of a token (features).")
 @click.option("--hidden", type=Whole(1), default=1024, show_default=True, help="Hidden width of one expert.")
-@click.option("--experts", type=Whole(1), default=64, show_default=True, help="Experts of the layer.")
-@click.option("--top-k", type=Whole(1), default=2, show_default=True, help="Experts per token.")
+@click.option("--experts", type=Whole(1), default=64, show_default=True, help="Number of experts of the layer.")
+@click.option("--top-k", type=Whole(1), default=2, show_default=True, help="Number of experts that each token goes to.")
 @click.option(
     "--activation",
     type=click.Choice(["relu", "gelu", "silu", "swiglu"]),
     default="relu",
     show_default=True,
-    help="Of an expert.",
+    help="Activation function of an expert.",
 )
 @click.option(
     "--dispatch",
     type=click.Choice(["dropless", "capacity", "einsum"]),
     default="dropless",
     show_default=True,
-    help="How tokens reach experts.",
+    help="How tokens reach experts: dropless keeps all, the others drop tokens above --capacity.",
 )
 @click.option(
-    "--capacity", type=Finite(), help="Capacity factor: > 0, 0 (what is needed) or < 0; dispatch capacity and einsum."
+    "--capacity",
+    type=Finite(),
+    help="Room of an expert as a multiple of its mean load, such as 1.25; 0: as much as needed; "
+    "negative: as needed, up to its absolute value. Only for dispatch capacity and einsum.",
 )
 @click.option(
     "--backend",
     type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm"]),
     default="auto",
     show_default=True,
-    help="How experts are multiplied.",
+    help="Kernel that multiplies the experts; auto measures which is fastest.",
 )
 @click.option(
     "--load",
     type=click.Choice(["router", "uniform", "skewed"]),
     default="router",
     show_default=True,
-    help="Of the experts.",
+    help="How tokens are distributed over experts: by the router, evenly, or unevenly.",
 )
 @click.option(
     "--r",
@@ -92,35 +95,47 @@ Examples:
     type=Whole(0),
     default=1,
     show_default=True,
-    help="0: gather weights; else token copies per expert.",
+    help="Copies of a token per expert, for ranks that share the expert; 0 gathers weights instead of sending tokens.",
 )
-@click.option("--degree", type=Whole(1), default=1, show_default=True, help="Chunks that overlap.")
 @click.option(
-    "--algorithm", type=click.Choice(["linear", "2dh"]), default="linear", show_default=True, help="All-to-all."
+    "--degree",
+    type=Whole(1),
+    default=1,
+    show_default=True,
+    help="Number of chunks whose communication overlaps computing.",
 )
-@click.option("--ranks-per-node", type=Whole(1), help="Ranks counted as one node. [what the launch says]")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["linear", "2dh"]),
+    default="linear",
+    show_default=True,
+    help="Algorithm of the all-to-all; 2dh gathers within a node first.",
+)
+@click.option("--ranks-per-node", type=Whole(1), help="Number of ranks that count as one node. [as launched]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),
     default="float32",
     show_default=True,
-    help="Of numbers.",
+    help="Number format.",
 )
 @device_option()
-@click.option("--threads", type=Whole(1), default=1, show_default=True, help="CPU threads per rank.")
-@click.option("--repeats", type=Whole(1), default=10, show_default=True, help="Pairs of layer and dense FFN.")
+@click.option("--threads", type=Whole(1), default=1, show_default=True, help="Number of CPU threads of a rank.")
 @click.option(
-    "--sweep-network", is_flag=True, help="Time all-to-alls and the layer on 2, 4, … ranks: what `mlhpc moe fit` fits."
+    "--repeats", type=Whole(1), default=10, show_default=True, help="Number of paired timings of layer and dense FFN."
+)
+@click.option(
+    "--sweep-network", is_flag=True, help="Time all-to-all and layer on 2, 4, … ranks, as input of `mlhpc moe fit`."
 )
 @click.option(
     "--up-to-mib",
     type=Finite(0, 65536, min_open=True),
     default=16.0,
     show_default=True,
-    help="Largest message of the sweep, per rank.",
+    help="Largest message of a rank in the sweep, in MiB.",
 )
 @format_option()
-@output_option("JSON file for the results.", "none is written")
+@output_option("JSON file for the results.", "none")
 @click.pass_context
 def moe(  # one parameter per option
     context: click.Context,
@@ -148,9 +163,9 @@ def moe(  # one parameter per option
     style: str,
     output: Path | None,
 ) -> None:
-    """Time a mixture-of-experts layer, phase by phase, beside a dense FFN of equal FLOPs in the same run.
+    """Time the phases of a mixture-of-experts layer, and compare it with a dense FFN of equal FLOPs.
 
-    `mlhpc moe fit` fits a machine's links to sweeps of `--sweep-network`.
+    `mlhpc moe fit` predicts the layer on more ranks from sweeps of `--sweep-network`.
     """
     if context.invoked_subcommand is not None:
         return
@@ -199,7 +214,9 @@ Examples:
 @click.argument("sweeps", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @format_option()
 def fit(sweeps: tuple[Path, ...], style: str) -> None:
-    """Fit a machine's links to all-to-all sweeps, and extrapolate the MoE layer to many ranks with its error."""
+    """Predict all-to-all and MoE layer on more ranks than were measured, from sweeps of `mlhpc moe --sweep-network`.
+
+    Prints bandwidth and latency of the links, the predicted times, and how wrong the prediction may be."""
     if not sweeps:
         raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE)")
     from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it

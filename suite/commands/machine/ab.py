@@ -49,7 +49,7 @@ COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same
 
 @click.group(cls=Subcommands)
 def ab() -> None:
-    """Compare in interleaved blocks: steps of two plans or settings in one job, or whole runs of configurations.
+    """Compare plans or settings by running them in turn: steps in one job, or whole runs.
 
     \b
     Examples:
@@ -73,17 +73,43 @@ Examples:
 )
 @click.argument("workload")
 @settings_options
-@click.option("--a", "plan_a", metavar="PLAN", help="A: a plan's name, a YAML file, or none. [none]")
-@click.option("--b", "plan_b", metavar="PLAN", help="B: the same. It is compared with A. [none]")
-@click.option("--set-a", "own_a", multiple=True, metavar="KEY=VALUE", help="Override a setting of A; repeatable.")
-@click.option("--set-b", "own_b", multiple=True, metavar="KEY=VALUE", help="Override a setting of B; repeatable.")
-@click.option("--mesh-a", metavar="AXES", help="Mesh of A, such as data=2,spatial=2x1x1. [the plan's]")
-@click.option("--mesh-b", metavar="AXES", help="Mesh of B. [the plan's]")
+@click.option(
+    "--a", "plan_a", metavar="PLAN", help="Plan of side A: a name, a YAML file, or none (data parallel). [none]"
+)
+@click.option("--b", "plan_b", metavar="PLAN", help="Plan of side B, which is compared with A. [none]")
+@click.option("--set-a", "own_a", multiple=True, metavar="KEY=VALUE", help="Change a setting of A; repeatable.")
+@click.option(
+    "--set-b",
+    "own_b",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting of B, such as precision=bfloat16; repeatable.",
+)
+@click.option(
+    "--mesh-a", metavar="AXES", help="Ranks on each axis of A's plan, such as data=2,spatial=2x1x1. [the plan's]"
+)
+@click.option("--mesh-b", metavar="AXES", help="Ranks on each axis of B's plan. [the plan's]")
 @ranks_option()
-@click.option("--pairs", type=Whole(2, 10_000), default=10, show_default=True, help="Blocks of each side.")
-@click.option("--steps", "timed", type=Whole(1, 100_000), default=5, show_default=True, help="Timed steps of a block.")
-@click.option("--warmup", type=Whole(1, 100_000), default=2, show_default=True, help="Steps before the checkpoint.")
-@click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Of weights, order and dropout.")
+@click.option(
+    "--pairs",
+    type=Whole(2, 10_000),
+    default=10,
+    show_default=True,
+    help="Number of blocks of A and of B; more narrow the interval.",
+)
+@click.option(
+    "--steps", "timed", type=Whole(1, 100_000), default=5, show_default=True, help="Number of timed steps in a block."
+)
+@click.option(
+    "--warmup",
+    type=Whole(1, 100_000),
+    default=2,
+    show_default=True,
+    help="Number of untimed steps before the common starting point.",
+)
+@click.option(
+    "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of weights, sample order and dropout."
+)
 @output_option("New folder.", "ab/<workload>-<size>-<time>")
 @format_option()
 def steps(
@@ -105,11 +131,10 @@ def steps(
     output: Path | None,
     style: str,
 ) -> None:
-    """Compare two plans or settings in one job: alternating blocks of steps on the same data.
+    """Compare two plans or settings in one job: A and B train alternating blocks of steps on the same data.
 
-    Step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss of B beside A, each with an
-    interval and a verdict: slower or faster (of an amount more or less), equivalent (to the last bit), or inconclusive.
-    All intervals together hold with 95 %. OUTPUT gets ab.json.
+    Compares step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss. Each gets an interval and
+    a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. OUTPUT gets ab.json.
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("what is compared? expected --b PLAN, or --set-b KEY=VALUE (or --set-a)")

@@ -34,9 +34,9 @@ Examples:
 """,
 )
 def runs() -> None:
-    """Compare configurations by whole runs: equal budgets, paired blocks, a stated chance of a wrong answer.
+    """Find the fastest of several configurations by whole runs, with a stated probability of a wrong winner.
 
-    A contest is a folder. Every run that is started counts, and "no winner" is an answer.
+    A contest is a folder. Every run that starts counts. It may end without a winner.
     """
 
 
@@ -44,30 +44,38 @@ def runs() -> None:
 @_FOLDER
 @click.argument("workload")
 @size_option()
-@click.option("--system", required=True, metavar="NAME", help="Name of the machine; stated in every log.")
-@click.option("--ranks", type=Whole(1), default=1, show_default=True, help="MPI ranks of every run.")
+@click.option("--system", required=True, metavar="NAME", help="Name of the machine, for the logs.")
+@click.option("--ranks", type=Whole(1), default=1, show_default=True, help="Number of MPI ranks of every run.")
 @click.option(
     "--objective",
     type=click.Choice(["time_to_train", "cpu_seconds"]),
     default="time_to_train",
     show_default=True,
-    help="What is compared. cpu_seconds: CPU time of the ranks, for a machine that others load.",
+    help="What to compare. cpu_seconds, the CPU time of the ranks, suits a machine that other programs use too.",
 )
-@click.option("--error", type=Finite(0.001, 0.5), default=0.05, show_default=True, help="Chance of a wrong answer.")
-@click.option("--blocks", type=Whole(1, 1000), default=16, show_default=True, help="The most runs that an entry gets.")
+@click.option(
+    "--error",
+    type=Finite(0.001, 0.5),
+    default=0.05,
+    show_default=True,
+    help="Largest probability of naming a wrong winner.",
+)
+@click.option(
+    "--blocks", type=Whole(1, 1000), default=16, show_default=True, help="Largest number of runs of each entry."
+)
 @click.option(
     "--run-limit-s",
     type=Finite(0, 1e7, min_open=True),
     default=3600.0,
     show_default=True,
-    help="Seconds that a run may take from run_start to run_stop.",
+    help="Time budget of a run in seconds, from run_start to run_stop.",
 )
-@click.option("--seed", type=Whole(0, 2**31 - 1), help="Of orders and runs. [from the system]")
-@click.option("--data", type=click.Path(path_type=Path), help="Data root. [data/<workload>-<size>]")
+@click.option("--seed", type=Whole(0, 2**31 - 1), help="Seed of the order of entries and of the runs. [random]")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of the data set. [data/<workload>-<size>]")
 def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | None, **same_for_all: Any) -> None:
-    """Begin a contest of WORKLOAD in FOLDER, which must not exist.
+    """Create a contest of WORKLOAD in the new folder FOLDER.
 
-    What is stated here is the same for all entries and is never changed.
+    These options hold for all entries and cannot be changed later.
     """
     from suite.performance.ab.contest import Settings, write_settings
 
@@ -88,9 +96,9 @@ def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | N
 @click.argument("name")
 @settings_options
 def enter(folder: Path, name: str, size: str | None, config: str | None, overrides: tuple[str, ...]) -> None:
-    """Enter a configuration into the contest in FOLDER: a size's own, or a file, such as the config.yaml of a package.
+    """Add a configuration to the contest in FOLDER: that of a size, or a file such as a package's config.yaml.
 
-    The configuration is copied. It is read as data: nothing in it is run.
+    The configuration is copied; no code in it is run.
     """
     from suite.performance.ab.contest import read_config, read_contest, write_entry
 
@@ -103,13 +111,12 @@ def enter(folder: Path, name: str, size: str | None, config: str | None, overrid
 @runs.command()
 @_FOLDER
 def run(folder: Path) -> None:
-    """Run the contest in FOLDER to its end, or go on with it.
+    """Run the contest in FOLDER to its end, or continue it.
 
-    In each block every entry that is left runs once, with one seed, in a drawn order. Every run that is started counts;
-    one that does not reach the target within its budget is slower than all that do. Ctrl-C ends the contest after the
-    present run.
+    In each block every remaining entry runs once, in random order and with the same seed. A run that misses the target
+    within its time budget counts as slower than all others. Ctrl-C stops the contest after the current run.
 
-    Exit code 0: it is over; 1: it was stopped and can go on; 2: usage, or a run could not begin.
+    Exit code 0: the contest is finished; 1: it was stopped and can be continued; 2: usage, or a run could not start.
     """
     from suite.performance.ab.runner import run_contest
 
@@ -128,15 +135,15 @@ def _tell(done: RunResult) -> None:
 
 @runs.command()
 @_FOLDER
-@output_option("File of the ranking, for mlhpc report.", "none")
+@output_option("File for the ranking, which `mlhpc report` reads.", "none")
 @format_option()
 def show(folder: Path, output: Path | None, style: str) -> None:
-    """Show who wins the contest in FOLDER, with intervals; also while it is not over.
+    """Show which entry wins the contest in FOLDER, with intervals; also before its end.
 
-    Every run that was started is looked at first: whether its log is there and unchanged, and compliant. While anything
-    is found, there is no verdict.
+    First the log of every run is checked: it must exist, be unchanged and be compliant. If a log fails, there is no
+    verdict.
 
-    Exit code 0: a winner, no winner, or not over; 1: findings; 2: usage.
+    Exit code 0: a winner, no winner, or not finished; 1: findings; 2: usage.
     """
     import msgspec
 

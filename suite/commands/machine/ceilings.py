@@ -38,18 +38,20 @@ Examples:
 Exit codes: 0 written, 1 measuring failed, 2 usage.
 """,
 )
-@click.option("--system", default=THIS_MACHINE, show_default=True, help="System id the file belongs to.")
+@click.option(
+    "--system", default=THIS_MACHINE, show_default=True, help="Name of the system, to match ceilings with runs."
+)
 @ranks_option()
 @device_option()
 @click.option(
     "--directory",
     type=click.Path(path_type=Path),
-    help="Where storage is measured: where data are staged to. [$TMPDIR, else the output's folder]",
+    help="Measure storage in this folder; take the one to which data are staged. [$TMPDIR, else the output's folder]",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="Fewer repetitions, smaller sizes, at most 50 s; what did not fit is said.",
+    help="Measure at most 50 s, with fewer repetitions and smaller sizes; the output says what is left out.",
 )
 @output_option("New JSON file.", "ceilings.json")
 @click.pass_context
@@ -62,9 +64,10 @@ def ceilings(
     quick: bool,
     output: Path | None,
 ) -> None:
-    """Measure the roofs of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all.
+    """Measure peak rates of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all.
 
-    `mlhpc ceilings counters` imports hardware counters of a profiler, which a report sets beside the roofs.
+    `mlhpc report` draws them as roofs above your runs. `mlhpc ceilings counters` imports hardware counters of a
+    profiler for the same chart.
     """
     if context.invoked_subcommand is not None:  # click calls the group first, then its command
         return

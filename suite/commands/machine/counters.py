@@ -24,13 +24,15 @@ Examples:
 )
 @click.argument("tool", type=click.Choice(list(TOOLS)))
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--system", required=True, help="System id, as in the ceilings file.")
-@click.option("--workload", required=True, help="What was running.")
-@click.option("--size", metavar="NAME", required=True, help="Its size.")
-@click.option("--steps", type=Whole(1), required=True, help="Training steps that were counted, on one rank.")
+@click.option("--system", required=True, help="Name of the system, as in the ceilings file.")
+@click.option("--workload", required=True, help="Workload that was counted, such as cosmoflow.")
+@click.option("--size", metavar="NAME", required=True, help="Size of the workload that was counted.")
+@click.option("--steps", type=Whole(1), required=True, help="Number of training steps that were counted, on one rank.")
 @output_option("New JSON file.", "counters.json")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:
-    """Import hardware counters: FLOPs and bytes by kernel, from ncu, rocprof, likwid-perfctr or perf stat."""
+    """Import FLOPs and bytes of each kernel from hardware counters, for the roofline of a report.
+
+    TOOL is ncu, rocprof, likwid or perf; FILE is its output (docs/ceilings.md)."""
     card = descriptor(workload).card()
     card.size(size)
     path = output or Path("counters.json")

@@ -49,6 +49,7 @@ TIMEOUT_S = 60  # of a command that is asked
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
 # (package, what needs it, the extra that installs it)
 PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
+    ("psutil", "local", "run"),
     ("torch", "local", "run"),
     ("h5py", "local", "run"),
     ("numpy", "local", "run"),
@@ -94,17 +95,17 @@ class Check:
     epilog="""\b
 Examples:
   mlhpc doctor
-  mlhpc doctor --ranks 64             is there memory, and may enough files be open, for 64 ranks on this node?
+  mlhpc doctor --ranks 64             are memory and the limit of open files enough for 64 ranks?
   srun -N 2 --ntasks-per-node=1 mlhpc doctor --format json
 
 \b
 Exit codes: 0 a local run can start, 1 something it needs is missing.
 """
 )
-@ranks_option(2, "MPI ranks that a node is to run.")
+@ranks_option(2, "Number of MPI ranks to check memory and open files for.")
 @format_option()
 def doctor(ranks: int, style: str) -> None:
-    """Show what is missing for runs on this machine, on several nodes and through Slurm, and how to get it."""
+    """Check this machine for local, multi-node and Slurm runs; say what is missing and how to get it."""
     root = machine_root(os.environ)
     loaded, library = load_checks()
     checks = [

@@ -36,9 +36,11 @@ budget_option = click.option(
     default=BUDGET_S,
     show_default=True,
     metavar="SECONDS",
-    help="Time for all of it, start included. What is not done then is ended.",
+    help="Total time limit in seconds, start-up included; unfinished measurements are stopped.",
 )
-rounds_option = click.option("--rounds", type=Whole(1), help="Repetitions that are enough. [as many as fit]")
+rounds_option = click.option(
+    "--rounds", type=Whole(1), help="Stop after this many repetitions. [as many as fit into --budget]"
+)
 
 
 @click.command(
@@ -53,10 +55,17 @@ Examples:
 @budget_option
 @rounds_option
 @click.option(
-    "--directory", type=click.Path(path_type=Path), help="Where data are staged to. [$TMPDIR, else the output folder]"
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="Measure storage in this folder; take the one to which data are staged. [$TMPDIR, else the output folder]",
 )
-@click.option("--workload", "names", multiple=True, help="Measure a step of these only; repeatable. [all with data]")
-@output_option("Folder; gets NODE.jsonl.", "preflight")
+@click.option(
+    "--workload",
+    "names",
+    multiple=True,
+    help="Time training steps only of this workload; repeatable. [all with a smoke data set]",
+)
+@output_option("Folder for one file NODE.jsonl per node.", "preflight")
 @click.option("--started-at", type=Finite(), hidden=True, help="For the ranks: when the command began.")
 def node(
     ranks: int,
@@ -68,10 +77,12 @@ def node(
     output: Path | None,
     started_at: float | None,
 ) -> None:
-    """Measure this node alone: products, memory, caches, storage, collectives within it, training steps.
+    """Measure this node alone: GEMM, memory, caches, storage, collectives within the node, training steps.
 
-    Under srun every task measures its own node. A node that hangs or dies is ended in time, and its file says where it
-    was. Steps are of the smoke models whose data are there. Exit code 0: measured, 1: ended before its end, 2: usage.
+    Under srun every task measures its own node. If a node hangs, it is stopped at the time limit, and its file says
+    where. Training steps need the smoke data sets.
+
+    Exit code 0: measured; 1: stopped before the end; 2: usage.
     """
     from suite.launcher import detect
     from suite.world import node_name
@@ -140,11 +151,11 @@ Examples:
 @device_option()
 @budget_option
 @rounds_option
-@output_option("Folder; gets links.jsonl.", "preflight")
+@output_option("Folder for links.jsonl.", "preflight")
 def links(device: str, budget: int, rounds: int | None, output: Path | None) -> None:
-    """Measure the links between nodes, one rank on each: all pairs in turn, all but one, and the clocks' offsets.
+    """Measure the links between nodes and the offsets of their clocks. Start one rank on each node.
 
-    Exit code 0: measured, or there is one node; 1: ended before its end; 2: usage.
+    Exit code 0: measured, or there is only one node; 1: stopped before the end; 2: usage.
     """
     from suite.launcher import detect
 

@@ -53,8 +53,16 @@ OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev),
 @click.argument("workload")
 @settings_options
 @ranks_option()
-@click.option("--steps", type=Whole(2), default=20, show_default=True, help="Timed steps, without profiler.")
-@click.option("--profiled-steps", type=Whole(1), default=3, show_default=True, help="Steps on the trace.")
+@click.option(
+    "--steps", type=Whole(2), default=20, show_default=True, help="Number of steps to time before the profiler starts."
+)
+@click.option(
+    "--profiled-steps",
+    type=Whole(1),
+    default=3,
+    show_default=True,
+    help="Number of steps to profile and to write to the trace.",
+)
 @output_option("New folder.", "profiles/<workload>-<size>-<time>")
 def profile(
     workload: str,
@@ -66,9 +74,9 @@ def profile(
     profiled_steps: int,
     output: Path | None,
 ) -> None:
-    """Find the layer the time goes to, and the slow rank: a few steps under the torch profiler.
+    """Profile a few training steps with torch: time by layer and phase, and the slowest rank.
 
-    Phases and layers carry the suite's names on the trace. Data must be there (mlhpc data generate).
+    The data set must exist (mlhpc data generate).
     """
     chosen = descriptor(workload)
     name = settings(size, config) or DEFAULT_SIZE

@@ -36,20 +36,20 @@ Example:
 """
 )
 @click.argument("workload")
-@size_option(None, "A size of the workload. [every size with a count of 0]")
-@output_option("Card to write.", "the workload's own, in place")
+@size_option(None, "Count only this size. [every size with a count of 0]")
+@output_option("Card file to write.", "the workload's own, in place")
 def card(workload: str, size: str | None, output: Path | None) -> None:
-    """Count what the card of WORKLOAD says by running one step: fill in counts that are 0, and compare the others.
+    """Count the FLOPs, parameters and bytes of WORKLOAD by running one step; fill in or check the counts of its card.
 
-    A size is counted with the configuration it ships and its data set, which is generated for it if there is none.
-    Comments stay.
+    Counts that are 0 in the card are filled in; the others are compared. A size is counted with its own settings and
+    data set, which is generated if there is none. Comments in the card stay.
 
-    A card has the FLOPs of the model, of a sample of mean size. The code also executes those of losses, padding and
-    what is computed again, so what is counted is compared with the executed FLOPs of the workload's closed form for the
-    same samples, and the card with the model's.
+    A card states the FLOPs of the model for a sample of mean size. The code also executes the FLOPs of losses, padding
+    and recomputation. So the counted FLOPs are compared with the workload's formula for executed FLOPs, and the card
+    with its formula for the model.
 
-    Exit code 0: filled, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not changed;
-    2: usage.
+    Exit code 0: filled in, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not
+    changed; 2: usage.
     """
     chosen = descriptor(workload)
     chosen.code()

@@ -30,12 +30,9 @@ FILES = {  # file of the skeleton: template
 
 @click.command()
 @click.argument("name")
-@output_option("New folder of the package.", "NAME")
+@output_option("New folder for the Python package.", "NAME")
 def new(name: str, output: Path | None) -> None:
-    """Write a workload NAME that runs as it is, with data, model, card, configuration and test.
-
-    It is a package outside of the suite.
-    """
+    """Create a workload NAME that runs: a Python package with data, model, card, settings and test to change."""
     _check_name(name)
     root = output or Path(name)
     if root.exists():

@@ -30,7 +30,7 @@ from suite.machine.facts import read_facts
 
 @click.group(cls=Subcommands)
 def rcp() -> None:
-    """Record and show reference convergence points: epochs to target by batch size, over many seeds.
+    """Record and show reference convergence points: epochs to the target for each batch size, over many seeds.
 
     \b
     Examples:
@@ -42,12 +42,12 @@ def rcp() -> None:
 @rcp.command()
 @card_option
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@output_option("Folder.", "the workload's")
+@output_option("Folder of the JSON file.", "rcp/ of the workload")
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Write <workload>/rcp/<size>.json from the logs under RUNS: one point per batch size, others in the file are kept.
+    """Record the epochs that the runs under RUNS needed: one point per batch size in <workload>/rcp/<size>.json.
 
-    Runs on data sets of several seeds (mlhpc data generate --seed) make a point that other data can be held against:
-    spread over run seeds alone is narrower.
+    Points of other batch sizes in the file stay. Use runs on data sets of several seeds (mlhpc data generate --seed):
+    run seeds alone spread less than other data do.
     """
     logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
     if not logs:
@@ -73,7 +73,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.argument("workload")
 @format_option()
 def show(workload: str, style: str) -> None:
-    """Show the reference points of WORKLOAD and the fewest epochs that are credible for a submission."""
+    """Show the reference points of WORKLOAD, and the fewest epochs that a submission may need."""
     descriptor = find_descriptor(workload)
     if style == JSON:
         known_points = [read_reference_points(descriptor.folder, size) for size in descriptor.card().sizes]

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.errors import InputError
+from suite.errors import InputError, not_installed
 from suite.machine.probes.root import REAL
 
 POWERCAP = Path("sys/class/powercap")
@@ -184,7 +184,7 @@ def gpu_counter(uuid: str) -> FoundCounters:
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return FoundCounters(absent={"nvml": "the package nvidia-ml-py is not installed (pip install 'mlhpc[nvml]')"})
+        return FoundCounters(absent={"nvml": not_installed("pynvml")})
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
