@@ -48,7 +48,7 @@ Examples:
 """,
 )
 def preflight() -> None:
-    """Find slow nodes before they cost a run: measure each, and judge with a promised rate of false alarms."""
+    """Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate."""
 
 
 for _plugin in find_plugins(PARTS).values():

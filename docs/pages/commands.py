@@ -22,7 +22,7 @@ HEAD = """# Commands
 | `--config FILE` | YAML file of your own settings, used instead of a size's |
 | `--set KEY=VALUE` | change one setting |
 | `--ranks N` | number of MPI ranks to start on this machine; inside srun, mpiexec or torchrun leave it out |
-| `-o`, `--output PATH` | output path, optional; the default is in brackets. An existing folder is an error, or is added to: see the command |
+| `-o`, `--output PATH` | optional output path, the default in brackets; an existing folder is an error, or is added to |
 | `--format text\\|json` | print text for people or JSON for programs |
 | `-q`, `--quiet` | print only results and errors, no progress |
 | `--no-color` | print without colours, as with the environment variable `NO_COLOR` |

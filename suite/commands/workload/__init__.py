@@ -13,7 +13,7 @@ from suite.commands.workload.rcp import rcp
 
 @click.group(cls=Subcommands)
 def workload() -> None:
-    """List workloads with their sizes and targets, or make one of your own.
+    """List workloads with sizes and targets, or create one of your own.
 
     \b
     Examples:
