@@ -274,7 +274,7 @@ def _sweep(
 def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield (
         f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; "
-        "bytes of the fullest rank"
+        "memory of the fullest rank, collectives of the rank that sends most"
     )
     # What a rank holds, then what it reads and computes.
     for name, text in (

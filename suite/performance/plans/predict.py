@@ -305,13 +305,16 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 
 
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
-    """Predict the most loaded rank: inside a sample (two neighbours) or at its end (the largest part).
+    """Predict the memory of the rank that holds most, with the collectives of the rank that sends most.
 
-    If all parts of every layer are equal, that is the middle. ``common``: see `predict`.
+    Inside a sample a part has two neighbours; the last part may be the largest. Of two parts the first may send more: strided
+    layers need other borders of it. Where all parts of every layer are equal, the middle holds as much as any. ``common``:
+    see `predict`.
     """
     common = common or Common()
     mesh = parallel.mesh
     places = {tuple(parts // 2 for parts in mesh.spatial)}
+    places.add(tuple(0 if parts == 2 else parts // 2 for parts in mesh.spatial))
     if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(
         common.trace(descriptor, config, parallel), mesh.spatial
     ):
@@ -320,7 +323,12 @@ def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     costs = [
         predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), common) for rank in sorted(ranks)
     ]
-    return max(costs, key=lambda cost: (cost.memory, sum(each.bytes for each in cost.exchanges)))
+    fullest = max(costs, key=lambda cost: cost.memory)
+    return replace(fullest, exchanges=max((cost.exchanges for cost in costs), key=_sent))
+
+
+def _sent(exchanges: Iterable[Exchange]) -> int:
+    return sum(each.bytes for each in exchanges)
 
 
 def _parts_are_equal(found: Trace | None, spatial: tuple[int, ...]) -> bool:

@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from suite.config import load_config
 from suite.descriptor import descriptor
+from suite.performance.plans.predict import Common, Cost, largest, predict
 from suite.training.parallel.plan import find_plan
+from suite.training.parallel.sharing import Parallel
 from tests.fixtures.cli import mlhpc
 from workloads.cosmoflow.model import work
 
@@ -42,6 +45,23 @@ def test_bytes_and_collectives_of_a_split_sample_are_the_closed_forms() -> None:
     assert found["gradients"]["bytes"] == plan["parameters"] - 4 * 2 * 4 == 4 * 59612  # buffers: mean and factor
     assert plan["optimizer"] == plan["gradients"]
     assert plan["inputs"] == n * (8 * 16 * 16 * 4 * 2 + 4 * 4)
+
+
+def test_memory_is_of_the_fullest_rank_and_collectives_are_of_the_rank_that_sends_most() -> None:
+    """DeepCAM's strided layers: the first of two parts sends more, the second holds more."""
+    chosen, common = descriptor("deepcam"), Common()
+    config = structs.replace(load_config(chosen, "smoke"), plan="spatial", mesh="spatial=2x1")
+    ranks = [Parallel.of(config, chosen, rank, 2) for rank in range(2)]
+    first, second = (predict(chosen, config, parallel, common) for parallel in ranks)
+    stated = largest(chosen, config, ranks[0], common)
+    assert second.memory > first.memory
+    assert stated.memory == second.memory
+    assert _sent(first) > _sent(second)
+    assert stated.exchanges == first.exchanges
+
+
+def _sent(cost: Cost) -> int:
+    return sum(each.bytes for each in cost.exchanges)
 
 
 def test_without_a_split_the_flops_are_the_workloads_own() -> None:
