@@ -154,7 +154,7 @@ def _products(x_NCV: Floats) -> Floats:
 
 @lru_cache(maxsize=2)
 def _bins(n: int) -> NDArray[np.float32]:
-    """Matrix (modes, bins) that averages modes over shells of |k|; a shell is one fundamental mode wide."""
+    """Return the matrix (modes, bins) that averages modes over shells of |k|; a shell is one fundamental mode wide."""
     full, half = np.fft.fftfreq(n) * n, np.arange(n // 2 + 1)
     k = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + half**2).ravel()
     shell = np.minimum(np.rint(k).astype(int), n // 2 + n // 4)

@@ -156,7 +156,10 @@ def _find_files(source: Path) -> tuple[str, list[Path]]:
 
 
 def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> list[str | None]:
-    """The split of each file: that of its folder, or if no folder is named after a split every ninth universe."""
+    """Return the split of each file: that of its folder.
+
+    If no folder is named after a split, every ninth universe is for validation.
+    """
     by_folder = [next((part for part in path.relative_to(source).parts if part in SPLITS), None) for path in paths]
     if any(by_folder):
         return by_folder

@@ -57,7 +57,7 @@ class Cosmology:
 
     @property
     def h(self) -> float:
-        """H_0 in units of 100 km/s/Mpc."""
+        """Return H_0 in units of 100 km/s/Mpc."""
         return self.h_0 / 100
 
 
@@ -78,7 +78,9 @@ def universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.
 
 
 def transfer(k: Floats, cosmology: Cosmology) -> Floats:
-    """Matter transfer function with baryon oscillations, Eisenstein & Hu 1998 (astro-ph/9709112), equations 2 to 24."""
+    """Compute the matter transfer function with baryon oscillations, Eisenstein & Hu 1998 (astro-ph/9709112), equations
+    2 to 24.
+    """
     om = cosmology.omega_m * cosmology.h**2
     fb = OMEGA_B_H2 / om
     theta = CMB_KELVIN / 2.7
@@ -123,7 +125,7 @@ def transfer(k: Floats, cosmology: Cosmology) -> Floats:
 
 
 def power(k: Floats, cosmology: Cosmology) -> Floats:
-    """Linear matter power spectrum today in (Mpc/h)^3, normalised to sigma_8."""
+    """Compute the linear matter power spectrum today in (Mpc/h)^3, normalised to sigma_8."""
     everywhere = np.concatenate([_K_TABLE, np.asarray(k, dtype=np.float64)])
     shape = everywhere**cosmology.n_s * transfer(everywhere, cosmology) ** 2
     table = shape[: len(_K_TABLE)]
@@ -134,22 +136,22 @@ def power(k: Floats, cosmology: Cosmology) -> Floats:
 
 
 def growth(a: float, omega_m: float) -> float:
-    """Linear growth relative to today, Carroll, Press & Turner 1992, equation 29."""
+    """Compute the linear growth relative to today, Carroll, Press & Turner 1992, equation 29."""
     return a * _suppression(matter_fraction(a, omega_m)) / _suppression(omega_m)
 
 
 def second_order_growth(a: float, omega_m: float) -> float:
-    """Growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
+    """Compute the growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
     return float(-3 / 7 * growth(a, omega_m) ** 2 * matter_fraction(a, omega_m) ** (-1 / 143))
 
 
 def matter_fraction(a: float, omega_m: float) -> float:
-    """Omega_m at scale factor a."""
+    """Return Omega_m at scale factor a."""
     return omega_m / (omega_m + (1 - omega_m) * a**3)
 
 
 def linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) -> NDArray[np.complex64]:
-    """Fourier modes (n, n, n//2 + 1) of today's linear density contrast from unit white noise."""
+    """Compute the Fourier modes (n, n, n//2 + 1) of today's linear density contrast from unit white noise."""
     n = noise.shape[0]
     grid = _grid(n)
     k = grid.distinct_k * (2 * np.pi / box_mpc_h)
@@ -230,7 +232,9 @@ def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Float
 
 
 def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
-    """T^2 of the residual: the particle-mesh force minus the acceleration of the 2LPT trajectory (arXiv:1301.0322)."""
+    """Compute T^2 of the residual: the particle-mesh force minus the acceleration of the 2LPT trajectory
+    (arXiv:1301.0322).
+    """
     d1, d2 = growth(a, omega_m), second_order_growth(a, omega_m)
     force = mesh_force(position)
     force -= np.float32(d1) * first
@@ -292,7 +296,7 @@ def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArra
 
 
 def _rate(a: Floats | float, omega_m: float) -> Any:
-    """Q(a) = a^3 H(a) / H_0: the particle-mesh velocity is Q dx/da."""
+    """Return Q(a) = a^3 H(a) / H_0: the particle-mesh velocity is Q dx/da."""
     return a**1.5 * np.sqrt(omega_m + (1 - omega_m) * a**3)
 
 

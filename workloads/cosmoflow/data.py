@@ -123,12 +123,12 @@ class Moves:
     walks: list[NDArray[np.int64]]
 
     def of(self, sample: int) -> tuple[tuple[int, ...], list[NDArray[np.int64]]]:
-        """Source axis and positions per output axis of one sample."""
+        """Return the source axis and positions per output axis of one sample."""
         return tuple(self.order[sample].tolist()), [walk[sample] for walk in self.walks]
 
 
 def moved_axes(draws_N: NDArray[np.uint64], n: int) -> Moves:
-    """The symmetry and the periodic shift that each random number chooses, for cubes of n^3 voxels."""
+    """Return the symmetry and the periodic shift that each random number chooses, for cubes of n^3 voxels."""
     rest, symmetry = np.divmod(draws_N, np.uint64(48))
     order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
     flip = _FLIPS[(symmetry % np.uint64(8)).astype(np.intp)]

@@ -39,7 +39,7 @@ class Convolution(nn.Conv3d):
         super().__init__(c_in, c_out, KERNEL, padding="same")
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """(N, outputs, D, H, W) of (N, inputs, D, H, W)."""
+        """Map (N, inputs, D, H, W) to (N, outputs, D, H, W)."""
         samples, channels, depth, height, _ = x_NCDHW.shape
         if samples != 1 or depth % 2 or channels * depth * height > LARGE or not _by_onednn(x_NCDHW):
             return super().forward(x_NCDHW)
@@ -51,7 +51,7 @@ class Convolution(nn.Conv3d):
 
 
 def _by_onednn(x: Tensor) -> bool:
-    """Whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
+    """Return whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
     wanted = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
     return wanted and in_float32_on_processor(x)
 

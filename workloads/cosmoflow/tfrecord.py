@@ -123,7 +123,10 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """The values of one field of a message, in order; other fields are skipped. Lengths or 32-bit values only."""
+    """Return the values of one field of a message, in order; other fields are skipped.
+
+    Lengths or 32-bit values only.
+    """
     position = 0
     while position < len(message):
         key, position = _read_varint(message, position)

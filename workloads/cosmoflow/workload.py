@@ -39,7 +39,7 @@ class CosmoFlow(Workload):
         return CosmoFlowNet(self._settings, channels_last=bool(self.config.channels_last))
 
     def example(self, samples: int) -> Batch:
-        """Counts like those of a training pass."""
+        """Make counts like those of a training pass."""
         side, generator = self._settings.input_size, torch.Generator().manual_seed(0)
         counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
         return {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}

@@ -328,7 +328,7 @@ def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Fi
 
 
 def _terrain(grid: _Grid) -> Field:
-    """Smooth mountains in metres, the same in every sample."""
+    """Make smooth mountains in metres, the same in every sample."""
     east, north = np.radians(grid.longitude * 5), np.radians(grid.latitude * 4)
     height: Field = 1_200 * np.maximum(np.sin(east) * np.cos(north + 0.7), 0) ** 2
     return height.astype(np.float32)

@@ -79,7 +79,7 @@ class Xception(nn.Module):
         _kaiming_normal(self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (N, 2048, H/16, W/16) and (N, 128, H/4, W/4), both after ReLU.
+        """Return features (N, 2048, H/16, W/16) and (N, 128, H/4, W/4), both after ReLU.
 
         The reference applies an in-place ReLU to the low-level features it returned, so its decoder sees them
         rectified.

@@ -29,7 +29,7 @@ class Summary:
 
     @property
     def statistics(self) -> Statistics:
-        """The statistics in the form of ``stats.h5``."""
+        """Return the statistics in the form of ``stats.h5``."""
         return Statistics(
             count=self.snapshots,
             mean=tuple((self.sums / self.pixels).tolist()),
@@ -40,7 +40,7 @@ class Summary:
 
     @property
     def class_frequencies(self) -> tuple[float, ...]:
-        """Fraction of the pixels in each class."""
+        """Return the fraction of the pixels in each class."""
         return tuple((self.classes / self.pixels).tolist())
 
 

@@ -50,7 +50,7 @@ class DeepCam(Workload):
         return model
 
     def example(self, samples: int) -> Batch | None:
-        """Fields like those of a training pass. None where ranks normalise together."""
+        """Make fields like those of a training pass. None where ranks normalise together."""
         if self._settings.batchnorm_group_size > 1:
             return None
         size = samples, self._settings.height, self._settings.width

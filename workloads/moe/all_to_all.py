@@ -51,7 +51,7 @@ class Reorder:
         return Reorder(index, ranges(ends.reshape(-1), counts.reshape(-1), total))
 
     def reversed(self) -> Reorder:
-        """The permutation that undoes this one."""
+        """Return the permutation that undoes this one."""
         return Reorder(self.inverse, self.index)
 
 
@@ -89,7 +89,7 @@ class Route:
 
     @property
     def back(self) -> tuple[Hop, ...]:
-        """The hops back from the experts."""
+        """Return the hops back from the experts."""
         return tuple(hop.reversed() for hop in reversed(self.hops))
 
 
@@ -177,7 +177,7 @@ def gather_slices(local: Tensor, group: Group, experts: int, parts: int, dtype: 
 
 
 def _begins(counts: Tensor) -> Tensor:
-    """The number of rows before each block."""
+    """Return the number of rows before each block."""
     flat = counts.reshape(-1)
     return (flat.cumsum(0) - flat).view(counts.shape)
 

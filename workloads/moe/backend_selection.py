@@ -59,24 +59,24 @@ class ExpertShape:
 
     @property
     def matrices(self) -> int:
-        """Matrices of one expert."""
+        """Return the number of matrices of one expert."""
         return 3 if self.activation == "swiglu" else 2
 
     @property
     def flops(self) -> float:
-        """FLOPs of a training pass."""
+        """Return FLOPs of a training pass."""
         return 6.0 * self.matrices * self.rows * self.width * self.hidden
 
     def logged(self) -> dict[str, Any]:
-        """The class of the shape: rows of one power of two are measured once."""
+        """Return the class of the shape: rows of one power of two are measured once."""
         return {**vars(self), "rows": class_of(self.rows), "dtype": SHORT[self.dtype]}
 
     def name(self) -> str:
-        """What logs and pins call the question: experts x hidden x width, and the class of the rows."""
+        """Return the name in logs and pins: experts x hidden x width, and the class of the rows."""
         return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{class_of(self.rows)}"
 
     def measured(self, device: torch.device) -> ExpertShape:
-        """The shape that is measured: that of the class, smaller on a processor if a pass would take long."""
+        """Return the shape that is measured: that of the class, smaller on a processor if a pass would take long."""
         rows, experts = class_of(self.rows), self.experts
         while device.type == "cpu" and rows * self.flops / self.rows > MOST_FLOPS:
             if experts > FEWEST_EXPERTS:
@@ -141,12 +141,15 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
 
 
 def padding_of(rows_E: Tensor) -> float:
-    """The rows of experts that all have as many as the longest, over the rows."""
+    """Return the rows of experts that all have as many as the longest, over the rows."""
     return int(rows_E.max()) * len(rows_E) / int(rows_E.sum())
 
 
 def uneven_rows(rows: int, experts: int) -> Tensor:
-    """Rows of each expert, from half to one and a half times the mean in a mixed order; they sum to ``rows``."""
+    """Return the rows of each expert, from half to one and a half times the mean in a mixed order.
+
+    They sum to ``rows``.
+    """
     place_E = torch.arange(experts) * 7 % experts if experts % 7 else torch.arange(experts)
     ends_E = ((place_E + 0.5) / experts + 0.5).cumsum(0)
     cuts_E = (ends_E / ends_E[-1] * rows).round().long()
@@ -154,12 +157,12 @@ def uneven_rows(rows: int, experts: int) -> Tensor:
 
 
 def even_rows(rows: int, experts: int) -> Tensor:
-    """Rows of each expert, as equal as can be."""
+    """Return the rows of each expert, as equal as can be."""
     return torch.full((experts,), rows // experts) + (torch.arange(experts) < rows % experts)
 
 
 def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Tensor, Weights]:
-    """Random rows and float32 weights, which take no part in torch's random state."""
+    """Make random rows and float32 weights, which take no part in torch's random state."""
     generator = torch.Generator().manual_seed(0)
 
     def make(*sizes: int) -> Tensor:

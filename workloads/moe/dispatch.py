@@ -47,7 +47,7 @@ class DispatchPlan:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Return N, the number of rows of the buffer."""
         return len(self.tokens_N)
 
 

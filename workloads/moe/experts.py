@@ -80,7 +80,7 @@ class SelectedBackend:
         return self.name
 
     def __str__(self) -> str:
-        """As text."""
+        """Render the choice as text."""
         return self.name if self.padded is None else f"{self.name}, {self.padded} to {self.up_to:g}"
 
     @staticmethod
@@ -220,7 +220,9 @@ def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activat
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """The loop with oneDNN's products, which torch has for float32 convolutions but not for matrix products."""
+    """Multiply expert by expert with oneDNN's products, which torch has for float32 convolutions but not for matrix
+    products.
+    """
     problem = onednn_problem(rows_ND)
     if problem is not None:
         raise InputError(f"backend onednn: {problem}; choose loop or bmm")
@@ -360,7 +362,7 @@ def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_
 
 
 def _alone(window: Tensor, mine: slice) -> Tensor:
-    """The window with zeros in place of the rows that are not mine."""
+    """Return the window with zeros in place of the rows that are not mine."""
     if mine == slice(0, len(window)):
         return window
     alone = torch.zeros_like(window)
@@ -375,7 +377,7 @@ def _put(place: Tensor, value: Tensor) -> None:
 
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """One batched product; experts with fewer rows than the longest are padded with zeros."""
+    """Multiply in one batched product; experts with fewer rows than the longest are padded with zeros."""
     counts = counts_on_host(rows_E, len(rows_ND))
     longest, width = max(counts), rows_ND.shape[1]
     if min(counts) == longest:
@@ -418,7 +420,7 @@ class _Batched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_ECH: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gradients of rows, weights and bias."""
+        """Return the gradients of rows, weights and bias."""
         x_ECD, weight_EHD = ctx.saved_tensors
         d_weight_EHD = torch.bmm(d_ECH.transpose(1, 2), x_ECD)
         return torch.bmm(d_ECH, weight_EHD), d_weight_EHD, d_ECH.sum(1) if ctx.biased else None
@@ -445,7 +447,7 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
 
 
 def _triton(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
-    """The kernels on rows that lie sorted already: nothing is gathered or added up."""
+    """Run the kernels on rows that lie sorted already: nothing is gathered or added up."""
     return run_fused_experts(rows_ND, None, Source(rows_E.to(rows_ND.device)), weights, activation)
 
 

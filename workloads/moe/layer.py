@@ -158,7 +158,7 @@ class MoELayer(nn.Module):
         self.router.update_bias(self.step_load_E, group)
 
     def permutation(self) -> Permutation:
-        """How this layer orders, drops and pads rows. In evaluation nothing drops."""
+        """Return the rule by which this layer orders, drops and pads rows. In evaluation nothing drops."""
         config = self.config
         if not self.training:
             return permutation("dropless", None)  # else a sample's result would depend on the others in its batch
@@ -175,12 +175,14 @@ class MoELayer(nn.Module):
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
     def fuses(self, plan: DispatchPlan) -> bool:
-        """Whether kernels gather the tokens and add up the rows too: no row is empty, and all experts are here."""
+        """Return whether kernels gather the tokens and add up the rows too: no row is empty, and all experts
+        are here.
+        """
         backend = self.backend.name if isinstance(self.backend, SelectedBackend) else self.backend
         return backend == "triton" and plan.capacity is None
 
     def weights(self) -> Weights:
-        """The weights on this rank: its share in training, all weights in evaluation.
+        """Return the weights on this rank: its share in training, all weights in evaluation.
 
         Gradients of a share are summed over the ranks of other meshes that hold the same.
         """
@@ -212,7 +214,7 @@ class MoELayer(nn.Module):
         return gather_slices(weight, self.mesh.world, self.mesh.size // self.sharers, self.sharers, dtype)
 
     def compute_dtype(self, x: Tensor) -> torch.dtype:
-        """The type in which the experts compute tokens ``x``: autocast's where it is on, else that of ``x``."""
+        """Return the type in which the experts compute tokens ``x``: autocast's where it is on, else that of ``x``."""
         device = x.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -275,7 +277,7 @@ class Schedule:
 
 
 def dispatch(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
-    """The built-in dispatcher: over the layer's mesh in training, if it has one, else on this rank alone."""
+    """Dispatch over the layer's mesh in training, if it has one, else on this rank alone."""
     if layer.mesh is None or not layer.training:
         return dispatch_locally(layer, x_TD, routing)
     return _dispatch_over_mesh(layer, layer.mesh, x_TD, routing)

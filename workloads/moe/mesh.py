@@ -71,17 +71,17 @@ class ExpertMesh:
 
     @property
     def is_rehearsed(self) -> bool:
-        """True if nothing is sent."""
+        """Return True if nothing is sent."""
         return isinstance(self.world, Unsent)
 
     @property
     def all_ranks(self) -> Group:
-        """The ranks of this mesh, of its copies and of those beside it."""
+        """Return the ranks of this mesh, of its copies and of those beside it."""
         return self.world if self.everyone is None else self.everyone
 
     @property
     def has_me(self) -> bool:
-        """False on ranks of torch.distributed that are not in the mesh."""
+        """Return False on ranks of torch.distributed that are not in the mesh."""
         return self.rank < self.size
 
     @staticmethod
@@ -183,7 +183,7 @@ def _one_of_many(
 
 
 def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
-    """A mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
+    """Make a mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
     nodes = size // ranks_per_node
     blocks: dict[int, Group] = {each: Unsent("expert", each, note) for each in range(1, size + 1) if size % each == 0}
     world, within, across = (Unsent("expert", each, note) for each in (size, ranks_per_node, nodes))
@@ -193,11 +193,11 @@ def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, shar
 
 
 def process_group(group: Group) -> dist.ProcessGroup:
-    """The group, in a run."""
+    """Return the group, in a run."""
     assert not isinstance(group, Unsent)
     return group
 
 
 def ranks_of(group: Group) -> int:
-    """The number of ranks of a group."""
+    """Return the number of ranks of a group."""
     return group.size if isinstance(group, Unsent) else dist.get_world_size(group)

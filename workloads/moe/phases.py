@@ -118,7 +118,7 @@ class ExpertLoad:
             self._fold()
 
     def read(self) -> LoadTotals:
-        """The totals; waits for the device."""
+        """Return the totals; waits for the device."""
         self._fold()
         if self._sums is None or self._needed is None:
             return LoadTotals([0.0] * self._experts, 0.0, 0.0, 0.0)

@@ -29,16 +29,16 @@ class Counts:
 
     @staticmethod
     def known(host: Tensor, device: torch.device) -> Counts:
-        """From the host, which does not wait."""
+        """Return the counts from the host, which does not wait."""
         return Counts(host, host.to(device, non_blocking=True))
 
     def chunk(self, j: int) -> Counts:
-        """The counts of one chunk, dimension -2."""
+        """Return the counts of one chunk, dimension -2."""
         return Counts(self.host[..., j, :], self.here[..., j, :])
 
     @property
     def total(self) -> int:
-        """All rows."""
+        """Return all rows."""
         return int(self.host.sum())
 
 
@@ -108,7 +108,7 @@ def known_traffic(
     pieces = parts * degree
 
     def between(sources: Tensor, destinations: Tensor) -> Counts:
-        """The rows from each source to each destination, (..., J, L)."""
+        """Return the rows from each source to each destination, (..., J, L)."""
         part = destinations % sharers % parts
         cut_J = torch.arange(degree + 1)
         cuts = (part[..., None] * degree + cut_J) * capacity_W[sources][..., None] // pieces

@@ -163,7 +163,7 @@ class MoEWorkload(Workload):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one activation value."""
+        """Return the bytes of one activation value."""
         return 2 if self.config.precision == "bfloat16" else 4
 
     @property

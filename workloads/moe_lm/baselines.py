@@ -71,6 +71,6 @@ def _added(size: Callable[[bytes], int], before: bytes, text: bytes) -> int:
 
 
 def _last(train: ShardReader, length: int) -> bytes:
-    """The last bytes of the training text."""
+    """Return the last bytes of the training text."""
     rows = -(-length // train.read([0])["text"].shape[1])
     return bytes(train.read(np.arange(max(0, len(train) - rows), len(train)))["text"].tobytes())

@@ -36,11 +36,11 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
 
     @property
     def dense_hidden(self) -> int:
-        """Hidden width of a dense FFN: the sum over the experts that one token uses."""
+        """Return the hidden width of a dense FFN: the sum over the experts that one token uses."""
         return self.moe.top_k * self.moe.hidden
 
     def has_experts(self, layer: int) -> bool:
-        """True if the 0-based block has experts: the last of every ``moe_every``."""
+        """Return True if the 0-based block has experts: the last of every ``moe_every``."""
         return not self.dense and layer % self.moe_every == self.moe_every - 1
 
 

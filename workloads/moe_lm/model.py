@@ -43,7 +43,7 @@ class MoELanguageModel(nn.Module):
         return self.head(self.norm(x_NSD)), auxiliary
 
     def moe_layers(self) -> dict[str, MoELayer]:
-        """The MoE layers by name."""
+        """Return the MoE layers by name."""
         return {name: module for name, module in self.named_modules() if isinstance(module, MoELayer)}
 
 
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         nn.init.normal_(self.out.weight, std=INIT_STD / math.sqrt(2 * layers))
 
     def forward(self, x_NSD: Tensor) -> Tensor:
-        """(N, S, D) to (N, S, D)."""
+        """Map (N, S, D) to (N, S, D)."""
         n, s, _ = x_NSD.shape
         qkv = self.qkv(x_NSD).view(n, s, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)  # with as many heads as qkv has
         q_NASX, k_NASX, v_NASX = qkv.unbind(0)
@@ -98,7 +98,7 @@ class DenseFFN(nn.Module):
         self.down = Dense(config.dense_hidden, config.width, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """(T, D) to (T, D)."""
+        """Map (T, D) to (T, D)."""
         gate = None if self.gate is None else self.gate(x_TD)
         result: Tensor = self.down(activate(self.up(x_TD), gate, self.activation))
         return result

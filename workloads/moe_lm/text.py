@@ -52,7 +52,7 @@ class Split:
 
     @property
     def sha256(self) -> str:
-        """Checksum of both texts."""
+        """Return the checksum of both texts."""
         return hashlib.sha256(self.train + self.validation).hexdigest()
 
 
@@ -68,7 +68,7 @@ def in_validation(project: str) -> bool:
 
 
 def is_corpus(source: Path) -> bool:
-    """True if a folder holds a package of the corpus."""
+    """Return True if a folder holds a package of the corpus."""
     return any((source / package.file).exists() for package in corpus())
 
 

@@ -54,12 +54,12 @@ class MoELM(MoEWorkload):
         return [self._settings.context] * len(model.moe_layers())
 
     def largest_product(self) -> tuple[int, int, int]:
-        """Queries, keys and values together, or a dense FFN's."""
+        """Return the sizes of the product for queries, keys and values together, or of a dense FFN's."""
         settings = self._settings
         return settings.context, settings.width, max(3 * settings.width, settings.dense_hidden)
 
     def example(self, samples: int) -> Batch | None:
-        """Bytes without an order. None if experts are spread over ranks."""
+        """Make bytes without an order. None if experts are spread over ranks."""
         if self._settings.moe.expert_parallel:
             return None
         size, generator = (samples, self._settings.context + 1), torch.Generator().manual_seed(0)

@@ -45,7 +45,7 @@ class RadialBasis(nn.Module):
         self.frequency_K = nn.Parameter(math.pi * torch.arange(1, count + 1, dtype=torch.float32))
 
     def forward(self, x_E: Tensor) -> Tensor:
-        """(E, K)."""
+        """Return (E, K) of scaled lengths x (E)."""
         envelope_E: Tensor = self.envelope(x_E)
         return envelope_E[:, None] * torch.sin(self.frequency_K * x_E[:, None])
 
@@ -77,7 +77,7 @@ class SphericalRadialBasis(nn.Module):
         self.register_buffer("coefficients", both, persistent=False)
 
     def forward(self, x_E: Tensor) -> Tensor:
-        """(E, L, K)."""
+        """Return (E, L, K) of scaled lengths x (E)."""
         phase_EQ = x_E[:, None] * self.wave_Q
         values = torch.cat([torch.cos(phase_EQ), torch.sin(phase_EQ)], dim=1) @ self.coefficients
         values_ELK: Tensor = (values * self.envelope(x_E)[:, None]).view(len(x_E), self.angular, -1)

@@ -144,7 +144,7 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """The product with the transposed matrix."""
+        """Return the gradient's product with the transposed matrix."""
         product = _SparseProduct.apply(  # type: ignore[no-untyped-call]
             gradient.contiguous(), ctx.transposed, ctx.matrix
         )
@@ -156,13 +156,13 @@ class _Silu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """The function."""
+        """Return x times its sigmoid."""
         ctx.save_for_backward(x)
         return F.silu(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Gradient times the first derivative."""
+        """Return the gradient times the first derivative."""
         slope: Tensor = _SiluBackward.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return slope
 
@@ -170,7 +170,7 @@ class _Silu(torch.autograd.Function):
 class _SiluBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
-        """Gradient times the first derivative at x."""
+        """Return the gradient times the first derivative at x."""
         ctx.save_for_backward(gradient, x)
         slope: Tensor = torch.ops.aten.silu_backward(gradient, x)
         return slope
@@ -186,7 +186,7 @@ class _SiluBackward(torch.autograd.Function):
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x), differentiable twice."""
+    """Return x sigmoid(x), differentiable twice."""
     result: Tensor = _Silu.apply(x)  # type: ignore[no-untyped-call]
     return result
 
@@ -262,7 +262,7 @@ class OutputBlock(nn.Module):
         nn.init.zeros_(self.lin.weight)
 
     def forward(self, x_EH: Tensor, rbf_EK: Tensor, target_E: Tensor, atoms: int) -> Tensor:
-        """(A,)."""
+        """Return (A,)."""
         weighted_EH = self.lin_rbf(rbf_EK) * x_EH
         x_A = weighted_EH.new_zeros(atoms, weighted_EH.shape[1]).index_add(0, target_E, weighted_EH)
         x_A = self.lin_up(x_A)

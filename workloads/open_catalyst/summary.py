@@ -52,7 +52,7 @@ def summarise(arrays: Arrays) -> Summary:
 
 
 def attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Neighbourhood, mean and largest graph sizes, scales of forces and energies of the training split.
+    """Return the neighbourhood, mean and largest graph sizes, scales of forces and energies of the training split.
 
     ValueError if a trajectory is in both splits.
     """

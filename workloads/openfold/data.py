@@ -77,7 +77,9 @@ class OpenFoldData:
         )
 
     def _drawn(self, indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-        """The chains that stand for these indices in an epoch: themselves, unless chains are drawn with replacement."""
+        """Return the chains that stand for these indices in an epoch: themselves, unless chains are drawn with
+        replacement.
+        """
         return indices if self._sampling is None else self._sampling.chains(indices, seed=seed, epoch=epoch)
 
     def _cost(

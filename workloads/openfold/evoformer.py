@@ -34,7 +34,7 @@ class MsaRowAttention(nn.Module):
         self.mha = Attention(msa, msa, head, heads)
 
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, mask_NSL: Tensor) -> Tensor:
-        """The update of m."""
+        """Return the update of m."""
         m = self.layer_norm_m(m_NSLM)
         bias_HNJI = self.linear_z(self.layer_norm_z(z_NIJZ)).permute(3, 0, 2, 1)
         return self.mha(m, m, bias_HNJI[:, :, None] + mask_bias(mask_NSL)[..., None])  # type: ignore[no-any-return]
@@ -49,7 +49,7 @@ class MsaColumnAttention(nn.Module):
         self.mha = Attention(msa, msa, head, heads)
 
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
-        """The update of m."""
+        """Return the update of m."""
         m = self.layer_norm_m(m_NSLM.transpose(1, 2))
         out = self.mha(m, m, mask_bias(mask_NSL.transpose(1, 2))[..., None])
         return out.transpose(1, 2)  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ class MsaColumnGlobalAttention(nn.Module):
         self.linear_o = Linear(head * heads, msa, init="final")
 
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
-        """The update of m."""
+        """Return the update of m."""
         m = self.layer_norm_m(m_NSLM.transpose(1, 2))
         mask = mask_NSL.transpose(1, 2)
         mean = (m * mask[..., None]).sum(-2) / (mask.sum(-1, keepdim=True) + 1e-5)
@@ -84,7 +84,7 @@ class OuterProduct(nn.Module):
     """The outer products of two residues, summed over the rows that have both."""
 
     def forward(self, a_NSIC: Tensor, b_NSJC: Tensor, mask_NSI: Tensor, mask_NSJ: Tensor) -> tuple[Tensor, Tensor]:
-        """Products (N, I, J, C C) and the numbers of rows (N, I, J)."""
+        """Compute the products (N, I, J, C C) and the numbers of rows (N, I, J)."""
         a, b = a_NSIC * mask_NSI[..., None], b_NSJC * mask_NSJ[..., None]
         (N, _, L, C), J = a.shape, b.shape[2]
         flat = a.flatten(2).transpose(1, 2) @ b.flatten(2)  # one matrix product instead of one per pair
@@ -103,7 +103,7 @@ class OuterProductMean(nn.Module):
         self.linear_out = Linear(hidden * hidden, pair, init="final")
 
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
-        """The update of z."""
+        """Return the update of z."""
         m = self.layer_norm(m_NSLM)
         a, b = channels_last(m, (self.linear_1, self.linear_2)).chunk(2, -1)
         outer, count = self.outer(a, b, mask_NSL, mask_NSL)
@@ -137,7 +137,7 @@ class TriangleMultiplication(nn.Module):
         self.linear_z = Linear(hidden, pair, init="final")
 
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
-        """The update of z."""
+        """Return the update of z."""
         z = self.layer_norm_in(z_NIJZ)
         edges = F.glu(channels_first(z, (self.linear_a_p, self.linear_b_p, self.linear_a_g, self.linear_b_g)), 0)
         a_CNIK, b_CNJK = edges.mul_(mask_NIJ.reshape(-1)).view(len(edges), *mask_NIJ.shape).chunk(2)
@@ -157,7 +157,7 @@ class TriangleAttention(nn.Module):
         self.mha = Attention(pair, pair, head, heads)
 
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
-        """The update of z."""
+        """Return the update of z."""
         if not self.starting:
             z_NIJZ, mask_NIJ = z_NIJZ.transpose(1, 2), mask_NIJ.transpose(1, 2)
         z = self.layer_norm(z_NIJZ)
@@ -190,7 +190,7 @@ class PairBlock(nn.Module):
         self.pair_transition = Transition(pair, factor)
 
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
-        """The new z."""
+        """Return the new z."""
         multiplications = ((self.tri_mul_out, self.dropout), (self.tri_mul_in, self.dropout))
         attentions = ((self.tri_att_start, self.dropout), (self.tri_att_end, self.dropout_end))
         order = (*attentions, *multiplications) if self.attention_first else (*multiplications, *attentions)
@@ -218,7 +218,7 @@ class EvoformerBlock(nn.Module):
         )
 
     def forward(self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor) -> tuple[Tensor, Tensor]:
-        """The new m and z."""
+        """Return the new m and z."""
         m_NSLM = self.msa_dropout(m_NSLM, self.msa_att_row(m_NSLM, z_NIJZ, msa_mask_NSL))
         m_NSLM = m_NSLM + self.msa_att_col(m_NSLM, msa_mask_NSL)
         m_NSLM = m_NSLM + self.msa_transition(m_NSLM)
@@ -239,7 +239,7 @@ class EvoformerStack(nn.Module):
     def forward(
         self, m_NSLM: Tensor, z_NIJZ: Tensor, msa_mask_NSL: Tensor, mask_NIJ: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The new m, z and the single representation (None for the extra stack)."""
+        """Return the new m, z and the single representation (None for the extra stack)."""
         for block in self.blocks:
             m_NSLM, z_NIJZ = recomputed(block, m_NSLM, z_NIJZ, msa_mask_NSL, mask_NIJ, enabled=self.checkpointing)
         return m_NSLM, z_NIJZ, None if self.linear is None else self.linear(m_NSLM[:, 0])
@@ -271,7 +271,7 @@ class TemplateStack(nn.Module):
         )
 
     def forward(self, features_NTIJ: Tensor, z_NIJZ: Tensor, mask_NIJ: Tensor, template_mask_NT: Tensor) -> Tensor:
-        """The update of z; zero for samples without a template."""
+        """Return the update of z; zero for samples without a template."""
         N, T = features_NTIJ.shape[:2]
         t = self.linear(features_NTIJ).flatten(0, 1)
         mask = mask_NIJ.repeat_interleave(T, 0)

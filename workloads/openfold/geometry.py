@@ -32,7 +32,7 @@ class Frame(NamedTuple):
         return Frame(self.rotation @ inner.rotation, self.apply(inner.translation))
 
     def __getitem__(self, index: Any) -> Frame:  # type: ignore[override]
-        """The frames at an index of the leading dimensions, which must keep the last ones."""
+        """Return the frames at an index of the leading dimensions, which must keep the last ones."""
         return Frame(self.rotation[index], self.translation[index])
 
 

@@ -52,7 +52,7 @@ class InputEmbedder(nn.Module):
         self.linear_relpos = Linear(2 * RELATIVE_POSITIONS + 1, config.pair_channels)
 
     def forward(self, target_NLF: Tensor, msa_NSLF: Tensor, residue_index_NL: Tensor) -> tuple[Tensor, Tensor]:
-        """m and z."""
+        """Return m and z."""
         offset = (residue_index_NL[:, :, None] - residue_index_NL[:, None]).clamp(
             -RELATIVE_POSITIONS, RELATIVE_POSITIONS
         )
@@ -71,7 +71,7 @@ class RecyclingEmbedder(nn.Module):
         self.layer_norm_m, self.layer_norm_z = nn.LayerNorm(config.msa_channels), nn.LayerNorm(config.pair_channels)
 
     def forward(self, m_NLM: Tensor, z_NIJZ: Tensor, beta_NL3: Tensor) -> tuple[Tensor, Tensor]:
-        """Updates of the first row of m and of z."""
+        """Return the updates of the first row of m and of z."""
         distance = binned_distance(beta_NL3, *RECYCLED_BINS)
         return self.layer_norm_m(m_NLM), self.layer_norm_z(z_NIJZ) + self.linear(distance)
 
@@ -85,7 +85,7 @@ class TemplateAngleEmbedder(nn.Module):
         self.linear_2 = Linear(config.msa_channels, config.msa_channels, init="relu")
 
     def forward(self, features: Tensor) -> Tensor:
-        """Rows (N, T, L, M)."""
+        """Return rows (N, T, L, M)."""
         return self.linear_2(F.relu(self.linear_1(features)))  # type: ignore[no-any-return]
 
 
@@ -99,7 +99,7 @@ class PlddtHead(nn.Module):
         self.linear_3 = Linear(hidden, PLDDT_BINS, init="final")
 
     def forward(self, s: Tensor) -> Tensor:
-        """(N, L, 50)."""
+        """Return (N, L, 50)."""
         x = F.relu(self.linear_1(self.layer_norm(s)))
         return self.linear_3(F.relu(self.linear_2(x)))  # type: ignore[no-any-return]
 
@@ -200,12 +200,12 @@ class OpenFoldNet(nn.Module):
 
 
 def target_features(aatype: Tensor) -> Tensor:
-    """(N, L, 22): a flag for chain breaks, always 0, and the residue type."""
+    """Return (N, L, 22): a flag for chain breaks, always 0, and the residue type."""
     return F.pad(one_hot(aatype, residues.RESIDUE_CLASSES), (1, 0))
 
 
 def msa_features(batch: Batch, slot: int) -> Tensor:
-    """(N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
+    """Return (N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
     letters = one_hot(batch["msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["deletions"][:, slot].float()[..., None]
     mean = squashed(batch["cluster_deletions"][:, slot])[..., None]
@@ -215,7 +215,7 @@ def msa_features(batch: Batch, slot: int) -> Tensor:
 
 
 def extra_msa_features(batch: Batch, slot: int) -> Tensor:
-    """(N, E, L, 25): residue and deletions."""
+    """Return (N, E, L, 25): residue and deletions."""
     letters = one_hot(batch["extra_msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["extra_deletions"][:, slot].float()[..., None]
     return torch.cat([letters, (deletions > 0).float(), squashed(deletions)], -1)

@@ -105,7 +105,7 @@ class _Attended(torch.autograd.Function):
 
 
 def _by_matrix(x: Tensor) -> Tensor:
-    """(H, C, ..., L) as one matrix (C, L) after the other."""
+    """Return (H, C, ..., L) as one matrix (C, L) after the other."""
     return x.movedim(1, -2).flatten(0, -3)
 
 
@@ -121,7 +121,7 @@ def channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
 
 
 def _together(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:
-    """Weights and biases of several layers, one below the other; a layer without a bias has zeros."""
+    """Return the weights and biases of several layers, one below the other; a layer without a bias has zeros."""
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [
         layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias for layer in layers
@@ -139,7 +139,7 @@ class Transition(nn.Module):
         self.linear_2 = Linear(factor * channels, channels, init="final")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The update of x (..., channels)."""
+        """Return the update of x (..., channels)."""
         return self.linear_2(F.relu(self.linear_1(self.layer_norm(x)), inplace=True))  # type: ignore[no-any-return]
 
 
@@ -156,7 +156,7 @@ class SharedDropout(nn.Module):
         self.dim, self.mask = dim, nn.Dropout(rate)
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
-        """x plus the update, of which some values are zero, the others scaled up."""
+        """Return x plus the update. Some values of the update are zero, the others scaled up."""
         if not self.training or self.mask.p == 0:
             return x + update
         shape = list(update.shape)
@@ -179,7 +179,7 @@ class _InOrder(torch.autograd.Function):
 
 
 def in_order(x: Tensor) -> Tensor:
-    """x, and its gradient, as they lie in memory when nothing is transposed.
+    """Return x, and its gradient, as they lie in memory when nothing is transposed.
 
     torch multiplies batches of matrices whose rows and columns are both strided one by one, each after a copy.
     """

@@ -40,12 +40,12 @@ class InvariantPointAttention(nn.Module):
         self.linear_out = Linear(heads * (pair + config.ipa_channels + 4 * self.value_points), single, init="final")
 
     def pair_bias(self, z_NIJZ: Tensor, mask_NL: Tensor) -> Tensor:
-        """What the pair map and the mask add to the scores, (N, H, I, J): the same in all iterations."""
+        """Return what the pair map and the mask add to the scores, (N, H, I, J): the same in all iterations."""
         bias_NHIJ = math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
         return bias_NHIJ + mask_bias(mask_NL)[:, None, None, :]  # type: ignore[no-any-return]
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, bias_NHIJ: Tensor) -> Tensor:
-        """The update of s."""
+        """Return the update of s."""
         H, Q = self.heads, self.query_points
         layers = (self.linear_q, self.linear_kv, self.linear_q_points, self.linear_kv_points)
         q, kv, flat_q, flat_kv = torch.split(channels_last(s_NLS, layers), [len(each.weight) for each in layers], -1)
@@ -102,7 +102,7 @@ class StructureTransition(nn.Module):
         self.layer_norm, self.dropout = nn.LayerNorm(channels), nn.Dropout(dropout)
 
     def forward(self, s: Tensor) -> Tensor:
-        """The new s."""
+        """Return the new s."""
         update = self.linear_3(F.relu(self.linear_2(F.relu(self.linear_1(s)))))
         return self.layer_norm(self.dropout(s + update))  # type: ignore[no-any-return]
 
@@ -185,7 +185,7 @@ class StructureModule(nn.Module):
 
 
 def frame_update(update: Tensor) -> Frame:
-    """(..., 6): the vector part of a quaternion with real part 1, and a translation."""
+    """Return (..., 6): the vector part of a quaternion with real part 1, and a translation."""
     quaternion = F.pad(update[..., :3], (1, 0), value=1.0)
     quaternion = quaternion * quaternion.square().sum(-1, keepdim=True).rsqrt()
     products = (quaternion[..., :, None] * quaternion[..., None, :]).flatten(-2)  # (..., 16)

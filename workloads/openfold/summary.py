@@ -32,14 +32,14 @@ def summarise(arrays: Arrays) -> Summary:
 
 
 def attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """The `measures` of splits that have no family in common. InputError if a family is in both."""
+    """Return the `measures` of splits that have no family in common. InputError if a family is in both."""
     families = {split: frozenset().union(*(each.families for each in splits[split])) for split in SPLITS}
     check_disjoint(families, "family", "its fold")
     return measures(splits)
 
 
 def measures(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Per split: longest and mean length, mean alignment rows, whether there are templates."""
+    """Return for each split longest and mean length, mean alignment rows, whether there are templates."""
     result: dict[str, Any] = {}
     for split in SPLITS:
         lengths = [length for each in splits[split] for length in each.lengths]

@@ -91,11 +91,11 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
             raise InputError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
 
     def resolution(self, stage: int) -> int:
-        """Tokens along a side of a 0-based stage."""
+        """Return the tokens along a side of a 0-based stage."""
         return self.pixels // self.patch >> stage
 
     def blocks(self) -> Iterator[Block]:
-        """All blocks in order."""
+        """Return all blocks in order."""
         first = min(self.moe_stages, default=1)
         for stage, depth in enumerate(self.depths):
             width, resolution = self.embed << stage, self.resolution(stage)
@@ -110,7 +110,7 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
 
     @property
     def final_width(self) -> int:
-        """Width of the last stage."""
+        """Return the width of the last stage."""
         return self.embed << (len(self.depths) - 1)
 
 

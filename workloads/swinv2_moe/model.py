@@ -62,7 +62,7 @@ class SwinV2MoE(nn.Module):
         return self.head(self.norm(x_NRRC).mean(dim=(1, 2))), auxiliary
 
     def moe_layers(self) -> dict[str, MoELayer]:
-        """The MoE layers by name."""
+        """Return the MoE layers by name."""
         return {name: module for name, module in self.named_modules() if isinstance(module, MoELayer)}
 
 
@@ -119,12 +119,12 @@ class _OfUnitLength(torch.autograd.Function):
 
 
 def of_unit_length(x: Tensor) -> Tensor:
-    """x over the norm of its last dimension; vectors shorter than 1e-12 stay shorter than 1."""
+    """Return x over the norm of its last dimension; vectors shorter than 1e-12 stay shorter than 1."""
     return _OfUnitLength.apply(x)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Attention of queries (N, B, L, d) with a bias (B, L, L) that is trained, unscaled.
+    """Compute the attention of queries (N, B, L, d) with a bias (B, L, L) that is trained, unscaled.
 
     On a CPU torch has no fused kernel with such a bias. Its general kernel also looks for rows without a key.
     """
@@ -211,7 +211,7 @@ class PatchMerging(nn.Module):
         self.norm = nn.LayerNorm(2 * width)
 
     def forward(self, x_NRRC: Tensor) -> Tensor:
-        """(N, R, R, C) to (N, R/2, R/2, 2C)."""
+        """Map (N, R, R, C) to (N, R/2, R/2, 2C)."""
         n, resolution, _, width = x_NRRC.shape
         half = resolution // 2
         square = x_NRRC.view(n, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
@@ -227,7 +227,7 @@ class DenseFFN(nn.Module):
         self.up, self.down = Dense(width, hidden), Dense(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) to (..., C)."""
+        """Map (..., C) to (..., C)."""
         result: Tensor = self.down(F.gelu(self.up(x)))
         return result
 

@@ -64,7 +64,7 @@ def surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
 
 
 def anisotropic(random: Random, n: int) -> Field:
-    """A Gaussian random field whose correlations are 1.7 to 3 times longer along one direction than across."""
+    """Make a Gaussian random field whose correlations are 1.7 to 3 times longer along one direction than across."""
     kx, ky = _wave_vector(n)
     angle, stretch = random.uniform(0, np.pi), random.uniform(1.7, 3.0)
     along, across = kx * np.cos(angle) + ky * np.sin(angle), ky * np.cos(angle) - kx * np.sin(angle)
@@ -74,12 +74,12 @@ def anisotropic(random: Random, n: int) -> Field:
 
 
 def ising(random: Random, n: int) -> Field:
-    """Spins near criticality: T from 0.98 to 1.06 of the critical one."""
+    """Make spins near criticality: T from 0.98 to 1.06 of the critical one."""
     return swendsen_wang(random, n, ISING_CRITICAL * random.uniform(0.98, 1.06), sweeps=40)
 
 
 def swendsen_wang(random: Random, n: int, temperature: float, *, sweeps: int) -> Field:
-    """Spins (0 or 1) of the Ising model after cluster updates from disorder, doi:10.1103/PhysRevLett.58.86.
+    """Make spins (0 or 1) of the Ising model after cluster updates from disorder, doi:10.1103/PhysRevLett.58.86.
 
     The dynamic exponent is about 0.3, so 40 sweeps equilibrate a few hundred pixels.
     """
@@ -100,23 +100,25 @@ def swendsen_wang(random: Random, n: int, temperature: float, *, sweeps: int) ->
 
 
 def allen_cahn(random: Random, n: int) -> Field:
-    """A quench without conservation, du/dt = u - u^3 + kappa lap u: domains that may come and go (model A)."""
+    """Make a quench without conservation, du/dt = u - u^3 + kappa lap u: domains that may come and go (model A)."""
     kappa, duration = random.uniform(0.5, 1.0), random.uniform(6, 20)
     return _quench(random, n, mean=0.0, duration=duration, step=0.2, rate=np.ones_like(_wave_number(n)), kappa=kappa)
 
 
 def spinodal(random: Random, n: int) -> Field:
-    """Cahn-Hilliard, du/dt = lap(u^3 - u - kappa lap u), equal parts: the same domains under conservation (model B)."""
+    """Solve Cahn-Hilliard, du/dt = lap(u^3 - u - kappa lap u), equal parts: the same domains under
+    conservation (model B).
+    """
     return _cahn_hilliard(random, n, random.uniform(-0.1, 0.1))
 
 
 def droplets(random: Random, n: int) -> Field:
-    """Cahn-Hilliard with unequal parts."""
+    """Solve Cahn-Hilliard with unequal parts."""
     return _cahn_hilliard(random, n, random.uniform(0.3, 0.42))
 
 
 def spots(random: Random, n: int) -> Field:
-    """Gray-Scott where spots divide (Pearson's lambda, doi:10.1126/science.261.5118.189)."""
+    """Solve Gray-Scott where spots divide (Pearson's lambda, doi:10.1126/science.261.5118.189)."""
     return _gray_scott(
         random,
         n,
@@ -127,7 +129,7 @@ def spots(random: Random, n: int) -> Field:
 
 
 def stripes(random: Random, n: int) -> Field:
-    """Gray-Scott where stripes fold into a labyrinth (Pearson's kappa and theta)."""
+    """Solve Gray-Scott where stripes fold into a labyrinth (Pearson's kappa and theta)."""
     return _gray_scott(
         random,
         n,
@@ -138,7 +140,7 @@ def stripes(random: Random, n: int) -> Field:
 
 
 def turbulence(random: Random, n: int) -> Field:
-    """Vorticity of decaying two-dimensional turbulence: pseudo-spectral, 2/3 rule, hyperviscosity."""
+    """Make the vorticity of decaying two-dimensional turbulence: pseudo-spectral, 2/3 rule, hyperviscosity."""
     kx, ky = _wave_vector(n)
     k = _wave_number(n)
     k2 = np.where(k == 0, 1.0, k**2)
@@ -181,7 +183,9 @@ def _cahn_hilliard(random: Random, n: int, mean: float) -> Field:
 
 
 def _quench(random: Random, n: int, *, mean: float, duration: float, step: float, rate: Field, kappa: float) -> Field:
-    """du/dt = -rate(k) (u^3 - u + kappa k^2 u) from noise, by Eyre's stable splitting (doi:10.1557/PROC-529-39)."""
+    """Solve du/dt = -rate(k) (u^3 - u + kappa k^2 u) from noise, by Eyre's stable splitting
+    (doi:10.1557/PROC-529-39).
+    """
     k2 = _wave_number(n) ** 2
     implicit = 1 / (1 + step * rate * (2 + kappa * k2))
     u = mean + 0.3 * random.standard_normal((n, n))
@@ -191,7 +195,8 @@ def _quench(random: Random, n: int, *, mean: float, duration: float, step: float
 
 
 def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: float) -> Field:
-    """The second species after 1,600 to 2,400 time units, from patches over a third of the torus; implicit diffusion.
+    """Return Gray-Scott's second species after 1,600 to 2,400 time units, from patches over a third of the torus;
+    implicit diffusion.
 
     ``scale`` multiplies Pearson's diffusivities on a mesh of one pixel: lengths go with its square root.
     """

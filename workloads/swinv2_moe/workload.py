@@ -56,16 +56,18 @@ class SwinV2MoEWorkload(MoEWorkload):
         return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._settings.clip_norm)
 
     def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
-        """The tokens of the blocks with experts."""
+        """Return the tokens of the blocks with experts."""
         return [block.tokens for block in self._settings.blocks() if block.experts is not None]
 
     def largest_product(self) -> tuple[int, int, int]:
-        """Queries, keys and values together, or a dense FFN's, of one of the blocks."""
+        """Return the sizes of the product for queries, keys and values together, or a dense FFN's, of one of
+        the blocks.
+        """
         sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
         return max(sizes, key=prod)
 
     def example(self, samples: int) -> Batch | None:
-        """Images of noise. None if experts are spread over ranks."""
+        """Make images of noise. None if experts are spread over ranks."""
         if self._settings.moe.expert_parallel:
             return None
         size, generator = (samples, *2 * [self._settings.pixels]), torch.Generator().manual_seed(0)

@@ -312,7 +312,7 @@ class _Launches:
         return weight.transpose(1, 2).contiguous() if self.turned else weight
 
     def _across(self, blocks: Blocks) -> tuple[int, ...]:
-        """The blocks of a weight whose width D is summed."""
+        """Return the blocks of a weight whose width D is summed."""
         return (1, blocks.k, blocks.n) if self.turned else (1, blocks.n, blocks.k)
 
     def _tokens(self, instead: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ class _Launches:
 
 
 def _can_describe(tensor: Tensor) -> bool:
-    """Whether a GPU of compute capability 9.0 or later can load blocks of this tensor from a descriptor."""
+    """Return whether a GPU of compute capability 9.0 or later can load blocks of this tensor from a descriptor."""
     if not tensor.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(tensor.device) < (9, 0):
         return False
     row_bytes = tensor.shape[-1] * tensor.element_size()

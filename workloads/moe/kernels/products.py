@@ -39,7 +39,7 @@ def locate_tiles(
 
 @triton.jit
 def place_of(program: tl.tensor, tiles: tl.tensor, columns: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
-    """Tile and column of a program: GROUP tiles go through all columns together, to share them in the cache."""
+    """Compute tile and column of a program: GROUP tiles go through all columns together, to share them in the cache."""
     in_group = GROUP * columns
     first = program // in_group * GROUP
     size = tl.minimum(tiles - first, GROUP)
@@ -62,7 +62,7 @@ def activated(up: tl.tensor, gate: tl.tensor, ACTIVATION: tl.constexpr) -> tl.te
 
 @triton.jit
 def halves(block: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
-    """Left and right half of a block's columns."""
+    """Return the left and right half of a block's columns."""
     return tl.split(tl.permute(tl.reshape(block, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
 
 

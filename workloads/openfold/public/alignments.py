@@ -19,7 +19,7 @@ class Alignments(Protocol):
 
     @property
     def chains(self) -> Collection[str]:
-        """The chains that have alignments."""
+        """Return the chains that have alignments."""
         ...
 
     def read(self, chain: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ class AlignmentFolders:
 
     @property
     def chains(self) -> Collection[str]:
-        """The chains that have alignments."""
+        """Return the chains that have alignments."""
         return self._folders.keys()
 
     def read(self, chain: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ class AlignmentDatabase:
 
     @property
     def chains(self) -> Collection[str]:
-        """The chains that have alignments."""
+        """Return the chains that have alignments."""
         return self._index.keys()
 
     def read(self, chain: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ class ChainRecord:
 
     @property
     def name(self) -> str:
-        """Identifier and author's name of the chain."""
+        """Return the identifier and author's name of the chain."""
         return f"{self.entry}_{self.chain}"
 
 

@@ -56,7 +56,7 @@ class Hit:
 
     @property
     def residues(self) -> str:
-        """The template's residues without gaps."""
+        """Return the template's residues without gaps."""
         return self.template.replace("-", "")
 
 
@@ -76,7 +76,7 @@ class Library:
         return cls(frozenset(r.name for r in records), days, read_obsolete(obsolete) if obsolete else {}, structures)
 
     def entry_of(self, hit: Hit) -> str:
-        """The present identifier of the hit's entry."""
+        """Return the present identifier of the hit's entry."""
         return hit.entry if hit.entry in self.release_dates else self.successors.get(hit.entry, hit.entry)
 
 
