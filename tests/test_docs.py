@@ -97,3 +97,5 @@ def test_the_page_of_events_has_a_remark_for_each() -> None:
     for _, rows in events.sections():
         assert len(rows) > 15
         assert all(remark for _, remark in rows), rows
+    known = {key for _, rows in events.sections() for key, _ in rows}
+    assert set(events.VALUES) <= known

@@ -16,7 +16,56 @@ mlcommons/logging). Each line is written before training goes on, so that a kill
 `suite.log.reader.read_events`.
 
 Events of a step stand between `run_start` and `run_stop`; the reader leaves them out where nobody asks for them.
+
+In order, a log of this suite has:
+
+1. `cache_state`, `init_start`, and what the run states of itself: submission, size, seed, ranks, configuration,
+   hyperparameters, model, data.
+2. `staging_start`, `staging_stop`, `data_verified`, `train_samples`, `eval_samples`, `startup`, `init_stop`.
+3. `run_start`.
+4. For each block: `epoch_start`, `step_phases` and `window_stats` of each window, `tracked_stats`, `rank_phases`, `rank_stats`,
+   `eval_start`, the metric, `eval_stop`, `energy`, `epoch_stop`.
+5. `target_accuracy_reached` if the run reached it, `other_work`, `run_stop`.
+
+Events of checkpoints come at any time between `run_start` and `run_stop`.
 """
+# Of events whose value is not one number or name.
+VALUES = {
+    "run_files": "`{name: sha256}` of `sources.json` and `environment.json`",
+    "measured_choice": (
+        "`name`, `chosen`; metadata `source` (kept, pinned, cache, measured, rule), `seconds` of each way, "
+        "`problems`, `shape`"
+    ),
+    "step_phases": (
+        "seconds on rank 0: `data_wait`, `forward_backward`, `exposed_communication`, `optimizer`, `other`; "
+        "their sum `step`; `overlapped_communication` lies inside forward_backward. Metadata `epoch_num`, "
+        "`first_step`, `steps`, `loss`"
+    ),
+    "rank_phases": "the same names for an epoch, mean over ranks",
+    "rank_stats": (
+        "each quantity: `min`, `median`, `mean`, `max`, `min_rank`, `max_rank`, and `values` of up to 64 "
+        "ranks; metadata `absent`: why a quantity is missing"
+    ),
+    "first_losses": "losses of the first 20 steps, mean over ranks, exact; a resumed trial has none",
+    "energy": (
+        "per counter `joules` since the last such event, and how many `counters`; metadata `seconds`, "
+        "`scopes`, `absent`"
+    ),
+    "checkpoint_saved": (
+        "`stall_s` that training stood still, `write_s`, `bytes`, `files`; metadata `epoch_num`, `next_step`"
+    ),
+    "other_work": (
+        "per node `cpus` and CPU seconds: `own_s` (the ranks and their children), `other_s`, `stolen_s` (by "
+        "the hypervisor), and `pressure_s`, in which a process waited for a CPU; `source` is `proc_stat` or "
+        "`control_group`"
+    ),
+    "startup": (
+        "seconds over ranks: `interpreter` (process start to our first line), `imports` (torch, workload), "
+        "`init` (the rest)"
+    ),
+    "work_per_sample": "the fields of `suite.workload.Work`, and `sample_bytes` as stored",
+    "run_stop": "metadata `status`: success or aborted",
+}
 TITLES = {
     "MLPerf HPC 3.0 keys": "Keys of MLPerf HPC 3.0",
     "Ours: what analysis needs and MLPerf has no key for": "Keys of this suite: what analysis needs and MLPerf has no key for",
@@ -49,6 +98,8 @@ def page() -> str:
     for title, rows in sections():
         parts += [f"\n## {title}\n", "| key | meaning |", "| --- | --- |"]
         parts += [f"| `{key}` | {remark.replace('|', chr(92) + '|')} |" for key, remark in rows]
+    parts += ["\n## Values and metadata\n", "| event | value |", "| --- | --- |"]
+    parts += [f"| `{key}` | {text} |" for key, text in VALUES.items()]
     return "\n".join(parts) + "\n"
 
 
