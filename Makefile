@@ -36,9 +36,9 @@ test-matrix: $(READY)
 lint: $(READY)
 	@$(PY) -m ruff check . && $(PY) -m mypy
 
-# The pages of docs/ as a site with search, in site/.
+# The pages of docs/ as a site with search, in site/. The variable silences what mkdocs-material says about its successor.
 docs: $(READY)
-	@$(PY) -m mkdocs build -q && echo "mlhpc: site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q && echo "mlhpc: site/index.html"
 
 env: $(READY)
 

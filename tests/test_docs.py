@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from suite.cli.main import group
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+LOADED = re.compile(  # what a browser would load from the network
+    r"""<(?:script|img|iframe|link(?! rel="canonical"))\b[^>]*(?:src|href)=["'](?:https?:)?//[^>]*>"""
+)
+CALL = re.compile(r"# ([\w/]+\.py): ([\w.]+)$", re.MULTILINE)
 GENERATED = {"baselines.md", "commands.md", "events.md", "gallery.md", "rules.md"}
 
 
@@ -31,7 +36,7 @@ def test_the_site_builds_and_every_link_leads_somewhere(
     monkeypatch: pytest.MonkeyPatch,
     drawn_gallery: tuple[str, dict[str, str]],
 ) -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed (mlhpc[docs])")
+    pytest.importorskip("material", reason="mkdocs-material is not installed (mlhpc[docs])")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -42,7 +47,12 @@ def test_the_site_builds_and_every_link_leads_somewhere(
     with caplog.at_level(logging.WARNING, "mkdocs"):
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
     assert [record.message for record in caplog.records] == []
-    assert (tmp_path / "site" / "tutorial.html").stat().st_size > 1000
+    site = tmp_path / "site"
+    assert (site / "index.html").stat().st_size > 1000
+    assert {tag for path in site.rglob("*.html") for tag in LOADED.findall(path.read_text(encoding="utf-8"))} == set()
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert re.findall(r"(?:url\(|@import)[ \"']*(?:https?:)?//", styles) == []
+    assert (site / "search" / "search_index.js").stat().st_size > 10_000  # searched where pages are opened as files
 
 
 def test_the_map_names_every_folder_and_every_module() -> None:
@@ -91,6 +101,29 @@ def test_every_dated_table_that_is_named_is_kept() -> None:
     }
     assert len(named) > 50
     assert {(page, table) for page, table in named if table not in kept} == set()
+
+
+def test_the_page_of_the_loop_names_files_and_functions_that_exist() -> None:
+    page = (DOCS / "training_loop.md").read_text(encoding="utf-8")
+    ((program,),) = [re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    calls = CALL.findall(program)
+    assert len(program.splitlines()) == 25
+    assert len(calls) >= 22
+    assert [call for call in calls if call[1] not in defined(ROOT / call[0])] == []
+    named = re.findall(r"`((?:suite|workloads)/[\w/]+(?:\.py|/))`", page.replace("/NAME/", "/cosmoflow/"))
+    assert len(named) > 5
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def defined(path: Path) -> set[str]:
+    """Return the functions of a file and, as Class.method, those of its classes."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else ():
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{member.name}" for member in node.body if isinstance(member, ast.FunctionDef)}
+    return names
 
 
 def test_the_page_of_events_has_a_remark_for_each() -> None:
