@@ -1,30 +1,6 @@
 """Trains and evaluates any workload on any number of ranks. It writes events and no other file.
 
-One trial in short, with the file of each call (below suite/training/ where no folder is named):
-
-    work(plan)                                     worker.py; connects the ranks: suite/world.py
-    watch(world)                                   watchdog.py; the marks that it reads: progress.py
-    run_trial(plan, world)                         trial.py
-        open_data, drop_page_caches                run_data.py, suite/machine/page_cache.py
-        log init_start                             suite/log/mllog.py
-        start_collectives, choose_precision        suite/machine/choice/
-        model = build(workload)                    parallel/apply.py
-        state = TrainingState.create(model)        state.py
-        checkpoint.load(state)                     checkpoint.py; only a trial that is resumed
-        log_statement, data.open_or_stage          statement.py, run_data.py, suite/data/staging.py
-        log init_stop, run_start
-        trainer.run()                              loop.py
-            for block in blocks:
-                for batch in prefetch(data):       devices.py; samples of a step: suite/data/sampling.py
-                    workload.loss(wrapped, batch)  workloads/NAME/workload.py; wrapped by parallel/data.py
-                    loss.backward()                exchange of gradients: gradients.py
-                    state.update()                 clipping, optimizer, moving average: state.py
-                    timer.mark(...)                timing.py
-                    records.close_window()         records.py; what is counted: instrument.py
-                    watch.check()                  agreement.py: all stop, or all save: saver.py
-                evaluate(workload, model)          loop.py; sums over ranks: suite/world.py
-                log the metric; target reached?    records.py
-        log run_stop                               statement.py
+docs/training_loop.md shows one trial in 25 lines, with the file of each call.
 
 Every rank runs every line; only rank 0's log writes to a file. Collectives outside the gradient path go through
 `World`. Decisions that change the control flow (stop, converged, diverged) depend only on numbers that are equal on
