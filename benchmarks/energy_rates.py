@@ -199,10 +199,8 @@ def main() -> None:
             held = sum(found for found, _ in results)
             low, high = wilson(held, given.runs)
             width = float(np.median([half for _, half in results]))
-            lines.append(
-                f"| {meter} | {name} | {100 * held / given.runs:.1f} % | {100 * low:.1f} to {100 * high:.1f} % | "
-                f"{100 * width:.2g} % |"
-            )
+            rates = f"{100 * held / given.runs:.1f} % | {100 * low:.1f} to {100 * high:.1f} % | {100 * width:.2g} %"
+            lines.append(f"| {meter} | {name} | {'no interval | - | -' if math.isinf(width) else rates} |")
             print(lines[-1], flush=True)
             if given.output:
                 given.output.write_text("\n".join(lines) + "\n")

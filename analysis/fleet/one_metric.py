@@ -26,6 +26,7 @@ from analysis.fleet.samples import Metric
 from suite.statistics.lateness import Lateness, chance_of_median
 from suite.statistics.outliers import (
     FEW,
+    FEW_FOR_TAILS,
     LEAST_REST,
     TAIL,
     Outliers,
@@ -41,7 +42,7 @@ FEW_REPETITIONS = 3  # from this many on, repetitions show how late they are
 MOST_BAD = 3  # if more than one of so many nodes is slow, they may be nodes of another kind
 FAR_BELOW = 2.0 / 3.0  # of a ceiling: a rate below this is a finding
 FARTHEST = 700.0  # of logarithms: exp is still finite
-UNSURE = 1.5  # times: the error of the spread of few repetitions
+UNSURE = 4.0  # standard errors of the spread of N repetitions, each about 1 / sqrt(N) of it
 LEAST_SPREAD = 1e-3  # of repetitions, in logarithms: smaller ones do not matter beside the effect
 UNROUNDED = -12  # digits: values with more are not rounded
 MANY = 10.0  # times: larger differences are printed as factors
@@ -66,8 +67,9 @@ class MetricReport:
 
     ``repeats``: the coefficient of variation between nodes; None if there were too few to compare. ``found``: a node
     that is slower by this part is found with a probability of `LIKELY`; None if none is. ``chance``: that of a healthy
-    node to be called bad, for the tails seen. ``clusters``: the numbers of slow outliers, of nodes in the middle and of
-    fast outliers. ``has_level``: the level of all nodes was compared with something. ``warning``: one line or "".
+    node to be called bad, for the tails seen. ``heavy``: node values may have heavy tails. ``clusters``: the numbers of
+    slow outliers, of nodes in the middle and of fast outliers. ``has_level``: the level of all nodes was compared with
+    something. ``warning``: one line or "".
     """
 
     metric: Metric
@@ -75,6 +77,7 @@ class MetricReport:
     repeats: float | None = None
     found: float | None = None
     chance: float = 0.0
+    heavy: bool = True
     clusters: tuple[int, int, int] = (0, 0, 0)
     has_level: bool = False
     warning: str = ""
@@ -174,9 +177,8 @@ class NodeValues:
                 continue
             limits = own.limits(repetitions, criteria.rate)
             if criteria.lateness is not None:
-                limits = np.maximum(
-                    limits, UNSURE * self.late_unit * criteria.lateness.limits(repetitions, criteria.rate)
-                )
+                largest = self.late_unit * (1.0 + UNSURE / math.sqrt(len(self.late) - len(self.nodes)))
+                limits = np.maximum(limits, largest * criteria.lateness.limits(repetitions, criteria.rate))
             needed[those] = (slowest + limits - ordered[:, : len(limits)]).min(axis=1)
         return needed
 
@@ -219,7 +221,7 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
     if outliers is None:
         assert past is not None
         verdicts = _verdicts(values, criteria, past, slow, kinds)
-        return MetricReport(values.metric, verdicts, None, None, past.chance, (0, count, 0), has_level=True)
+        return MetricReport(values.metric, verdicts, chance=past.chance, clusters=(0, count, 0), has_level=True)
     rest = _others(outliers, tails, rate, margin)
     order = np.argsort(values.values)[::-1].tolist()
     named = outliers.count
@@ -243,6 +245,7 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
         math.expm1(min(outliers.deviation, FARTHEST)),
         found,
         min(rate, chance) + (past.chance if past is not None else 0.0),
+        tails.heavy,
         (outliers.count, count - outliers.count - fast, fast),
         past is not None or criteria.bound is not None or criteria.ceiling is not None,
         warning if fast else "",
@@ -253,7 +256,8 @@ def _tails(values: NodeValues, criteria: Criteria) -> Tails:
     """Choose what is assumed of the values of healthy nodes."""
     if len(values.nodes) < FEW:  # they do not show their spread: assume that they differ by half of the effect
         return Tails(heavy=True, floor=values.floor, least=criteria.margin / 2)
-    return Tails(heavy=criteria.heavy or values.fewest < FEW_REPETITIONS, floor=values.floor)
+    unknown = len(values.nodes) < FEW_FOR_TAILS or values.fewest < FEW_REPETITIONS
+    return Tails(heavy=criteria.heavy or unknown, floor=values.floor)
 
 
 def _others(outliers: Outliers, tails: Tails, rate: float, margin: float) -> Reference:

@@ -3,8 +3,8 @@
 Nodes of one hardware are compared with each other, and with earlier values of the same hardware, metric by metric
 (`analysis.fleet.one_metric`). A bad node is surely slower than ``effect``. ``rate`` is per healthy node and over all
 metrics, each of which gets an equal part of it. It holds if repetitions are independent and late no more often than was
-seen, and if nodes differ normally. Where node values are too few to show that, or show heavier tails, it holds for
-tails up to those of Student's t with 3 degrees of freedom.
+seen, and if nodes differ normally. Where nodes are too few to show that, or show heavier tails, it holds for tails up
+to those of Student's t with 3 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EFFECT = 0.05  # the slowdown that a good node must not have
 class FleetVerdict:
     """All metrics, and the word on every node with its reasons: that of its worst metric.
 
-    ``chance``: how often a healthy node is called bad, for the tails seen; at most ``rate``. ``heavy``: node values may
-    have heavy tails. ``bad``: (node, metric); without metric if it is bad for another reason than a comparison.
+    ``chance``: how often a healthy node is called bad, for the tails seen; at most ``rate``. ``bad``: (node, metric);
+    without metric if it is bad for another reason than a comparison.
     """
 
     metrics: tuple[MetricReport, ...]
@@ -40,13 +40,17 @@ class FleetVerdict:
     effect: float
     warnings: tuple[str, ...]
     chance: float = 0.0
-    heavy: bool = True
     bad: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def compared(self) -> list[MetricReport]:
         """The metrics in which nodes were compared with each other."""
         return [report for report in self.metrics if report.repeats is not None]
+
+    @property
+    def heavy(self) -> bool:
+        """Node values of a metric may have heavy tails."""
+        return not self.compared or any(report.heavy for report in self.compared)
 
     @property
     def are_equal(self) -> bool:
@@ -106,7 +110,7 @@ def judge(
             warnings.append(f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}")
     bad = frozenset((each.node, each.metric if each.slower is not None else "") for each in found if each.word == "bad")
     chance = max((sum(one.chance for one in reports if one.metric.hardware == kind) for kind in heavy), default=0.0)
-    return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), chance, any(heavy.values()), bad)
+    return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), chance, bad)
 
 
 def _lateness(compared: Sequence[NodeValues]) -> Lateness | None:

@@ -30,7 +30,8 @@ FIRST = 0.95  # share of the false alarms that is left to the test of a single v
 TAIL = 3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
 LEAST_REST = 3  # values that must be left to compare with
 FEW = 8  # fewer values than this do not show their own spread
-FEWEST_FOR_TAILS = 32  # fewer values than this do not show how heavy their tails are
+FEW_FOR_TAILS = 16  # fewer values than this in each sample do not show how heavy their tails are
+FEWEST_FOR_TAILS = 32  # fewer values than this in all samples do not, either
 HEAVIER = 2.0  # standard errors above the skewness or kurtosis of normal values
 _S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and means
 

@@ -289,7 +289,9 @@ def test_energy_is_of_the_runs_that_time_keeps(tmp_path: Path) -> None:
     for run, (watts, seconds) in enumerate(zip(powers, times, strict=True)):
         begin = START_S + 1000 * run
         path = tmp_path / f"result_{run}.txt"
-        power_log(tmp_path / "power" / f"result_{run}" / "node_0.txt", [watts] * 140, begin_s=begin - 5)
+        said = {"measurement_type": "AC", "scope": "node", "rating_w": 1000.0}  # without it there is no interval
+        readings = tmp_path / "power" / f"result_{run}" / "node_0.txt"
+        power_log(readings, [watts] * 140, begin_s=begin - 5, stated=said)
         each = RunRecord(path=path, nodes=1, run_start_s=begin, run_stop_s=begin + seconds, time_to_train_s=seconds)
         records.append(each)
         judged.append(JudgedRun(each, None, "fastest" if run == 1 else "slowest" if run == 3 else None))

@@ -75,7 +75,8 @@ def test_nothing_measured_is_said(run: Path) -> None:
 
 def test_readings_of_a_meter_are_cut_for_each_run_and_scored(run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    package = packaged(run, tmp_path / "out", *meter(tmp_path / "m", run))
+    rated = COLUMNS + "rating_w: 800\n"  # without it, readings in step have no interval
+    package = packaged(run, tmp_path / "out", *meter(tmp_path / "m", run, columns=rated))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     found = energy(package)
     first = found["run_list"][0]
