@@ -1,11 +1,11 @@
 """How often `mlhpc history check` alarms on an unchanged machine, and what it finds, on unfriendly truths.
 
-    python benchmarks/history_rates.py [--series 200] [--rate 0.05] [--truths "Student t3"]
+    python benchmarks/history_rates.py [--series 200] [--effects 40] [--rate 0.05] [--truths "Student t3"] [--counts 60]
 
 A row is a truth and a number of results. "alarms" is the share of unchanged machines that are called faster or slower;
 "inconclusive" the share of those. "found in 80 %" is how much slower the second half must be to be called slower in four
 of five histories. "place" and "size" are the shares of the finds at that effect for which the 95 % set of places and the
-95 % interval of the size hold the truth. `tests/suite/statistics/test_changes.py` has the fast form.
+95 % interval of the size hold the truth; --effects 0 leaves them out. `tests/suite/statistics/test_changes.py` has the fast form.
 """
 
 from __future__ import annotations
@@ -152,20 +152,22 @@ def changed(truth: str, count: int, chance: np.random.Generator) -> np.ndarray:
     return steady(chance, count) * np.array(levels)[np.arange(count) * 3 // count]
 
 
-def print_unchanged(truths: Sequence[str], series: int, rate: float) -> None:
-    """Print the table of unchanged machines."""
+def print_unchanged(truths: Sequence[str], counts: Sequence[int], series: int, effects: int, rate: float) -> None:
+    """Print the table of unchanged machines. ``effects``: how many series for each effect."""
     print("| truth | results | alarms | Wilson | inconclusive | found in 80 % | place | size |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for truth in truths:
-        for count in COUNTS:
+        for count in counts:
             said = words(truth, count, series, rate)
             alarms = sum(word in (Outcome.FASTER, Outcome.SLOWER) for word in said)
             low, high = wilson(alarms, series)
             unsure = said.count(Outcome.INCONCLUSIVE)
-            best = smallest_found(truth, count, max(series // 5, 20), rate)
-            effect = "more than 3 times | - | -" if best is None else f"× {best[0]:g} | {coverage(*best)}"
+            effect = "not measured | - | -"
+            if effects:
+                best = smallest_found(truth, count, effects, rate)
+                effect = "more than 3 times | - | -" if best is None else f"× {best[0]:g} | {coverage(*best)}"
             print(
-                f"| {truth} | {count} | {100 * alarms / series:.1f} % | {100 * low:.1f} to {100 * high:.1f} % | "
+                f"| {truth} | {count} | {100 * alarms / series:.1f} % | {100 * max(low, 0.0):.1f} to {100 * high:.1f} % | "
                 f"{100 * unsure / series:.1f} % | {effect} |",
                 flush=True,
             )
@@ -187,16 +189,17 @@ def print_changed(series: int, rate: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=200)
+    parser.add_argument("--effects", type=int, default=40, help="series for each effect and each change")
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--truths", nargs="*", choices=list(UNCHANGED), default=list(UNCHANGED))
+    parser.add_argument("--counts", nargs="*", type=int, default=COUNTS, help="numbers of results")
     parser.add_argument("--changed-only", action="store_true")
     given = parser.parse_args()
-    few = max(given.series // 5, 20)
-    print(f"{given.series} series each ({few} for effects and changes), {100 * given.rate:g} % stated")
+    print(f"{given.series} series each ({given.effects} for effects and changes), {100 * given.rate:g} % stated")
     if not given.changed_only:
-        print_unchanged(given.truths, given.series, given.rate)
-    if given.changed_only or len(given.truths) == len(UNCHANGED):
-        print_changed(few, given.rate)
+        print_unchanged(given.truths, given.counts, given.series, given.effects, given.rate)
+    if given.effects and (given.changed_only or len(given.truths) == len(UNCHANGED)):
+        print_changed(given.effects, given.rate)
 
 
 if __name__ == "__main__":
