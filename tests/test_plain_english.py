@@ -25,8 +25,8 @@ REFUSED = (  # each made a sentence hard to read at first sight
 )
 # Of each area, as on 27 November 2026: sentences of more than `LONGEST` words, and refused words.
 ALLOWED = {
-    "docs": (32, 30),
-    "README.md": (11, 2),
+    "docs": (0, 0),
+    "README.md": (0, 0),
     "help": (0, 4),
     "suite": (6, 78),
     "workloads": (7, 25),
