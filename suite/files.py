@@ -210,6 +210,14 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
+def ensure_home() -> None:
+    """Set HOME to the user's cache folder if the account has no home: libraries ask for it while they are imported."""
+    try:
+        Path.home()
+    except RuntimeError:  # a container's user that no file of accounts names
+        os.environ["HOME"] = str(cache_folder() or "/nonexistent")
+
+
 def find_folder(place: Path, error: OSError) -> None:
     """Open a folder that could not be made because of ``error``. Raise that error if it does not exist."""
     exists = isinstance(error, FileExistsError)

@@ -14,7 +14,7 @@ from suite.cli.options import shared
 from suite.cli.usage_errors import explain_usage
 from suite.errors import DEBUG, InputError, explain_missing, is_of_memory, keep_traceback
 from suite.exit_codes import ExitCode, code_of
-from suite.files import lost_result, one_line, print_line
+from suite.files import ensure_home, lost_result, one_line, print_line
 from suite.shadowed import explain_shadowed
 
 EPILOG = """\b
@@ -48,6 +48,7 @@ group.params += shared()
 
 def main() -> None:
     """Run the command line and exit with its code; with 1 instead of 0 if a result could not be printed."""
+    ensure_home()
     try:
         code: object = _run()
     except SystemExit as end:

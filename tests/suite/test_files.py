@@ -140,3 +140,22 @@ def test_no_text_renders_a_time_in_its_own_way() -> None:
         if own.search(line)
     ]
     assert found == [], "use suite.files.duration_text"
+
+
+def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user without HOME whom /etc/passwd does not name: Altair fails to be imported there."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("HOME", "")  # so that it is removed again
+    monkeypatch.delenv("HOME")
+    with pytest.raises(RuntimeError):
+        Path.home()
+    files.ensure_home()
+    assert Path.home().parent == tmp_path
+    monkeypatch.setenv("HOME", "/home/me")
+    files.ensure_home()
+    assert Path.home() == Path("/home/me")
