@@ -149,7 +149,7 @@ def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monke
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", "")  # so that it is removed again
     monkeypatch.delenv("HOME")
     with pytest.raises(RuntimeError):
