@@ -122,8 +122,8 @@ def check(
     The newest level is compared with the best earlier one. --false-alarms holds for all series and both times
     together, also if results are correlated. It does not hold if times jump from session to session.
 
-    Exit code 0: no change, or the newest level is faster or equivalent; 1: the newest level of a series is slower than
-    the best one by more than --tolerance; 2: usage; 4: inconclusive, the text says why.
+    Exit code 0: no change, or the newest level is faster or equivalent. 1: the newest level of a series is slower than
+    the best one by more than --tolerance. 2: usage. 4: inconclusive; the text says why.
     """
     verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
     if style == JSON:

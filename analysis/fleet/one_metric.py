@@ -1,10 +1,11 @@
 """Judges the nodes of one metric by each other, by earlier measurements, and by absolute bounds.
 
 A node's value is the median logarithm of its repetitions, with the sign that makes more worse. A node is bad if both
+of two tests say so.
 
-- its value lies further from the rest of the nodes than nodes differ (`suite.statistics.outliers`), and
-- its repetitions are later than those seen, drawn anew, would be by accident: than those of all nodes in this metric,
-  and than those in all metrics, in units of each metric's spread.
+- Its value lies further from the rest of the nodes than nodes differ (`suite.statistics.outliers`).
+- Its repetitions are later than repetitions drawn at random from those seen. They are drawn from all nodes in this
+  metric, and from all metrics in units of each metric's spread.
 
 Both count what exceeds the effect, so that a bad node is surely slower than that.
 """

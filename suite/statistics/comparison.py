@@ -98,8 +98,8 @@ def compare_times(
 
     B is slower or faster only if the interval and the permutation test say so, and equivalent if the interval lies
     within ``margin``. ``resolution_s`` is that of the times; no interval is narrower. The outcome assumes that nothing
-    but the results differs between the runs of A and those of B: a machine that is slower for a day makes all runs of
-    that day slower, which no test of these times can tell from a slower result.
+    but the results differs between the runs of A and those of B. A machine that is slower for a day makes all runs of
+    that day slower. No test of the times can tell this from a slower result.
     """
     a, b = (sorted(run for run in runs if run[1] > 0.0) for runs in (a, b))
     times_a, times_b = ([time for _, time in runs] for runs in (a, b))

@@ -3,8 +3,8 @@
 A budget is a part of what the partitioner keeps where it computes no product again; 0 keeps inputs and drawn random
 numbers.
 
-The block is traced once for each kind of inputs, forward and backward pass; both graphs are then run operator by
-operator, so no C++ compiler is needed, the operators are those of the plain block, and random numbers (dropout) are
+The block is traced once for each kind of inputs, forward and backward pass. Both graphs are then run operator by
+operator, so no C++ compiler is needed and the operators are those of the plain block. Random numbers (dropout) are
 drawn once and kept.
 """
 
