@@ -13,6 +13,7 @@ from analysis.network.fit import Fit
 from analysis.results.copies import find_copies, list_rounds
 from analysis.results.decompose import choose, per_run, results
 from analysis.results.extent import unit_names
+from analysis.results.index import Index
 from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
 from analysis.results.selection import Selection, with_energy
@@ -33,7 +34,7 @@ class Study:
 
     ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the fitted all-to-all sweeps.
     ``between`` has the pairs of results that the user named: groups of one class, from and to. With ``prices`` of
-    devices the results have a ``cost``.
+    devices the results have a ``cost``. ``index`` is that of systems against a reference, if the user gave weights.
     """
 
     tables: Tables
@@ -44,6 +45,7 @@ class Study:
     networks: tuple[Fit, ...] = ()
     between: tuple[tuple[str, str], ...] = ()
     prices: Prices | None = None
+    index: Index | None = None
 
     @property
     def distinct(self) -> pd.DataFrame:

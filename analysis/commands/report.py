@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,15 @@ from suite.exit_codes import ExitCode
 from suite.files import errors_name, make_folder, print_line, write_whole
 
 if TYPE_CHECKING:
+    from analysis.page.pictures import Files
     from analysis.page.report import Report
+    from analysis.sources.readers import Sources
+    from analysis.study import Study
 
 PARTS = ("report.html", "report.json", "tables")
 SMALL_REPORT = 2**20  # bytes: what a report takes at least on the disk, with its tables
 FORMS = ("svg", "png", "pdf")  # of files with figures
+THEMES = ("page", "slides")  # of these files
 
 
 @click.command(
@@ -36,6 +41,7 @@ Examples:
   mlhpc report runs/first ceilings.json --what-if other-machine.json
   mlhpc report hpc_results_v1.0 --between "Fugaku 512" "Selene 1024"
   mlhpc report hpc_results_v3.0 --price "H100=2.50 USD/h" --price "A100=1.20 USD/h"
+  mlhpc report hpc_results_v1.0 --index weights.yaml --reference Perlmutter
   mlhpc report packages/ACME --figures png,pdf
   mlhpc report runs/* --form tensorboard -o boards
 """
@@ -80,11 +86,26 @@ Examples:
     help="Cost of one device for an hour, such as 'H100=2.50 USD/h', or a YAML file of such lines; repeatable.",
 )
 @click.option(
+    "--index",
+    "weights",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="One number for each system: the geometric mean of its speeds against --reference, with the weights of this "
+    "YAML file (docs/report.md).",
+)
+@click.option("--reference", metavar="SYSTEM", help="With --index: the system that counts as 1.")
+@click.option(
     "--figures",
     "forms",
     metavar="FORM,...",
     default="",
     help=f"Also write every figure as a file into figures/: {', '.join(FORMS)}, or several, such as png,pdf.",
+)
+@click.option(
+    "--theme",
+    type=click.Choice(THEMES),
+    default=THEMES[0],
+    show_default=True,
+    help="Of the files with figures: slides have larger texts and wider charts.",
 )
 @click.option("--force", is_flag=True, help="Replace the report in OUTPUT.")
 def report(
@@ -95,7 +116,10 @@ def report(
     what_if: tuple[Path, ...],
     between: tuple[tuple[str, str], ...],
     price: tuple[str, ...],
+    weights: Path | None,
+    reference: str | None,
     forms: str,
+    theme: str,
     force: bool,
 ) -> None:
     """Write one HTML page that compares run folders, packages and published rounds.
@@ -112,11 +136,18 @@ def report(
         for text in tools[tool](read_series(paths), output):
             print_line(text)
         return
+    if (weights is None) != (reference is None):
+        raise click.UsageError("--index and --reference need each other")
     output = output or Path("report")
     wanted = _forms(forms)
     _refuse(output, form, wanted, force)
+    from analysis.page.pictures import Files
+    from analysis.sources.readers import read_sources
+
     with _reserved(output):
-        rendered = _render(paths, what_if, between, price, form, wanted)
+        found = read_sources(paths, what_if)
+        read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
+        rendered = _render(found, read, form, Files(wanted, theme))
         _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     drawn = f", {output / 'figures'}/*" if wanted else ""
@@ -132,35 +163,37 @@ def report(
         sys.exit(ExitCode.DEFECT)
 
 
-def _render(
-    paths: tuple[Path, ...],
-    what_if: tuple[Path, ...],
-    between: tuple[tuple[str, str], ...],
-    price: tuple[str, ...],
-    form: str,
-    forms: tuple[str, ...],
-) -> Report:
-    """Read and check the paths and render their report, with a line of progress every few seconds.
+def _read_study(
+    found: Sources, between: tuple[tuple[str, str], ...], price: tuple[str, ...], index: tuple[Path, str] | None
+) -> Study:
+    """Read the logs, with a line of progress every few seconds. What the user states is tried before that.
 
     A progress bar would draw itself in a thread, beside which no process may be forked.
     """
-    from analysis.page.checked import check_paths
-    from analysis.page.report import render_report
+    from analysis.results.index import compute_index, read_weights
     from analysis.results.prices import read_prices
-    from analysis.sources.readers import read_sources
     from analysis.study import study
     from suite.descriptor import installed_cards
 
     prices = read_prices(price)
-    found = read_sources(paths, what_if)
+    cards = installed_cards()
+    weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
     reading = plain_progress("reading logs", time.monotonic)
-    read = study(found.logs, installed_cards(), found.inputs, found.networks, between, prices, reading, judging=True)
+    read = study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)
+    return replace(read, index=compute_index(read, weights, index[1])) if index and weights else read
+
+
+def _render(found: Sources, read: Study, form: str, files: Files) -> Report:
+    """Check the paths and render their report, with a line of progress every few seconds."""
+    from analysis.page.checked import check_paths
+    from analysis.page.report import render_report
+
     checked = check_paths(found.logs, read.tables.judged)
     tell = plain_progress("drawing figures", time.monotonic)
-    return render_report(read, checked, found.steps, form, forms, tell, found.rankings)
+    return render_report(read, checked, found.steps, form, files, tell, found.rankings)
 
 
 def _forms(given: str) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from analysis.page.cells import HtmlTable, html_table
 from suite.compliance.check import JudgedLogs, Verdict, check
 from suite.compliance.rules.base import Finding
 
-FINDINGS_SHOWN = 100
+GROUPS_SHOWN = 100
+ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,38 @@ def findings(checked: Sequence[CheckedPath]) -> list[Finding]:
 
 
 def findings_table(checked: Sequence[CheckedPath]) -> HtmlTable | None:
-    """The first FINDINGS_SHOWN findings, errors first; None without findings."""
-    order = {"error": 0, "warning": 1, "info": 2}
-    chosen = sorted(findings(checked), key=lambda finding: order.get(finding.severity, 3))[:FINDINGS_SHOWN]
-    if not chosen:
+    """A row for each rule and result with findings, errors first; None without findings.
+
+    The message is that of the first finding. Beyond GROUPS_SHOWN rows the rest is in report.json.
+    """
+    groups = finding_groups(checked)[:GROUPS_SHOWN]
+    if not groups:
         return None
-    names = ("severity", "rule", "file", "line", "message")
-    return html_table({name: [getattr(f, name) for f in chosen] for name in names}, "Findings of the compliance check")
+    columns = {
+        "rule": [first.rule for first, _ in groups],
+        "severity": [first.severity for first, _ in groups],
+        "result": [_result_of(first) for first, _ in groups],
+        "findings": [count for _, count in groups],
+        "the first": [f"{Path(first.file).name}{f':{first.line}' if first.line else ''}" for first, _ in groups],
+        "its message": [first.message for first, _ in groups],
+    }
+    return html_table(columns, "Findings of the compliance check")
+
+
+def finding_groups(checked: Sequence[CheckedPath]) -> list[tuple[Finding, int]]:
+    """The first finding of each severity, rule and result, and how many there are: errors first, then by rule."""
+    groups: dict[tuple[int, str, str], list[Finding]] = {}
+    for finding in findings(checked):
+        key = (ORDER.get(finding.severity, len(ORDER)), finding.rule, _result_of(finding))
+        groups.setdefault(key, []).append(finding)
+    return [(groups[key][0], len(groups[key])) for key in sorted(groups)]
+
+
+def _result_of(finding: Finding) -> str:
+    """The folder of the result that a finding is about: that of its log, or the path itself if it is none."""
+    path = Path(finding.file)
+    is_file = path.suffix[1:].isalpha()  # the "suffix" of a folder such as pytorch1.13 is a number
+    return str(path.parent if is_file else path)
 
 
 def _below(file: str, parent: str) -> str:

@@ -5,6 +5,7 @@ Compliance is not judged here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,7 @@ from suite.log.results_tree import CODE
 SAME_CURVE_EVALS = 3
 LONGEST_REASON = 300  # characters
 SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
+COUNTED = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
 Severity = Literal["problem", "doubt", "note"]
 
 
@@ -47,6 +49,26 @@ def issues(study: Study) -> list[Issue]:
     unsorted = [*_of_skipped(study), *_of_results(study), *_of_classes(study)]
     order = {"problem": 0, "doubt": 1, "note": 2}
     return sorted(unsorted, key=lambda issue: (order[issue.severity], issue.where, issue.text))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The results with one issue, each with its count of runs where there is one."""
+
+    severity: Severity
+    text: str
+    where: tuple[str, ...]
+
+
+def grouped(issues: Sequence[Issue]) -> list[Group]:
+    """Group issues by what they say, in the order of the first of each."""
+    groups: dict[tuple[Severity, str], list[str]] = {}
+    for issue in issues:
+        counted = COUNTED.fullmatch(issue.text)
+        text = counted["text"] if counted else issue.text
+        where = f"{issue.where}: {counted['count']}" if counted else issue.where
+        groups.setdefault((issue.severity, text), []).append(where)
+    return [Group(severity, text, tuple(where)) for (severity, text), where in groups.items()]
 
 
 @dataclass(frozen=True)

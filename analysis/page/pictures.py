@@ -25,6 +25,17 @@ POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster
 
 
 @dataclass(frozen=True)
+class Files:
+    """The forms of charts as files (svg, png, pdf), and their theme: that of the page, or "slides"."""
+
+    forms: tuple[str, ...] = ()
+    theme: str = "page"
+
+
+NO_FILES = Files()
+
+
+@dataclass(frozen=True)
 class Picture:
     """A view of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
     kept.
@@ -109,11 +120,11 @@ def cannot_draw() -> str:
 
 
 def draw_pictures(
-    study: Study, forms: Sequence[str] = (), tell: Callable[[int, int], None] = lambda done, total: None
+    study: Study, wanted: Files = NO_FILES, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
     """Draw every view, and return the numbers of those that have data, by name. No view where none can be drawn.
 
-    ``forms`` are those of files to make of each (svg, png, pdf). ``tell`` is called with views done and in total.
+    ``wanted`` are the files to make of each. ``tell`` is called with views done and in total.
     """
     if cannot_draw():
         return [], {}
@@ -121,7 +132,7 @@ def draw_pictures(
 
     names = list(views())
     many = len(study.results) >= POOL_FROM_RESULTS
-    drawn = mapped(partial(_picture, study, forms), names, tell=tell, alone=not many)
+    drawn = mapped(partial(_picture, study, wanted), names, tell=tell, alone=not many)
     return [picture for picture, _ in drawn], {
         picture.name: numbers for picture, numbers in drawn if numbers is not None
     }
@@ -142,7 +153,7 @@ def blocks(pictures: Sequence[Picture]) -> list[Block]:
     return found
 
 
-def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd.DataFrame | None]:
+def _picture(study: Study, wanted: Files, name: str) -> tuple[Picture, pd.DataFrame | None]:
     from analysis.drawing.charts import specification
     from analysis.figures import views
     from analysis.page.vega import save
@@ -156,7 +167,7 @@ def _picture(study: Study, forms: Sequence[str], name: str) -> tuple[Picture, pd
         marked = numbers.reset_index(drop=True).assign(_row=range(len(numbers)))
         drawn = specification(view.chart(marked.assign(_of=of) if of else marked))
         table = html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
-        files = {form: save(drawn, form) for form in forms}
+        files = {form: save(drawn, form, wanted.theme) for form in wanted.forms}
     except NotAnswerableError as missing:
         return Picture(name, view.title, question, view.caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones

@@ -17,14 +17,16 @@ import pandas as pd
 
 from analysis.drawing.digits import count_text
 from analysis.page.cells import is_absent
-from analysis.page.checked import FINDINGS_SHOWN, CheckedPath, findings, findings_table
+from analysis.page.checked import GROUPS_SHOWN, CheckedPath, finding_groups, findings_table
 from analysis.page.contests import Section, contest_section
-from analysis.page.issues import Issue, failed_steps, issues
-from analysis.page.pictures import Picture, answer_goals, blocks, cannot_draw, draw_pictures, waiting
+from analysis.page.issues import Issue, failed_steps, grouped, issues
+from analysis.page.pictures import NO_FILES, Files, Picture, answer_goals, blocks, cannot_draw, draw_pictures, waiting
+from analysis.page.procurement import procurement_section
 from analysis.page.scores import score_sections
 from analysis.page.summary import summary
 from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
 from analysis.page.tiles import tiles
+from analysis.results.index import index_tables
 from analysis.sources.readers import Step
 from analysis.study import Study
 from suite import VERSION
@@ -76,21 +78,22 @@ def render_report(
     checked: Sequence[CheckedPath],
     steps: Sequence[Step] = (),
     form: str = "csv",
-    forms: Sequence[str] = (),
+    files: Files = NO_FILES,
     tell: Callable[[int, int], None] = lambda done, total: None,
     rankings: Sequence[Ranking] = (),
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
-    ``form`` is that of the tables beside the page, which links to them; ``forms`` are those of figures as files.
+    ``form`` is that of the tables beside the page, which links to them; ``files`` are those of figures.
     ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
     contests = [contest_section(ranking) for ranking in rankings]
     doubts = [*failed_steps(steps), *undrawn, *issues(study)]
-    pictures, numbers = draw_pictures(study, forms, tell)
+    pictures, numbers = draw_pictures(study, files, tell)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
+    tables |= index_tables(study.index) if study.index else {}
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
         html=_page(study, checked, doubts, pictures, numbers, form, contests),
@@ -130,10 +133,11 @@ def _page(
         waiting=waiting(goals),
         headline=score_sections(study),
         contests=contests,
+        procurement=procurement_section(study.index),
         blocks=blocks(pictures),
-        issues=doubts,
+        issues=grouped(doubts),
         findings=findings_table(checked),
-        findings_hidden=max(0, len(findings(checked)) - FINDINGS_SHOWN),
+        findings_hidden=max(0, len(finding_groups(checked)) - GROUPS_SHOWN),
         systems=systems_table(study),
         systems_differing=differing_systems(study),
         differing=differing_settings(study),
@@ -142,6 +146,7 @@ def _page(
         formulas=FORMULAS,
         known=_known(study),
         tables=form,
+        dark_marks=_dark_marks() if pictures else "",
         version=VERSION,
     )
     return _printable(html).replace(VEGA, script() if pictures else "")
@@ -162,6 +167,7 @@ def _document(
         "results": _records(study.results),
         "issues": [vars(issue) for issue in doubts],
         "contests": [{"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests],
+        "index": {name: _records(table) for name, table in index_tables(study.index).items()} if study.index else None,
         "figures": [
             {
                 "name": picture.name,
@@ -179,6 +185,16 @@ def _document(
 def _title(study: Study) -> str:
     names = sorted({f"{row.benchmark} ({row.size})" for row in study.results.itertuples()})
     return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {count_text(len(study.results), 'result')}"
+
+
+def _dark_marks() -> str:
+    """The style that gives marks of charts their colours on a dark page."""
+    from analysis.drawing.charts import DARK
+
+    rules = [
+        f'.chart [{how}="{light}"] {{ {how}: {dark}; }}' for light, dark in DARK.items() for how in ("fill", "stroke")
+    ]
+    return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
 
 
 FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "device")} | {"system": "machine"}

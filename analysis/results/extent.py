@@ -63,6 +63,11 @@ def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return whole[whole["extent"] > 0]
 
 
+def system_units(rows: pd.DataFrame) -> pd.Series:
+    """The compute units of each result's machine; in throughput mode those of the whole system, not of an instance."""
+    return rows["units"].mask((rows["mode"] == "weak") & rows["units_described"].notna(), rows["units_described"])
+
+
 def unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
     """Return what a compute unit of each result is: "accelerator", or "processor" on a system without.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.results.extent import system_units
 from suite.errors import InputError
 from suite.log.comparable import era
 
@@ -97,9 +98,10 @@ def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     machine is named after the machine and its number of compute units. Any other is named after its folder. Submitter
     or folder is appended to equal names.
     """
-    known = rows["published"] & rows["system"].map(_machine).notna() & rows["units"].notna()
+    units = system_units(rows)
+    known = rows["published"] & rows["system"].map(_machine).notna() & units.notna()
     name = rows["system"].astype(str)
-    name = name.mask(known, rows["machine"] + " " + rows["units"].map("{:g}".format))
+    name = name.mask(known, rows["machine"] + " " + units.map("{:.0f}".format))
     name = name.mask(known & (rows["division"] == "open"), name + " (open)")
     for column in ("submitter", "system"):
         clash = name.groupby([rows[key] for key in (*CLASS, "round")] + [name]).transform("size") > 1

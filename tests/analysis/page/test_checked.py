@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis.page.checked import check_paths
+from analysis.page.checked import check_paths, finding_groups, findings_table
+from analysis.page.issues import Group, Issue, grouped
 from analysis.tables.ingest import ingest
 from suite.card import Card
 from suite.compliance.check import rulesets_of_logs
+from suite.compliance.rules.base import Finding
 
 Build = Callable[..., Any]
 
@@ -91,3 +94,42 @@ def test_pruned_logs_and_those_behind_a_link_are_judged_alike(
         assert check_paths([path], judged) == check_paths([path])
     assert len(rulesets_of_logs(root)) == 4
     assert set(rulesets_of_logs(root).values()) == {"2.0.0"}
+
+
+def test_findings_stand_on_the_page_once_for_each_rule_and_result(tmp_path: Path, run_folder: Build) -> None:
+    folder = run_folder(tmp_path, runs=1)
+    (checked,) = check_paths([folder])
+    logs = "runs/pytorch1.13/{}/result_0.txt"
+    told = (
+        Finding("b-rule", "warning", logs.format("one"), 3, "of line 3"),
+        Finding("b-rule", "error", logs.format("one"), 1, "of line 1"),
+        Finding("b-rule", "warning", logs.format("one").replace("0", "1"), None, "of the second log"),
+        Finding("a-rule", "warning", logs.format("two"), 2, "of another result"),
+        Finding("b-rule", "warning", "runs/pytorch1.13", None, "of a folder"),
+    )
+    given = replace(checked, verdict=replace(checked.verdict, findings=told))
+    groups = [(first.severity, first.rule, first.message, count) for first, count in finding_groups([given])]
+    assert groups == [
+        ("error", "b-rule", "of line 1", 1),
+        ("warning", "a-rule", "of another result", 1),
+        ("warning", "b-rule", "of a folder", 1),
+        ("warning", "b-rule", "of line 3", 2),
+    ]
+    table = findings_table([given])
+    assert table is not None
+    last = dict(zip(table.columns, (cell.text for cell in table.rows[-1]), strict=True))
+    assert (last["result"], last["findings"], last["the first"]) == ("runs/pytorch1.13/one", "2", "result_0.txt:3")
+
+
+def test_equal_issues_of_several_results_are_one() -> None:
+    given = [
+        Issue("problem", "a", "3 of 5 runs never reached the target"),
+        Issue("problem", "b", "1 of 10 runs never reached the target"),
+        Issue("doubt", "a", "no run logs its seed"),
+        Issue("doubt", "b", "never reached the target"),
+    ]
+    assert grouped(given) == [
+        Group("problem", "never reached the target", ("a: 3 of 5 runs", "b: 1 of 10 runs")),
+        Group("doubt", "no run logs its seed", ("a",)),
+        Group("doubt", "never reached the target", ("b",)),
+    ]

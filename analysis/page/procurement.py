@@ -1,0 +1,73 @@
+"""The index for a procurement on the page: one number for each system, what is missing, and what it is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.drawing.digits import number_text, with_interval
+from analysis.page.cells import HtmlTable, html_table
+from analysis.results.index import ANY_TIER, Index, index_tables
+
+MOST_NAMES = 5  # of results without a tier
+CAPTIONS = {
+    "index": "Index of each system",
+    "index_without_one": "The index with one workload left out",
+    "index_ratios": "The ratios behind the index",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """The index as the template takes it: an answer, remarks, and its tables."""
+
+    answer: str
+    remarks: tuple[str, ...]
+    tables: tuple[HtmlTable, ...]
+
+
+def procurement_section(index: Index | None) -> Section | None:
+    """The section of an index; None without one."""
+    if index is None:
+        return None
+    tables = [_shown(table, CAPTIONS[name]) for name, table in index_tables(index).items() if len(table)]
+    return Section(_answer(index), tuple(_remarks(index)), tuple(tables))
+
+
+def _shown(table: pd.DataFrame, caption: str) -> HtmlTable:
+    """A table of the page: the system heads each row, and the tier has no column where no result has one."""
+    names = [name for name in table if name != "system" and not (name == "tier" and set(table["tier"]) == {ANY_TIER})]
+    return html_table(table[["system", *names]].to_dict("list"), caption, strong={"index"})
+
+
+def _answer(index: Index) -> str:
+    others = [each for each in index.systems if each.system != index.reference and each.value is not None]
+    if not others:
+        return f"No other system than {index.reference} has a result of every workload, so there is no index."
+    parts = []
+    for tier in dict.fromkeys(each.tier for each in others):
+        best = next(each for each in others if each.tier == tier)
+        ends = (math.nan if end is None else end for end in (best.low, best.high))
+        many = number_text(best.value) if best.low is None else with_interval(best.value or math.nan, *ends)
+        name = "" if tier == ANY_TIER else f"{tier}: "
+        parts.append(f"{name}{best.system} is {many} times as fast as {index.reference}")
+    return "; ".join(parts) + "."
+
+
+def _remarks(index: Index) -> list[str]:
+    workloads = index.weights.workloads
+    weights = ", ".join(f"{each.title} {each.weight:g}" for each in workloads)
+    remarks = [
+        f"Weighted geometric mean of ratios of speed to {index.reference}, of whole results of any size of machine "
+        f"unless the file of weights states units. Weights: {weights}. Intervals: 95 %, over the runs."
+    ]
+    if any(each.mode == "weak" for each in workloads):
+        remarks.append("A throughput is one measurement, so the intervals leave out how much it would vary.")
+    if index.untold:
+        more = f" and {len(index.untold) - MOST_NAMES} more" if len(index.untold) > MOST_NAMES else ""
+        which = ", ".join(index.untold[:MOST_NAMES]) + more
+        stated = {each.tier for each in index.systems} != {ANY_TIER}
+        remarks += [f"Not in any tier, so left out: {which}."] if stated else []
+    return remarks

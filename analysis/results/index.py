@@ -1,0 +1,282 @@
+"""One number for a procurement: how many times as fast as a reference every system is, over workloads with weights.
+
+The index is the weighted geometric mean of ratios, as NERSC's system improvement metrics have it. Nothing is filled
+in: a system without a result of a workload has no index, and its row names the workload. The tiers ``ported`` and
+``optimized`` are those of the run rules of OLCF-6 and NERSC-10. No log says which tier a result is of, so the file of
+weights does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+from msgspec import Meta, Struct
+
+from analysis.results.extent import system_units
+from analysis.results.names import short_heading
+from suite.documents import Count, Positive, YamlSource
+from suite.errors import InputError, did_you_mean
+from suite.log.comparable import era
+from suite.statistics import student_t
+
+if TYPE_CHECKING:
+    from analysis.study import Study
+
+CONFIDENCE = 0.95
+LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
+PORTED, OPTIMIZED, ANY_TIER = "ported", "optimized", "tier not stated"
+
+
+class Workload(Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload of the index. With ``units`` only results on machines of that many compute units count."""
+
+    benchmark: str
+    size: str = "full"
+    mode: Literal["strong", "weak"] = "strong"
+    units: Count | None = None
+    weight: Positive = 1.0
+
+    @property
+    def title(self) -> str:
+        """The workload's name in tables."""
+        scale = f" at {self.units} units" if self.units else ""
+        return short_heading(self.benchmark, self.size, self.mode) + scale
+
+
+class Weights(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of weights. ``ported`` and ``optimized`` name results by their label or a part of it."""
+
+    version: Literal[1]
+    workloads: Annotated[tuple[Workload, ...], Meta(min_length=1)]
+    ported: tuple[str, ...] = ()
+    optimized: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast as the reference a system is at one workload, and the results that say so.
+
+    ``logs`` has the logarithms of the run times of both results, by the result's group; in throughput mode none.
+    """
+
+    workload: Workload
+    system: pd.Series
+    reference: pd.Series
+    ratio: float
+    logs: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class SystemIndex:
+    """The index of a system in a tier, with its interval; None if a workload is ``missing``, or if no run varies.
+
+    ``without`` has the index of the other workloads, by the title of the one left out.
+    """
+
+    tier: str
+    system: str
+    value: float | None
+    low: float | None
+    high: float | None
+    ratios: tuple[Ratio, ...]
+    missing: tuple[str, ...]
+    without: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The indices of all systems against a reference, the best first in each tier; ``untold`` results have no tier."""
+
+    reference: str
+    weights: Weights
+    systems: tuple[SystemIndex, ...]
+    untold: tuple[str, ...]
+
+
+def read_weights(path: Path, benchmarks: Iterable[str]) -> Weights:
+    """Read a file of weights. InputError for a mistake in it, a workload stated twice, or an unknown benchmark."""
+    source = YamlSource.read(path)
+    weights = source.convert(Weights)
+    known = sorted(set(benchmarks))
+    where = source.where("workloads")
+    for workload in weights.workloads:
+        if workload.benchmark not in known:
+            near = did_you_mean(workload.benchmark, known)
+            raise InputError(f"{where}: no benchmark is called {workload.benchmark!r}{near}")
+    titles = Counter(workload.title for workload in weights.workloads)
+    title, count = titles.most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{where}: {title} is stated {count} times; expected one weight for each workload")
+    return weights
+
+
+def compute_index(study: Study, weights: Weights, reference: str) -> Index:
+    """Compute the index of every system of a study that has a result of one of the workloads.
+
+    InputError if no system or several are called like the reference, or if a tier names no result.
+    """
+    rows = study.distinct[study.distinct["score_s"].notna()]
+    rows = rows.assign(system_units=system_units(rows))
+    name = _find_system(rows, reference)
+    tiers = _tiers(rows, weights)
+    systems = []
+    for tier, members in tiers.items():
+        found = [_of_system(study, tier, members, system, name, weights) for system in sorted(set(members["machine"]))]
+        systems += sorted((each for each in found if each.ratios), key=lambda each: -(each.value or 0.0))
+    told = set().union(*(set(members["label"]) for members in tiers.values()))
+    return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - told)))
+
+
+def _find_system(rows: pd.DataFrame, name: str) -> str:
+    """Find the system with this name, else the one whose name contains it."""
+    systems = sorted(set(rows["machine"]))
+    fits = [system for system in systems if system.casefold() == name.casefold()]
+    fits = fits or [system for system in systems if name.casefold() in system.casefold()]
+    if len(fits) != 1:
+        problem = f"is the name of {len(fits)} systems" if fits else "is no system with a score"
+        raise InputError(f"--reference {name!r} {problem}; systems: {', '.join(fits or systems) or 'none'}")
+    return fits[0]
+
+
+def _tiers(rows: pd.DataFrame, weights: Weights) -> dict[str, pd.DataFrame]:
+    """Group the results by tier. An optimized result is optional, so that tier has the ported results too."""
+    if not weights.ported and not weights.optimized:
+        return {ANY_TIER: rows}
+    ported, optimized = _named(rows, weights.ported, PORTED), _named(rows, weights.optimized, OPTIMIZED)
+    both = rows.loc[ported & optimized, "label"]
+    if len(both):
+        raise InputError(f"--index: {both.iloc[0]!r} is both {PORTED} and {OPTIMIZED}; expected one of them")
+    tiers = {PORTED: rows[ported], OPTIMIZED: rows[ported | optimized]}
+    return {tier: members for tier, members in tiers.items() if getattr(weights, tier)}
+
+
+def _named(rows: pd.DataFrame, names: Sequence[str], tier: str) -> pd.Series:
+    labels = rows["label"].str.casefold()
+    chosen = pd.Series(data=False, index=rows.index)
+    for name in names:
+        fits = labels.str.contains(name.casefold(), regex=False)
+        if not fits.any():
+            raise InputError(f"--index: {tier}: no result is called {name!r}{did_you_mean(name, rows['label'])}")
+        chosen |= fits
+    return chosen
+
+
+def _of_system(
+    study: Study, tier: str, rows: pd.DataFrame, system: str, reference: str, weights: Weights
+) -> SystemIndex:
+    mine, theirs = rows[rows["machine"] == system], rows[rows["machine"] == reference]
+    found = {workload: _ratio(study, workload, mine, theirs) for workload in weights.workloads}
+    ratios = tuple(ratio for ratio in found.values() if ratio is not None)
+    missing = tuple(workload.title for workload, ratio in found.items() if ratio is None)
+    without = {
+        left_out.title: _mean([ratio for workload, ratio in found.items() if workload is not left_out])
+        for left_out in weights.workloads
+    }
+    low, high = (None, None) if missing else _interval(ratios)
+    return SystemIndex(tier, system, _mean(list(found.values())), low, high, ratios, missing, without)
+
+
+def _ratio(study: Study, workload: Workload, mine: pd.DataFrame, theirs: pd.DataFrame) -> Ratio | None:
+    """The ratio of the best results of both that may be ranked against each other; None without two.
+
+    Closed results come before open ones, then the newest rounds that both have.
+    """
+    sides = [_comparable(rows, workload) for rows in (mine, theirs)]
+    shared = sorted(set(sides[0]) & set(sides[1]), key=lambda key: (key[0] == "closed", key[1]))
+    if not shared:
+        return None
+    system, reference = (side[shared[-1]] for side in sides)
+    if workload.mode == "weak":
+        return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"], {})
+    logs = {str(row["group"]): _log_times(study, str(row["group"])) for row in (system, reference)}
+    means = [float(np.mean(logs[str(row["group"])])) for row in (system, reference)]
+    return Ratio(workload, system, reference, math.exp(means[1] - means[0]), logs)
+
+
+def _comparable(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
+    """The best result of a workload, by its division and the rounds whose times mean the same."""
+    fits = (rows["benchmark"] == workload.benchmark) & (rows["size"] == workload.size)
+    fits &= rows["mode"] == workload.mode
+    if workload.units is not None:
+        fits &= rows["system_units"] == workload.units
+    rank = rows["models_per_min"] if workload.mode == "weak" else -rows["score_s"]
+    best_last = rows.assign(rank=rank)[fits].sort_values("rank")
+    return {(str(row["division"]), era(row["round"])): row for _, row in best_last.iterrows()}
+
+
+def _log_times(study: Study, group: str) -> list[float]:
+    times = study.converged_of(group)["run_s"]
+    return [math.log(time) for time in times[times > 0]]
+
+
+def _mean(ratios: Sequence[Ratio | None]) -> float | None:
+    """The weighted geometric mean; None without a ratio, or if one is missing."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known or len(known) < len(ratios):
+        return None
+    total = sum(ratio.workload.weight for ratio in known)
+    return math.exp(sum(ratio.workload.weight * math.log(ratio.ratio) for ratio in known) / total)
+
+
+def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
+    """The interval of the index by Welch and Satterthwaite on the logarithms of all run times.
+
+    A bootstrap over the few runs of a result holds the truth too seldom (tests/analysis/results/test_index.py).
+    """
+    index = _mean(list(ratios))
+    total = sum(ratio.workload.weight for ratio in ratios)
+    share: dict[str, float] = {}  # of the index that the mean of a result's log times has
+    logs: dict[str, Sequence[float]] = {}
+    for ratio in ratios:
+        for row, sign in ((ratio.system, -1), (ratio.reference, 1)):
+            group = str(row["group"])
+            if group in ratio.logs:
+                share[group] = share.get(group, 0.0) + sign * ratio.workload.weight / total
+                logs[group] = ratio.logs[group]
+    used = [group for group in share if share[group] != 0.0]
+    if index is None or not used or any(len(logs[group]) < 2 for group in used):
+        return None, None
+    parts = [share[group] ** 2 * float(np.var(logs[group], ddof=1)) / len(logs[group]) for group in used]
+    if sum(parts) < LEAST_VARIANCE:
+        return None, None
+    dof = sum(parts) ** 2 / sum(part**2 / (len(logs[group]) - 1) for part, group in zip(parts, used, strict=True))
+    half = student_t.quantile(0.5 + CONFIDENCE / 2, dof) * math.sqrt(sum(parts))
+    return index * math.exp(-half), index * math.exp(half)
+
+
+def index_tables(index: Index) -> dict[str, pd.DataFrame]:
+    """The indices, the indices with one workload left out, and the ratios behind them, as tables by name."""
+    heads = [{"tier": each.tier, "system": each.system} for each in index.systems]
+    indices: list[dict[str, Any]] = [
+        head | {"index": each.value, "95 % from": each.low, "95 % to": each.high, "missing": ", ".join(each.missing)}
+        for head, each in zip(heads, index.systems, strict=True)
+    ]
+    left_out: list[dict[str, Any]] = [
+        head | {f"without {title}": value for title, value in each.without.items()}
+        for head, each in zip(heads, index.systems, strict=True)
+    ]
+    ratios: list[dict[str, Any]] = [
+        head
+        | {
+            "workload": ratio.workload.title,
+            "weight": ratio.workload.weight,
+            "ratio": ratio.ratio,
+            "result": ratio.system["label"],
+            "units": ratio.system["system_units"],
+            "n": len(ratio.logs.get(str(ratio.system["group"]), ())) or 1,
+            "reference": ratio.reference["label"],
+            "units of the reference": ratio.reference["system_units"],
+            "n of the reference": len(ratio.logs.get(str(ratio.reference["group"]), ())) or 1,
+        }
+        for head, each in zip(heads, index.systems, strict=True)
+        for ratio in each.ratios
+    ]
+    parts = {"index": indices, "index_without_one": left_out, "index_ratios": ratios}
+    return {name: pd.DataFrame(lines) for name, lines in parts.items()}
