@@ -5,7 +5,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import Chart, number, panels, points
+from analysis.drawing.charts import Chart, minutes, number, panels, points
+from analysis.drawing.digits import seconds
 from analysis.drawing.view import View
 from analysis.published.scores import missing, published
 from analysis.study import NotAnswerableError, Study
@@ -47,10 +48,11 @@ def answer(study: Study) -> str:
         own = rows[rows["whose"] != "published"].iloc[0]
         stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED)].drop_duplicates("system")
         others = ", ".join(
-            f"{r['system']} {r['time to train [min]']:.3g} ({r['round']})" for r in stars.to_dict("records")
+            f"{r['system']} {seconds(60 * r['time to train [min]'])} ({r['round']})" for r in stars.to_dict("records")
         )
         different = "" if own["size"] == "full" else f" on size {own['size']}, a different problem"
-        sentences.append(f"{benchmark} [min]: {own['system']} {own['time to train [min]']:.3g}{different}; {others}")
+        time = seconds(60 * own["time to train [min]"])
+        sentences.append(f"{benchmark}: {own['system']} {time}{different}; {others}")
     return "; ".join(sentences) + missing(study.results["group"])
 
 
@@ -60,7 +62,7 @@ def chart(table: pd.DataFrame) -> Chart:
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = number(alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True)
-        return points(rows, x, number(alt.Y, "time to train [min]", log=True), signs)
+        return points(rows, x, minutes(alt.Y, "time to train [min]", "time to train"), signs)
 
     published = table.loc[table["whose"] == "published", "size"].unique()
     shown = table[table["size"].isin(published)].assign(_sign=table["whose"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import WIDTH, Chart, number, sign
+from analysis.drawing.charts import WIDTH, Chart, minutes, sign
 from analysis.drawing.view import View
 from analysis.published.scores import ROUNDS, missing, published
 from analysis.study import NotAnswerableError, Study
@@ -70,9 +70,7 @@ def chart(table: pd.DataFrame) -> Chart:
     """A line per benchmark, from round to round."""
     shown = table.assign(_sign=table["benchmark"])
     x = alt.X("round:N", sort=list(ROUNDS), title=None, axis=alt.Axis(labelAngle=0))
-    base = alt.Chart(shown).encode(
-        x=x, y=number(alt.Y, "score by the rules [min]", "best time to train [min]", log=True)
-    )
+    base = alt.Chart(shown).encode(x=x, y=minutes(alt.Y, "score by the rules [min]", "best time to train"))
     look = sign(table["benchmark"])
     line = base.mark_line().encode(color=look["color"])
     marks = base.mark_point(size=90, filled=True).encode(**look)

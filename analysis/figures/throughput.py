@@ -1,24 +1,21 @@
-"""Figure: samples per second, what a larger machine gives and takes, and many models at once."""
+"""Figure: samples per second, and many models at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, Chart, intervals, number, panels, parts_bars, points, result_panels
+from analysis.drawing.charts import BLUE, Chart, intervals, parts_bars, result_panels
 from analysis.drawing.digits import listed
 from analysis.drawing.view import View
 from analysis.results.extent import PLURAL, with_extent
-from analysis.results.names import CLASS, PROBLEM, result_table, short_heading, tasks
+from analysis.results.names import CLASS, PROBLEM, result_table, tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput"
 RATE = "train [samples/s], harmonic mean"
-Row = Mapping[Hashable, Any]
 
 
 def rate_table(study: Study) -> pd.DataFrame:
@@ -65,53 +62,6 @@ def rate_chart(table: pd.DataFrame) -> Chart:
         return intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
 
     return result_panels(shown, draw, columns=1)
-
-
-def size_table(study: Study) -> pd.DataFrame:
-    """The four quantities by result."""
-    frame = _of_sizes(study)
-    steps = frame["epochs_to_target.mean"] * frame["train_samples"] / frame["global_batch_size"]
-    return result_table(
-        frame,
-        ("label", "device"),
-        {
-            "machine size": frame["extent"],
-            "counts": frame["one"].map(PLURAL),
-            "global batch": frame["global_batch_size"],
-            "batch per size": frame["global_batch_size"] / frame["extent"],
-            "epochs to target": frame["epochs_to_target.mean"],
-            "training steps": steps,
-            "train [samples/s]": frame["train_rate.mean"],
-            "train [samples/s per size]": frame["train_rate.mean"] / frame["extent"],
-        },
-    )
-
-
-def size_answer(study: Study) -> str:
-    """What the machine that was run at the most different sizes gained and paid, by benchmark."""
-    return listed(
-        [
-            f"{short_heading(benchmark, size, 'strong')}: {_sentence(rows)}"
-            for (benchmark, size), rows in _of_sizes(study).groupby(PROBLEM, sort=True)
-        ]
-    )
-
-
-def size_chart(table: pd.DataFrame) -> Chart:
-    """Samples per second over the machine's size, and epochs over the batch: what it gives and what it takes."""
-
-    shown = table.assign(_sign=table["device"])
-    gives = shown.assign(_panel="gives", _x=table["machine size"], _y=table["train [samples/s]"], _name=table["counts"])
-    takes = shown.assign(
-        _panel="takes", _x=table["global batch"], _y=table["epochs to target"], _name="global batch size [samples]"
-    )
-
-    def draw(rows: pd.DataFrame) -> Chart:
-        y = "training samples/s" if rows["_panel"].iloc[0] == "gives" else "epochs to target"
-        across = number(alt.X, "_x", str(rows["_name"].iloc[0]), log=True)
-        return points(rows, across, number(alt.Y, "_y", y, log=True), table["device"])
-
-    return panels(pd.concat([gives, takes], ignore_index=True), [*PROBLEM, "_panel"], draw, zoom=True)
 
 
 def models_table(study: Study) -> pd.DataFrame:
@@ -162,58 +112,6 @@ def _with_rate(study: Study) -> pd.DataFrame:
     return pd.concat([part for part in (known, unknown) if len(part)]).loc[frame.index]
 
 
-def _sentence(rows: pd.DataFrame) -> str:
-    ends = _ends(rows)
-    if ends is None:
-        return (
-            f"no machine was run at two sizes in one round; {len(rows)} results of {rows['device'].nunique()} devices"
-        )
-    small, large = ends
-    times = {name: large[name] / small[name] for name in ("extent", "train_rate.mean", "epochs_to_target.mean")}
-    return (
-        f"{times['extent']:.3g} times the {PLURAL[small['one']]} ({small['label']} to {large['name']}) gave "
-        f"{times['train_rate.mean']:.3g} times the samples/s and took {times['epochs_to_target.mean']:.3g} times the "
-        "epochs "
-        f"({_batches(small['global_batch_size'], large['global_batch_size'])})"
-    )
-
-
-def _batches(small: float, large: float) -> str:
-    return f"batch {small:g}" + ("" if small == large else f" to {large:g}")
-
-
-def _ends(rows: pd.DataFrame) -> tuple[Row, Row] | None:
-    """The smallest and largest size of the machine with the widest range of sizes in one round and division; None
-    without.
-    """
-    widest: tuple[float, int, int] | None = None
-    ordered = rows.sort_values(["round", "division", "machine", "device", "extent", "run_s.mean"])
-    extents = ordered["extent"].to_numpy()
-    for places in ordered.groupby(["round", "division", "machine", "device"], sort=True).indices.values():
-        first, last = int(places[0]), int(places[-1])
-        ratio = extents[last] / extents[first]
-        if ratio > 1 and (widest is None or ratio > widest[0]):
-            widest = (ratio, first, last)
-    if widest is None:
-        return None
-    small, large = ordered.iloc[[*widest[1:]]].to_dict("records")
-    return small, large
-
-
-def _of_sizes(study: Study) -> pd.DataFrame:
-    frame = study.distinct[study.distinct["mode"] == "strong"]
-    needed = ["global_batch_size", "epochs_to_target.mean", "train_rate.mean", "train_samples"]
-    frame = with_extent(frame[(frame[needed].astype(float) > 0).all(axis=1)], PROBLEM)
-    classes = frame.groupby(PROBLEM)
-    several = (classes["extent"].transform("nunique") > 1) | (classes["global_batch_size"].transform("nunique") > 1)
-    frame = frame[several]
-    if frame.empty:
-        raise NotAnswerableError(
-            "time-to-train results of one benchmark and size on two machine sizes or with two batch sizes"
-        )
-    return frame
-
-
 def _of_models(study: Study) -> pd.DataFrame:
     """Results with models per minute, the most first in each benchmark and size."""
     frame = study.distinct[(study.distinct["models_per_min"] > 0) & (study.distinct["score_s"] > 0)]
@@ -230,12 +128,6 @@ VIEWS = (
         "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
         "tenfold.",
         rate_table, rate_answer, rate_chart, 2,
-    ),
-    View(
-        "two_by_two", "What a larger machine gives and takes",
-        "Left: training throughput over the size of the machine. Right: epochs to the target over the global batch, "
-        "which usually grows with the machine. The table has both per unit, and the number of steps.",
-        size_table, size_answer, size_chart,
     ),
     View(
         "throughput_mode", "Many models at once",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import Chart, number, panels, points, result_panels
+from analysis.drawing.charts import Chart, minutes, number, panels, points, result_panels
 from analysis.drawing.digits import listed, seconds
 from analysis.drawing.view import View
 from analysis.results.extent import PLURAL, with_extent
@@ -58,7 +58,7 @@ def size_chart(table: pd.DataFrame) -> Chart:
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = number(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
-        y = number(alt.Y, "_time", "time to train [min]", log=True)
+        y = minutes(alt.Y, "_time", "time to train")
         return points(rows, x, y, table["device"], hollow="_hollow")
 
     return result_panels(shown, draw, zoom=True)
@@ -94,7 +94,7 @@ def cost_chart(table: pd.DataFrame) -> Chart:
     """Log-log panels; a line joins the front of each division."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "time to train [min]", log=True)
+        x = minutes(alt.X, "time to train [min]", "time to train")
         y = number(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
         return points(rows, x, y, table["division"], joined="on the front")
 
@@ -143,7 +143,7 @@ def energy_chart(table: pd.DataFrame) -> Chart:
     """Log-log panels with intervals of energy, of results that were measured at the same place."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "time to train [min]", log=True)
+        x = minutes(alt.X, "time to train [min]", "time to train")
         y = number(alt.Y, "energy [MJ]", "energy of a run [MJ]", log=True)
         ends = ("energy, low [MJ]", "energy, high [MJ]")
         drawn = points(rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front")

@@ -51,6 +51,7 @@ def run_table(study: Study) -> pd.DataFrame:
     )
     for name, title, _ in RUN:
         frame[f"{title} [s]"] = known[f"{name}.mean"]
+    frame["all staging [epochs]"] = known["staging_in_epochs"]
     return frame.reset_index(drop=True)
 
 
@@ -75,40 +76,6 @@ def run_chart(table: pd.DataFrame) -> Chart:
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
     return _bars(ordered.assign(_run=ordered["run [s]"], **shares), "_run", parts, "share of the run [%]")
-
-
-def staging_table(study: Study) -> pd.DataFrame:
-    """Staging, seconds per epoch and their ratio by result."""
-    frame = study.distinct[study.distinct["staging_in_epochs"].notna()]
-    if frame.empty:
-        raise NotAnswerableError("a result that logs at least a second of staging and its epochs")
-    columns = {
-        "n_averaged": "n",
-        "staging_s.mean": "staging [s]",
-        "staging_before_run_s.mean": "of it before the run [s]",
-        "tau_s.mean": "seconds per epoch",
-        "staging_in_epochs": "staging [epochs]",
-    }
-    return frame[["benchmark", "size", "mode", "label", *columns]].rename(columns=columns).reset_index(drop=True)
-
-
-def staging_answer(study: Study) -> str:
-    """Least and most."""
-    frame = staging_table(study).sort_values("staging [epochs]")
-    least, most = frame.iloc[0], frame.iloc[-1]
-    if len(frame) == 1:
-        return f"{most['staging [epochs]']:.2g} epochs ({most['label']})"
-    return (
-        f"from {least['staging [epochs]']:.2g} ({least['label']}, {least['benchmark']}) to "
-        f"{most['staging [epochs]']:.2g} epochs ({most['label']}, {most['benchmark']})"
-    )
-
-
-def staging_chart(table: pd.DataFrame) -> Chart:
-    """Bars of epochs, the least on top."""
-    return _bars(
-        table.sort_values("staging [epochs]"), "staging [s]", {"staging [epochs]": ORANGE}, "epochs of training"
-    )
 
 
 def start_table(study: Study) -> pd.DataFrame:
@@ -239,15 +206,9 @@ VIEWS = (
         "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), "
         "with the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start "
         "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
-        "costs no time here. Other: in no epoch, evaluation or staging.",
+        "costs no time here. Other: in no epoch, evaluation or staging. The table has all staging in epochs of training; "
+        "placeholders below one second are none, and a result without staging events may have staged in its first epoch.",
         run_table, run_answer, run_chart,
-    ),
-    View(
-        "staging_cost", "Staging in epochs",
-        "Mean staging time divided by mean seconds per epoch, staging before run_start included. Placeholders "
-        "below one second are no staging, and a result without staging events may have staged all the same, "
-        "hidden in its first epoch.",
-        staging_table, staging_answer, staging_chart,
     ),
     View(
         "startup", "Before the run",

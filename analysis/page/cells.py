@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -14,6 +14,8 @@ import pandas as pd
 
 from analysis.drawing.digits import number_text
 from suite.files import duration_text
+
+MINUTES = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,15 @@ def html_table(
     columns: Mapping[str, Sequence[Any]], caption: str, strong: Iterable[str] = (), of: Iterable[Sequence[int]] = ()
 ) -> HtmlTable:
     """A table from equally long columns."""
-    rows = tuple(tuple(_cell(value) for value in row) for row in zip(*columns.values(), strict=True))
+    cells = [[_minutes(v) if name.endswith(MINUTES) else _cell(v) for v in values] for name, values in columns.items()]
+    rows = tuple(zip(*cells, strict=True))
     return HtmlTable(tuple(columns), rows, caption, frozenset(strong), tuple(tuple(results) for results in of))
+
+
+def _minutes(value: Any) -> Cell:
+    """A number of minutes as people read it: seconds below two minutes."""
+    cell = _cell(value)
+    return replace(cell, text=duration_text(60 * float(value))) if cell.number else cell
 
 
 def _cell(value: Any) -> Cell:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.drawing.digits import count_text, number_text, seconds
 from analysis.page.cells import HtmlTable, html_table, is_absent
+from analysis.results.extent import system_units
 from analysis.results.names import Task
 from analysis.study import Study
 
@@ -157,15 +158,14 @@ def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
 
 
 def _machine(row: pd.Series) -> str:
-    """A result in throughput mode by its machine: its label names one instance."""
-    if is_absent(row["units"]):
-        return str(row["label"])
-    return f"{row['machine']} · {row['round']} ({row['models']:g} instances of {row['units']:g})"
+    """A result in throughput mode, with the size of its instances."""
+    return f"{row['label']}" + ("" if is_absent(row["units"]) else f" (instances of {row['units']:g})")
 
 
 def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
     """Machine size and cost of two results. Without prices the cost is unit hours, which differ from device to device."""
-    parts = [f"{row['units']:g} {row['device']}" for row in (a, b) if not is_absent(row["units"])]
+    units = system_units(pd.DataFrame([a, b]))
+    parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
     costs = [_cost(row, study) for row in (a, b)]
     sizes = " against ".join(parts)
     if None in costs:

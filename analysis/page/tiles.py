@@ -1,4 +1,4 @@
-"""The tiles at the top of the page: a busy machine, compliance, scores, state of the file cache, resumed runs."""
+"""The tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work."""
 
 from __future__ import annotations
 
@@ -25,18 +25,24 @@ class Tile:
 
 
 def tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
-    """The tiles, in the order of the page."""
-    return [*_busy(study), _compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
+    """The tiles, in the order of the page. Other work comes first if there was any."""
+    others = [_compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
+    work = _other_work(study)
+    return [work, *others] if work.state == "bad" else [*others, work]
 
 
-def _busy(study: Study) -> list[Tile]:
-    """A tile that comes first if other programs may have slowed a run: then the times below it say little."""
-    busy = study.runs[study.runs["had_company"]]
-    if busy.empty:
-        return []
-    share = percent(float(busy["other_work_share"].max()))
-    detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
-    return [Tile("bad", "Busy machine", f"{len(busy)} of {count_text(len(study.runs), 'run')}", detail)]
+def _other_work(study: Study) -> Tile:
+    """Says if other programs may have slowed a run: then the times on the page say little."""
+    runs = study.runs
+    busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
+    if len(busy):
+        share = percent(float(busy["other_work_share"].max()))
+        detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
+        return Tile("bad", "Busy machine", f"{len(busy)} of {count_text(len(runs), 'run')}", detail)
+    if not logged:
+        return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
+    detail = f"{logged} of {count_text(len(runs), 'run')} log it; none shared its CPUs with other programs"
+    return Tile("good" if logged == len(runs) else "info", "Busy machine", "no", detail)
 
 
 def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:

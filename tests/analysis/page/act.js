@@ -128,11 +128,14 @@ const acts = {
     const parsed = new DOMParser().parseFromString(await of("svg").text(), "image/svg+xml");
     const image = await createImageBitmap(of("png"));
     const lines = (await of("csv").text()).trim().split("\n");
+    const heads = view.querySelectorAll("thead th").length;
     const texts = view.querySelectorAll(".chart svg text").length;
     return {
       svg: [parsed.documentElement.localName, parsed.querySelectorAll("text").length === texts, texts > 3],
       png: [of("png").type, image.width > 600],
       csv: [lines.length, view.querySelectorAll("tr").length - 1, lines[0].split(",")[0], view.querySelector("thead th").textContent],
+      cells: lines.map(line => line.match(/("([^"]|"")*"|[^,]*)(,|$)/g).slice(0, heads).map(cell => cell.replace(/,$/, "").replace(/^"|"$/g, ""))),
+      table: [...view.querySelectorAll("tr")].filter(row => !row.hidden).map(row => [...row.cells].map(cell => cell.dataset.key ?? cell.textContent)),
     };
   },
   async zoom() {
@@ -167,11 +170,15 @@ const acts = {
     const mark = document.activeElement;
     const told = tip.textContent === said(view, mark.__data__.datum._row) && !tip.hidden;
     const still = view.querySelectorAll(".chart [tabindex='0']").length;
+    key(mark, "ArrowLeft");
+    const left = document.activeElement !== mark && view.querySelector(".chart").contains(document.activeElement);
+    key(document.activeElement, "ArrowDown");
+    const there = document.activeElement === mark;
     key(mark, "Enter");
     const inBox = document.activeElement.closest(".about") !== null;
     document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
     await wait(200);
-    return { skip: [first.className, target !== null], stops, moved, told, still, inBox, closed: about().length === 0, returned: document.activeElement === mark };
+    return { skip: [first.className, target !== null], stops, moved, told, still, left, there, inBox, closed: about().length === 0, returned: document.activeElement === mark };
   },
   async tabs() {
     const bar = document.querySelector(".tabs");
@@ -184,9 +191,16 @@ const acts = {
     key(two, "ArrowRight");
     const roles = [bar.getAttribute("role"), one.getAttribute("role"), document.getElementById(one.getAttribute("aria-controls")).getAttribute("role")];
     const moved = document.activeElement === (bar.children[2] ?? one);
+    key(document.activeElement, "ArrowLeft");
+    const back = document.activeElement === two && two.getAttribute("aria-selected") === "true";
+    two.click();
+    one.focus();
+    key(one, "ArrowLeft");
+    const last = bar.children[bar.children.length - 1];
+    const around = document.activeElement === last && last.getAttribute("aria-selected") === "true" && last.tabIndex === 0 && one.tabIndex === -1;
     location.hash = two.getAttribute("aria-controls");
     await wait(200);
-    return { before, clicked, moved, roles, linked: shows() };
+    return { before, clicked, moved, back, around, roles, linked: shows() };
   },
   async texts() {  // alternatives to charts, and headings
     const svgs = views().filter(chartOf).map(view => [view, view.querySelector("[role=graphics-document]")?.getAttribute("aria-label")]);

@@ -69,7 +69,16 @@ addEventListener("load", async () => {
     if (e.getClientRects().length && contrast(getComputedStyle(e).color, page) < 4.5) say("too faint", e);
   for (const text of document.querySelectorAll("figure svg text"))
     if (text.getClientRects().length && contrast(getComputedStyle(text).fill, page) < 4.5) say("too faint", text, getComputedStyle(text).fill);
+  // Marks of full strength, but not cells of a heat map, whose colours mean a number.
+  const marks = [...document.querySelectorAll(".chart .role-mark path, .chart .role-legend-symbol path")]
+    .filter(mark => !mark.closest(".view").querySelector(".role-legend-gradient") && mark.getClientRects().length);
+  for (const mark of marks) {
+    const look = getComputedStyle(mark);
+    const strong = [["fill", look.fillOpacity], ["stroke", look.strokeOpacity]]
+      .filter(([how, opacity]) => look[how] !== "none" && opacity * look.opacity > 0.8).map(([how]) => look[how]);
+    if (strong.length && strong.every(colour => contrast(colour, page) < 3)) say("faint mark", mark.closest(".view").querySelector(".answer"), strong[0]);
+  }
   const drawnViews = views.filter(isDrawn).length;
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  parent.postMessage({ found, width: innerWidth, dark, drawn: drawnViews, views: views.length, texts: document.querySelectorAll("figure svg text").length }, "*");
+  parent.postMessage({ found, width: innerWidth, dark, marks: marks.length, drawn: drawnViews, views: views.length, texts: document.querySelectorAll("figure svg text").length }, "*");
 });

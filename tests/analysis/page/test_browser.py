@@ -82,10 +82,11 @@ def printed(page: str) -> str:
     return page.replace("@media print", "@media all")
 
 
-@pytest.mark.parametrize("width", [1400, 400])
-def test_nothing_is_cut_off_covered_or_too_faint(rich: Report, tmp_path: Path, width: int) -> None:
-    told = browse(tmp_path, rich.html, "measure.js", width)
-    assert told["width"] == width
+@pytest.mark.parametrize(("width", "flag"), [(1400, "--disable-gpu"), (400, "--force-dark-mode")])
+def test_nothing_is_cut_off_covered_or_too_faint(rich: Report, tmp_path: Path, width: int, flag: str) -> None:
+    told = browse(tmp_path, rich.html, "measure.js", width, flag)
+    assert (told["width"], told["dark"]) == (width, flag == "--force-dark-mode")
+    assert told["marks"] > 100
     assert told["found"] == []
     assert told["texts"] > 500
     assert told["drawn"] == told["views"] > 15
@@ -181,6 +182,7 @@ def test_a_chart_and_its_rows_are_downloaded(rich: Report, tmp_path: Path) -> No
     assert told["png"] == ["image/png", True]
     rows, shown, head, column = told["csv"]
     assert (rows, head) == (shown, column)
+    assert told["cells"] == told["table"]
 
 
 def test_the_wheel_with_ctrl_zooms_and_alone_scrolls(rich: Report, tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_a_keyboard_reaches_every_mark(rich: Report, tmp_path: Path) -> None:
     assert set(stops) == {1}
     assert len(stops) > 15
     assert told.pop("still") == 1
-    assert told == dict.fromkeys(("moved", "told", "inBox", "closed", "returned"), True)
+    assert told == dict.fromkeys(("moved", "told", "left", "there", "inBox", "closed", "returned"), True)
 
 
 def test_tabs_show_one_view_at_a_time(rich: Report, tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_tabs_show_one_view_at_a_time(rich: Report, tmp_path: Path) -> None:
     assert told["before"] == [["true", True], ["false", False]]
     assert told["clicked"] == told["linked"] == [["false", False], ["true", True]]
     assert told["roles"] == ["tablist", "tab", "tabpanel"]
-    assert told["moved"]
+    assert (told["moved"], told["back"], told["around"]) == (True, True, True)
 
 
 def test_charts_have_texts_and_headings_are_in_order(rich: Report, tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_the_page_refers_to_nothing_elsewhere(rich: Report) -> None:
 def test_every_window_and_medium(rich: Report, tmp_path: Path, width: int, medium: str) -> None:
     page = printed(rich.html) if medium == "paper" else rich.html
     told = browse(
-        tmp_path, page, "measure.js", 718 if medium == "paper" else width, *["--force-dark-mode"] * (medium == "dark")
+        tmp_path, page, "measure.js", 1040 if medium == "paper" else width, *["--force-dark-mode"] * (medium == "dark")
     )
     assert told["found"] == []
     assert told["dark"] is (medium == "dark")

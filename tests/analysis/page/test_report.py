@@ -383,12 +383,10 @@ def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: 
         views()["comparison"].table(data)
 
 
-def test_four_views_of_one_machine_size_and_batch_answer_nothing(
-    tmp_path: Path, run_folder: Build, cards: Cards
-) -> None:
+def test_scaling_of_one_machine_size_answers_nothing(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     data = study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
     with pytest.raises(NotAnswerableError):
-        views()["two_by_two"].table(data)
+        views()["scaling"].table(data)
 
 
 def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(

@@ -83,7 +83,10 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
     first = tiles(data, [])[0]
     assert (first.state, first.title, first.value) == ("bad", "Busy machine", "10 of 30 runs")
     assert "up to 23 % of the CPUs" in first.detail
-    assert all(tile.title != "Busy machine" for tile in tiles(study(paths[:1], cards), []))
+    quiet = tiles(study(paths[:1], cards), [])[-1]
+    assert (quiet.state, quiet.title, quiet.value) == ("good", "Busy machine", "no")
+    unknown = tiles(study([made("unknown")], cards), [])[-1]
+    assert (unknown.state, unknown.title, unknown.value) == ("info", "Busy machine", "not logged")
 
 
 def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> None:

@@ -93,7 +93,7 @@ def test_ranks_on_one_cpu_node_are_a_scaling_experiment(one_node: Study) -> None
         views()["scaling"].table(same_cores)
 
 
-@pytest.mark.parametrize("name", ["time_and_units", "two_by_two", "throughput"])
+@pytest.mark.parametrize("name", ["time_and_units", "throughput"])
 def test_every_figure_of_machine_size_counts_the_cores_of_one_node(one_node: Study, name: str) -> None:
     rows = views()[name].table(one_node)
     assert rows["machine size"].tolist() == [2, 4, 8]
@@ -117,6 +117,6 @@ def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
     assert found["machine size"].isna().all()
     assert (found["train [samples/s], harmonic mean"] > 0).all()
     assert drawn("throughput", known)["datasets"]
-    for name in ("time_and_units", "pareto", "two_by_two"):
+    for name in ("time_and_units", "pareto", "scaling"):
         with pytest.raises(NotAnswerableError):
             views()[name].table(known)
