@@ -49,6 +49,7 @@ THEME: dict[str, Any] = {
     "title": {"color": INK, "anchor": "start", "fontSize": 13, "fontWeight": "bold", "subtitleColor": INK},
     "text": {"color": INK, "fontSize": 12},
     "rule": {"color": INK},
+    "point": {"opacity": 1},
     "mark": {"tooltip": {"content": "data"}},  # in a notebook; the page has its own
     "concat": {"spacing": 30},
     "range": {"category": list(CYCLE), "symbol": list(SHAPES)},
@@ -75,10 +76,9 @@ def number(
 
 
 def minutes(channel: type, name: str, title: str) -> Any:
-    """A logarithmic channel for a column of minutes. Ticks are seconds below two minutes, hours from two hours on."""
+    """A logarithmic channel for a column of minutes whose ticks are seconds below two minutes."""
     drawn = number(channel, name, title, log=True)
-    long = "datum.value < 120 ? format(datum.value, '.3~g') + ' min' : format(datum.value / 60, '.3~g') + ' h'"
-    text = f"datum.value < 2 ? format(60 * datum.value, '.3~g') + ' s' : {long}"
+    text = "datum.value < 2 ? format(60 * datum.value, '.3~g') + ' s' : format(datum.value, '.6~g') + ' min'"
     drawn.axis = alt.Axis(labelExpr=text, tickCount=6)
     return drawn
 

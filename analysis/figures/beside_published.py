@@ -58,14 +58,13 @@ def answer(study: Study) -> str:
 
 def chart(table: pd.DataFrame) -> Chart:
     """Time over machine size, a panel per benchmark and size."""
-    signs = sorted(set(table["whose"]))
+    published = table.loc[table["whose"] == "published", "size"].unique()
+    shown = table[table["size"].isin(published)].assign(_sign=table["whose"])
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = number(alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True)
-        return points(rows, x, minutes(alt.Y, "time to train [min]", "time to train"), signs)
+        return points(rows, x, minutes(alt.Y, "time to train [min]", "time to train"), shown["_sign"])
 
-    published = table.loc[table["whose"] == "published", "size"].unique()
-    shown = table[table["size"].isin(published)].assign(_sign=table["whose"])
     return panels(shown, ["benchmark", "size"], draw, zoom=True)
 
 

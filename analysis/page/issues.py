@@ -59,6 +59,12 @@ class Group:
     text: str
     where: tuple[str, ...]
 
+    @property
+    def of_one(self) -> str:
+        """The whole issue, if one result has it."""
+        place = self.where[0]
+        return f"{place} {self.text}" if place.endswith(" runs") else f"{place}: {self.text}"
+
 
 def grouped(issues: Sequence[Issue]) -> list[Group]:
     """Group issues by what they say, in the order of the first of each."""

@@ -144,7 +144,7 @@ def _company(rows: pd.DataFrame, study: Study) -> str:
     """Which of some results had other work beside their runs. Empty if none had."""
     counted = [(str(row["label"]), study.converged_of(str(row["group"]))["had_company"]) for _, row in rows.iterrows()]
     told = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
-    return f"; beside other work were {_some(told)}" if told else ""
+    return f"; {_some(told)} shared the CPUs with other programs" if told else ""
 
 
 def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:

@@ -128,6 +128,8 @@ def test_equal_issues_of_several_results_are_one() -> None:
         Issue("doubt", "a", "no run logs its seed"),
         Issue("doubt", "b", "never reached the target"),
     ]
+    assert grouped(given)[1].of_one == "a: no run logs its seed"
+    assert grouped(given[:1])[0].of_one == "a: 3 of 5 runs never reached the target"
     assert grouped(given) == [
         Group("problem", "never reached the target", ("a: 3 of 5 runs", "b: 1 of 10 runs")),
         Group("doubt", "no run logs its seed", ("a",)),

@@ -75,7 +75,7 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
     data = study(paths, cards)
     (line,) = lines(data)
     assert line["by how much, and is it sure"].endswith(
-        "sure, by 10 and 10 runs; beside other work were 10 of 10 runs of slow"
+        "sure, by 10 and 10 runs; 10 of 10 runs of slow shared the CPUs with other programs"
     )
     (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
@@ -91,7 +91,7 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
 
 def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> None:
     (first, *_) = of(study([made("alone", others=0.5)], cards)).sentences
-    assert first.endswith("10 of 10 runs reached it; beside other work were 10 of 10 runs of alone.")
+    assert first.endswith("10 of 10 runs reached it; 10 of 10 runs of alone shared the CPUs with other programs.")
 
 
 @pytest.mark.parametrize(
