@@ -183,7 +183,9 @@ def _read_study(
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)
-    return replace(read, index=compute_index(read, weights, index[1])) if index and weights else read
+    return (
+        replace(read, index=compute_index(read.distinct, read.runs, weights, index[1])) if index and weights else read
+    )
 
 
 def _render(found: Sources, read: Study, form: str, files: Files) -> Report:

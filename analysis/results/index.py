@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,6 @@ from suite.documents import Count, Positive, YamlSource
 from suite.errors import InputError, did_you_mean
 from suite.log.comparable import era
 from suite.statistics import student_t
-
-if TYPE_CHECKING:
-    from analysis.study import Study
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
@@ -117,18 +114,18 @@ def read_weights(path: Path, benchmarks: Iterable[str]) -> Weights:
     return weights
 
 
-def compute_index(study: Study, weights: Weights, reference: str) -> Index:
-    """Compute the index of every system of a study that has a result of one of the workloads.
+def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, reference: str) -> Index:
+    """Compute the index of every system that has a result of one of the workloads.
 
     InputError if no system or several are called like the reference, or if a tier names no result.
     """
-    rows = study.distinct[study.distinct["score_s"].notna()]
+    rows = results[results["score_s"].notna()]
     rows = rows.assign(system_units=system_units(rows))
     name = _find_system(rows, reference)
     tiers = _tiers(rows, weights)
     systems = []
     for tier, members in tiers.items():
-        found = [_of_system(study, tier, members, system, name, weights) for system in sorted(set(members["machine"]))]
+        found = [_of_system(runs, tier, members, system, name, weights) for system in sorted(set(members["machine"]))]
         systems += sorted((each for each in found if each.ratios), key=lambda each: -(each.value or 0.0))
     told = set().union(*(set(members["label"]) for members in tiers.values()))
     return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - told)))
@@ -169,10 +166,10 @@ def _named(rows: pd.DataFrame, names: Sequence[str], tier: str) -> pd.Series:
 
 
 def _of_system(
-    study: Study, tier: str, rows: pd.DataFrame, system: str, reference: str, weights: Weights
+    runs: pd.DataFrame, tier: str, rows: pd.DataFrame, system: str, reference: str, weights: Weights
 ) -> SystemIndex:
     mine, theirs = rows[rows["machine"] == system], rows[rows["machine"] == reference]
-    found = {workload: _ratio(study, workload, mine, theirs) for workload in weights.workloads}
+    found = {workload: _ratio(runs, workload, mine, theirs) for workload in weights.workloads}
     ratios = tuple(ratio for ratio in found.values() if ratio is not None)
     missing = tuple(workload.title for workload, ratio in found.items() if ratio is None)
     without = {
@@ -183,7 +180,7 @@ def _of_system(
     return SystemIndex(tier, system, _mean(list(found.values())), low, high, ratios, missing, without)
 
 
-def _ratio(study: Study, workload: Workload, mine: pd.DataFrame, theirs: pd.DataFrame) -> Ratio | None:
+def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: pd.DataFrame) -> Ratio | None:
     """The ratio of the best results of both that may be ranked against each other; None without two.
 
     Closed results come before open ones, then the newest rounds that both have.
@@ -195,7 +192,7 @@ def _ratio(study: Study, workload: Workload, mine: pd.DataFrame, theirs: pd.Data
     system, reference = (side[shared[-1]] for side in sides)
     if workload.mode == "weak":
         return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"], {})
-    logs = {str(row["group"]): _log_times(study, str(row["group"])) for row in (system, reference)}
+    logs = {str(row["group"]): _log_times(runs, str(row["group"])) for row in (system, reference)}
     means = [float(np.mean(logs[str(row["group"])])) for row in (system, reference)]
     return Ratio(workload, system, reference, math.exp(means[1] - means[0]), logs)
 
@@ -211,8 +208,8 @@ def _comparable(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str],
     return {(str(row["division"]), era(row["round"])): row for _, row in best_last.iterrows()}
 
 
-def _log_times(study: Study, group: str) -> list[float]:
-    times = study.converged_of(group)["run_s"]
+def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
+    times = runs.loc[(runs["group"] == group) & runs["converged"], "run_s"]
     return [math.log(time) for time in times[times > 0]]
 
 
