@@ -1,6 +1,6 @@
 """How often `mlhpc preflight judge` calls healthy nodes bad, and what it finds, on unfriendly truths.
 
-    python benchmarks/preflight_rates.py [--nodes 4 8 16 64] [--healthy 12800] [--metrics 20]
+    python benchmarks/preflight_rates.py [--nodes 4 8 16 64] [--healthy 12800] [--slow 25] [--metrics 20]
 
 A row is a truth: how nodes and repetitions of a time differ. "named" is the share of healthy nodes that are called bad
 over all metrics in one look, with its Wilson interval (95 %). "found in 80 %" is how much slower one node must be in one
@@ -32,7 +32,6 @@ Shape = tuple[int, int, int]  # metrics, nodes, repetitions
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]  # logarithms of times
 
 EFFECTS = (0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95)
-FLEETS = 25  # with a slow node, for each effect
 
 
 def repetitions(spread: float, noise: Callable[[np.random.Generator, Shape], np.ndarray]) -> Noise:
@@ -199,16 +198,19 @@ def bad_nodes(
     return {node for node, _ in found or ()}
 
 
-def row(chance: np.random.Generator, truth: str, nodes: int, fleets: int, metrics: int) -> str:
-    """Measure one truth with fleets of one size, and render it as a row of the table."""
-    shape = metrics, nodes
+def row(chance: np.random.Generator, truth: str, shape: tuple[int, int], fleets: int, slow: int) -> str:
+    """Measure one truth with fleets of one shape (metrics, nodes), and render it as a row of the table.
+
+    ``slow``: how many fleets have a slow node, for each effect.
+    """
+    nodes = shape[1]
     named = sum(len(bad_nodes(chance, truth, shape, RATE)) for _ in range(fleets))
     low, high = wilson(named, fleets * nodes)
     slowest, fastest = len(EFFECTS), -1  # places of effects: found, and not found
     while slowest - fastest > 1:
         middle = (slowest + fastest) // 2
-        found = sum("n0" in bad_nodes(chance, truth, shape, RATE, EFFECTS[middle]) for _ in range(FLEETS))
-        slowest, fastest = (middle, fastest) if found >= 0.8 * FLEETS else (slowest, middle)
+        found = sum("n0" in bad_nodes(chance, truth, shape, RATE, EFFECTS[middle]) for _ in range(slow))
+        slowest, fastest = (middle, fastest) if found >= 0.8 * slow else (slowest, middle)
     effect = f"{EFFECTS[slowest]:.0%}" if slowest < len(EFFECTS) else "none"
     printed = [verdict(draw(chance, truth, shape), RATE).metrics[0].found for _ in range(10)]
     told = sorted(1.0 if one is None else one for one in printed)[5]
@@ -224,6 +226,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=(4, 8, 16, 64))
     parser.add_argument("--healthy", type=int, default=12800, help="healthy nodes of each row")
     parser.add_argument("--metrics", type=int, default=20)
+    parser.add_argument("--slow", type=int, default=25, help="fleets with a slow node, for each effect")
     parser.add_argument("--truth", action="append", metavar="TEXT", help="only truths that begin so; repeatable [all]")
     given = parser.parse_args()
     print(f"{date.today()}, {platform.machine()}, seed 20261127; {given.metrics} metrics, {RATE:.1%} stated")
@@ -233,7 +236,7 @@ def main() -> None:
     for truth in chosen:
         for size in given.nodes:
             chance = np.random.default_rng(20261127 + size)
-            print(row(chance, truth, size, -(-given.healthy // size), given.metrics), flush=True)
+            print(row(chance, truth, (given.metrics, size), -(-given.healthy // size), given.slow), flush=True)
 
 
 if __name__ == "__main__":
