@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tests.fixtures.hosts import connected_hosts
 from tests.fixtures.once import made_once
 from tests.fixtures.readme import GENERATE
+from tests.fixtures.warm import warm_folder
 from tests.fixtures.zoo import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,14 +87,14 @@ def smoke_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def generate(folder: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "MLHPC_DATA"}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{warm_folder()}:{os.environ['PATH']}"
         done = subprocess.run(
             shlex.split(GENERATE),
             cwd=folder,
             env=environment | {"PATH": path},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

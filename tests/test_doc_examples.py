@@ -44,7 +44,7 @@ def spirals(tmp_path_factory: pytest.TempPathFactory) -> Path:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("target reached") == 3, done.stdout
@@ -116,7 +116,7 @@ def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
     command = [sys.executable, "-m", "suite", "report", str(run), "-o", str(tmp_path / "report"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "report" / "report.html").read_text()
     assert "What share of a run is evaluation?" in page

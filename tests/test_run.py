@@ -16,7 +16,9 @@ from suite.launch.local import suite_command
 from suite.log.reader import read_events
 from suite.log.record import summarise
 from tests.fixtures.foreign import foreign_folders
+from tests.fixtures.warm import warm_python
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parent.parent
 MLHPC = str(Path(sys.executable).with_name("mlhpc"))
 
@@ -32,7 +34,9 @@ def environment(data: Path) -> dict[str, str]:
 
 
 def mlhpc(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([MLHPC, *arguments], env=environment(data), capture_output=True, text=True, timeout=200)
+    """A run that no signal meets: in a fork of a Python that has loaded torch, as its ranks are."""
+    command = [*warm_python(), "-P", "-m", "suite", *arguments]
+    return subprocess.run(command, env=environment(data), capture_output=True, text=True, timeout=600)
 
 
 def started(data: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
@@ -77,7 +81,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     folder = tmp_path / "run"
     process = started(smoke_data, folder)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 3, output
     assert "Traceback" not in output
     assert "0 of 1 run reached the target, 1 not finished; to go on: mlhpc run cosmoflow --output " in output
@@ -101,8 +105,8 @@ def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_tha
     folder = tmp_path / "run"
     process = started(smoke_data, folder)
     process.kill()
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
+    process.communicate(timeout=600)
+    deadline = time.monotonic() + 300
     while ranks_of(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ranks_of(folder) == []
@@ -118,7 +122,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     words = ("run", "cosmoflow", "--size", "smoke", "-o", str(folder), "--set", "max_epochs=2")
     never = ("--set", "hyperparameters.base_learning_rate=1e-9")
     with subprocess.Popen(
-        [MLHPC, *words, *never],
+        [*warm_python(), "-P", "-m", "suite", *words, *never],
         env=environment(smoke_data) | {"MLHPC_ORG": "ACME"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -129,7 +133,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
         assert process.stdout.readline().startswith("run 0: epoch 1:")
         process.stdout.close()
         errors = process.stderr.read()
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=600)
     assert (code, errors) == (1, "")  # as without head: the target is out of reach
     assert len(summarise(read_events(folder / "result_0.txt")).epochs) == 2
     *_, outcome, baselines, attainable = (folder / "output" / "trial_0.log").read_text().splitlines()
@@ -170,14 +174,14 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(*warm_python(), "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("-m", "suite", "run", "cosmoflow", "--size", "smoke", "--output", str(folder), "--trial", "0"),
             *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
         ],
         env=environment(smoke_data) | {"PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     record = summarise(read_events(folder / "result_0.txt"))
     assert (record.ranks, record.seed, len(record.evals)) == (2, 1, 1), done.stdout + done.stderr
@@ -196,7 +200,7 @@ def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: 
         env=environment(smoke_data),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -208,9 +212,9 @@ def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
     folder = runs.our_runs(tmp_path / "run", 1)
     report = ("report", str(folder), "-o", str(tmp_path / "report"))
     for command in ([MLHPC, "workload", "list"], suite_command("workload", "list"), [MLHPC, *report]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     Path("suite", "__init__.py").unlink()
     Path("suite").rmdir()
-    done = subprocess.run([sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

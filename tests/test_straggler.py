@@ -66,7 +66,7 @@ def _hold_up(training: subprocess.Popen[bytes], log: Path) -> None:
                 time.sleep(HELD_S)
                 os.kill(rank, signal.SIGCONT)
                 time.sleep(FREE_S)
-    training.wait(timeout=60)
+    training.wait(timeout=300)
 
 
 def _process_of(ancestor: int, rank: int) -> int | None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fixtures.cli import handles_signals
+
 MARK = "MLHPC_TEST_SIGNALS"  # in the environment of every process of a command
 END_S = 60.0  # of a command on a busy machine
 LONGER_S = {"run": 30.0, "ab": 600.0}  # a rank that saves has 30 s; a contest ends its present run first
@@ -86,15 +88,6 @@ def living(token: str) -> list[str]:
         if (process.info["environ"] or {}).get(MARK) == token and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(" ".join(process.info["cmdline"] or [])[-120:])
     return found
-
-
-def handles_signals(pid: int) -> bool:
-    """True if the process has a handler of SIGTERM. Python has none of its own."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def send(sent: Signal, environ: dict[str, str], cwd: Path) -> list[str]:

@@ -70,7 +70,7 @@ class Cluster:
     def call(self, *command: str, cwd: Path = ROOT, **variables: str) -> str:
         """Standard output of a command that must succeed."""
         done = subprocess.run(
-            command, cwd=cwd, env=self.environment | variables, capture_output=True, text=True, timeout=60
+            command, cwd=cwd, env=self.environment | variables, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -84,7 +84,7 @@ class Cluster:
         text = self.call("scontrol", "show", "job", job)
         return text.partition("JobState=")[2].split()[0]
 
-    def wait(self, job: str, *, timeout_s: float = 120) -> str:
+    def wait(self, job: str, *, timeout_s: float = 300) -> str:
         """Wait until the job has ended and its script is gone; its last state."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -147,7 +147,7 @@ def running_cluster(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterato
             cluster.call(*(hosts or {}).get(node, ()), "slurmd", "-N", node)
         _wait_until_idle(cluster)
         yield cluster
-        subprocess.run(["scancel", "--user", user], env=cluster.environment, timeout=30)
+        subprocess.run(["scancel", "--user", user], env=cluster.environment, timeout=300)
 
 
 def slurm_path() -> str:
@@ -172,16 +172,16 @@ def _free_ports() -> list[int]:
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         done = subprocess.run(
-            ["sinfo", "--noheader", "-o", "%T %D"], env=cluster.environment, capture_output=True, text=True, timeout=30
+            ["sinfo", "--noheader", "-o", "%T %D"], env=cluster.environment, capture_output=True, text=True, timeout=300
         )
         if done.stdout.split() == ["idle", "2"]:
             return
         time.sleep(0.2)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(cluster.folder.glob("*.log")))
-    raise AssertionError(f"the two nodes are not idle after 30 s: {done.stdout}{done.stderr}\n{logs}")
+    raise AssertionError(f"the two nodes are not idle after 300 s: {done.stdout}{done.stderr}\n{logs}")
 
 
 def _stop(pid_file: Path) -> None:

@@ -15,6 +15,7 @@ from suite.commands.machine.doctor import launch_checks
 from suite.errors import InputError
 from suite.launcher import LAUNCHERS, Launch, detect, explain, find_world, refuse_several, without_launchers
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.warm import warm_python
 
 ALONE = [{rank: "0", size: "1"} for _, rank, size in LAUNCHERS]
 ONE_OF_FOUR = [{rank: "2", size: "4"} for _, rank, size in LAUNCHERS]
@@ -128,7 +129,7 @@ def test_mpiexec_makes_one_world_of_two_whatever_the_shell_kept(kept: dict[str, 
     program = (
         "from suite.world import World; w = World.create(); print(f'{w.launcher} {w.size}\\n', end='', flush=True)"
     )
-    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable, "-c", program]
+    words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *warm_python(), "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | kept, check=True)
     assert done.stdout.split() == ["pmi", "2", "pmi", "2"]
 
@@ -140,14 +141,14 @@ def test_a_step_of_two_ranks_is_one_world_where_the_shell_kept_an_mpiexec_of_one
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program],
+            [*warm_python(), "-c", program],
             stdout=subprocess.PIPE,
             env=os.environ | kept | step | variables("slurm", rank, 2),
             text=True,
         )
         for rank in range(2)
     ]
-    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["slurm 2\n"] * 2
+    assert [rank.communicate(timeout=300)[0] for rank in ranks] == ["slurm 2\n"] * 2
 
 
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
@@ -241,7 +242,7 @@ def test_two_ranks_start_in_a_world_of_one(
         "1",
     ]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "suite", *words, "--format", "json"], cwd=tmp_path, capture_output=True, text=True
+        [*warm_python(), "-P", "-m", "suite", *words, "--format", "json"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from suite.descriptor import descriptor
 from suite.errors import InputError
 from suite.workload import Workload, load_workload
 from tests.fixtures.runs import run_folder
+from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = (ROOT / "workloads" / "cosmoflow" / "card.yaml").read_text()
@@ -66,9 +66,9 @@ class Site:
 
     def mlhpc(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)}
-        words = [sys.executable, "-m", "suite", *map(str, arguments)]
+        words = [*warm_python(), "-m", "suite", *map(str, arguments)]
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=120, env=environment, check=False, cwd=ROOT
+            words, capture_output=True, text=True, timeout=300, env=environment, check=False, cwd=ROOT
         )
 
 

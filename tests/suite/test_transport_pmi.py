@@ -46,9 +46,9 @@ def connected() -> Iterator[tuple[Wire, Slurm]]:
         thread.start()
     yield Wire(rank.fileno()), slurm
     rank.shutdown(socket.SHUT_RDWR)
-    threads[0].join(10)
+    threads[0].join(300)
     relay_server.shutdown(socket.SHUT_RDWR)
-    threads[1].join(10)
+    threads[1].join(300)
     for each in (rank, relay_rank, relay_server, server):
         each.close()
 
@@ -81,7 +81,7 @@ def test_the_rank_talks_to_the_server_directly_after_the_start() -> None:
     assert sorted(slurm.values) == [b"a", b"a+"]
     assert wire.ask(b"cmd=put key=b value=C\n") == b"cmd=put_result rc=0\n"
     rank.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(300)
     rank.close()
     server.close()
 

@@ -35,7 +35,7 @@ def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tiny data set of every workload whose packages are here, made in one start of two ranks."""
     root = tmp_path_factory.mktemp("two")
     here = [name for name, tiny in TINY.items() if tiny.needs is None or importlib.util.find_spec(tiny.needs)]
-    subprocess.run([MPIEXEC, "-n", "2", *warm_python(), "-c", ON_RANKS, root, *here], check=True, timeout=240)
+    subprocess.run([MPIEXEC, "-n", "2", *warm_python(), "-c", ON_RANKS, root, *here], check=True, timeout=300)
     return root
 
 

@@ -192,7 +192,7 @@ def test_ranks_communicate_what_the_closed_form_says(
     settings += [f"hyperparameters.moe.{item}" for item in ("expert_parallel=true", *moe)]
     words = ["run", "moe_lm", "--size", "smoke", "--ranks", str(ranks), "-o", str(run)]
     words += [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=280)
+    subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=300)
     events = read_events(run / "result_0.txt").events
     by_key = {event.key: event for event in events}
     work, counted = by_key["work_per_sample"].value, by_key["rank_stats"]

@@ -72,7 +72,7 @@ def chromium(folder: Path, *flags: str) -> str:
         f"--user-data-dir={folder / 'profile'}",
         "--window-size=1500,1100",
     ]
-    done = subprocess.run([str(CHROMIUM), *base, *flags], capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run([str(CHROMIUM), *base, *flags], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout
 
 

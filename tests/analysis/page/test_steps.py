@@ -60,7 +60,7 @@ def test_without_altair_the_page_has_everything_but_figures(tmp_path: Path, run_
         "-o",
         str(tmp_path / "report"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     html, document = (
         (tmp_path / "report/report.html").read_text(),

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from suite.errors import did_you_mean
 from suite.files import QUIET, print_progress
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_runs
+from tests.fixtures.warm import warm_python
 
 
 def commands(prefix: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
@@ -196,7 +196,7 @@ def on_a_terminal(*words: str, environment: dict[str, str] | None = None) -> str
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "suite", *words],
+        [*warm_python(), "-m", "suite", *words],
         stdout=theirs,
         stderr=theirs,
         env=os.environ | {"TERM": "xterm-256color"} | (environment or {}),

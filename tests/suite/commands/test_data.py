@@ -19,6 +19,7 @@ from suite.data.manifest import Manifest, read_manifest, write_manifest
 from suite.data.shards import shard_path, write_shard
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.warm import warm_python
 
 DATA_BYTES = {"full": 2**50}
 
@@ -225,8 +226,8 @@ def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[s
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(words: tuple[str, ...], code: int, message: str) -> None:
-    command = [sys.executable, "-m", "suite", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [*warm_python(), "-m", "suite", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1

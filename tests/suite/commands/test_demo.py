@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -117,9 +116,7 @@ def test_the_last_line_of_an_error_is_the_reason(capfd: pytest.CaptureFixture[st
 
 
 def test_a_step_that_hangs_is_stopped() -> None:
-    begin = time.monotonic()
-    assert _execute([sys.executable, "-c", "import time; time.sleep(60)"], 0.5)[0] == 124
-    assert time.monotonic() - begin < 20
+    assert _execute([sys.executable, "-c", "import time; time.sleep(3600)"], 0.5)[0] == 124
 
 
 @pytest.mark.long

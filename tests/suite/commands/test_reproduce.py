@@ -404,7 +404,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
         words = ["reproduce", package, "--with", stage / "again", "--level", "4", "-o", out, "--data", stage / "again"]
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *map(str, words)],
-            cwd=package, capture_output=True, text=True, timeout=120, check=False,
+            cwd=package, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 1, done.stdout + done.stderr
         assert "Traceback" not in done.stderr

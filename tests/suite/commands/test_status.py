@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from suite.log.checkpoint_index import CheckpointIndex, Part, node_path
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
+from tests.fixtures.warm import warm_python
 
 NO_JOB = JobStatus()
 RUNNING = JobStatus(("7",), "RUNNING", ended=False)
@@ -334,7 +334,7 @@ def test_notes_stand_below_a_table_that_a_terminal_cannot_hold(
 
 def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "suite", "status", *arguments],
+        [*warm_python(), "-m", "suite", "status", *arguments],
         cwd=cwd,
         env=dict(os.environ),
         capture_output=True,
@@ -386,8 +386,8 @@ def copy_of(run: RunFolder, name: str, **changes: Any) -> RunFolder:
 
 
 def show(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "suite", "status", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=60)
+    command = [*warm_python(), "-m", "suite", "status", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=300)
 
 
 @pytest.mark.parametrize(

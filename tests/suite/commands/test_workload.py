@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def suite(site: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "suite", *map(str, words)]
     environment = ENV | {"PYTHONPATH": str(site)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_p
     own = ["-p", "no:cacheprovider", "--basetemp", tmp_path / "inner"]
     command = [sys.executable, "-m", "pytest", "-q", *map(str, own), "tides"]
     environment = ENV | {"PYTHONPATH": str(site)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 
@@ -61,7 +61,7 @@ def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_p
 def test_the_skeleton_installs_without_a_network_and_is_scored(tmp_path: Path) -> None:
     assert mlhpc("workload", "new", "tides", cwd=tmp_path).returncode == 0
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", "site", "./tides"], cwd=tmp_path, check=True, timeout=200)
+    subprocess.run([*pip, "--target", "site", "./tides"], cwd=tmp_path, check=True, timeout=300)
     for words in (
         ("workload", "list", "tides"),
         ("data", "generate", "tides", "--size", "smoke"),

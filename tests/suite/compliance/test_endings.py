@@ -55,13 +55,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     program = (
         f"import sys, pathlib; sys.path.insert(0, {str(TOY)!r}); import toy; toy.generate(pathlib.Path({str(data)!r}))"
     )
-    subprocess.run([*warm_python(), "-c", program], check=True, timeout=120)
+    subprocess.run([*warm_python(), "-c", program], check=True, timeout=300)
     done = subprocess.run(
         [*warm_python(), str(TOY / "toy.py"), str(data), *words[1:]],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=300,
     )
     codes = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("exit code")]
     assert codes == [code for code, _ in ENDINGS.values()], done.stdout + done.stderr
@@ -98,7 +98,7 @@ def result_with(folder: Path, ended: dict[str, bytes], log: bytes, *, place: int
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("toy_card")
 def test_runs_that_reach_the_target_are_a_result(tmp_path: Path, ended: dict[str, bytes]) -> None:
     verdict = check([result_with(tmp_path, ended, ended[GOOD[0]])])

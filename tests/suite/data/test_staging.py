@@ -59,7 +59,7 @@ def start(
     launcher: Sequence[object], nodes: str, source: Path, directory: Path, fault: str = "", code: int = 0
 ) -> list[dict[str, Any]]:
     command = [*launcher, WORKER, nodes, source, directory, *([fault] if fault else [])]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode == 0) == (code == 0), done.stderr + done.stdout
     return json.loads(done.stdout) if code == 0 else []
 

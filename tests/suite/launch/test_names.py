@@ -23,7 +23,7 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 
 CONFIG = load_config(descriptor("cosmoflow"), "smoke", ())
-NAMES = (150, 500)  # every part at both ends first, then what chance makes of them
+NAMES = (80, 500)  # every part first, at both ends of a name, then what chance makes of them
 PYTHON = "/opt/my $python/it's/bin/python"
 PARTS = [
     *"$`\"'{}()[]<>|&;#!~*?^=,:@+%- .",
@@ -40,7 +40,7 @@ printf '%s\\0' "$@" >> "$CALLS"
 def names(count: int) -> list[str]:
     """Names from hostile parts, the same each time."""
     random.seed(8)
-    made = [f"run{part}" for part in PARTS] + [f"{part}x" for part in PARTS]
+    made = [f"{part}x{part}" for part in PARTS]
     while len(made) < count:
         made.append("".join(random.choices(PARTS, k=random.randint(2, 6))))
     return [name for name in made if name not in (".", "..")][:count]
@@ -90,7 +90,7 @@ def test_bash_and_slurm_get_every_name_as_it_is(count: int, tmp_path: Path, monk
         assert expanded(output_of(script)) == f"{folder}/output/job_17.log"
         calls.write_bytes(b"")
         done = subprocess.run(
-            ["bash"], input=script, env=environment, cwd=work, capture_output=True, text=True, timeout=60
+            ["bash"], input=script, env=environment, cwd=work, capture_output=True, text=True, timeout=300
         )
         assert (done.returncode, done.stderr) == (0, ""), name
         words = calls.read_text().split("\0")

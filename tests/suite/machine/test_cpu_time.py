@@ -181,7 +181,7 @@ def test_a_busy_neighbour_on_the_same_cpu_is_told() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=pin) as neighbour:
         try:
             measured = [sys.executable, "-c", MEASURED, str(cpu)]
-            done = subprocess.run(measured, preexec_fn=pin, capture_output=True, text=True, timeout=120, check=True)
+            done = subprocess.run(measured, preexec_fn=pin, capture_output=True, text=True, timeout=300, check=True)
         finally:
             neighbour.kill()
     own_s, other_s, source = done.stdout.split()[1:]

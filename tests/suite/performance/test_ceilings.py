@@ -371,7 +371,7 @@ def test_two_ranks_measure_every_resource(tmp_path: Path) -> None:
     path = tmp_path / "ceilings.json"
     worker = [*warm_python(), str(Path(__file__).with_name("ceilings_worker.py")), "--directory", str(tmp_path)]
     command = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *worker, "-o", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
     assert resources(document) == RESOURCES
@@ -404,7 +404,7 @@ def test_two_ranks_measure_this_machine_in_time(tmp_path: Path) -> None:
     """Memory levels within a factor of two of what the system says, collectives of two ranks, everything said or excused."""
     path = tmp_path / "c.json"
     command = [sys.executable, "-m", "suite", "ceilings", "--quick", "--ranks", "2", "-o", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())
     assert resources(document) == RESOURCES

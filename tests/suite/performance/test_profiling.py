@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from suite.training.state import TrainingState
 from suite.training.timing import PhaseTimer, device_clock
 from suite.workload import Optimization
 from suite.world import World
+from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = World.create()
@@ -80,7 +80,7 @@ def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: p
         str(output),
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "suite", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
+        [*warm_python(), "-m", "suite", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((output / "profile.json").read_text())

@@ -97,14 +97,14 @@ def test_the_next_copy_begins_before_a_batch_is_used_but_not_before_it_is_loaded
 
     def slow(number: int) -> Batch:
         if number == 3:
-            gate.wait(30)
+            gate.wait(300)
         if number == 2:
             loaded.set()
         return load(number)
 
     batches = prefetch(slow, range(4), threads=1, feed=feed)
     assert next(batches)[0] == 0
-    assert loaded.wait(30)
+    assert loaded.wait(300)
     assert next(batches)[0] == 1
     assert next(batches)[0] == 2  # 3 is not loaded: 2 does not wait for it
     assert "begin 3" not in feed.told

@@ -41,7 +41,7 @@ def completed(
     data: Path, *trials: Sequence[str], ranks: int = 1, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(data, *trials, ranks=ranks), env=ENV | environment, capture_output=True, text=True, timeout=120
+        command(data, *trials, ranks=ranks), env=ENV | environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -249,14 +249,13 @@ def test_every_run_says_who_used_its_cpus(one: dict[str, Log], two: dict[str, Lo
         assert [event.key for event in log.events[-3:]] == ["other_work", "run_stop", "goodput"]
         (node,) = event.value
         assert (node["node"], node["cpus"]) == (0, len(os.sched_getaffinity(0)))
-        assert 0 <= node["own_s"] < 1.2 * ranks * event.metadata["seconds"] + 0.1 * ranks
-        assert event.metadata["seconds"] == pytest.approx(stopped_s(log), abs=0.2)
+        # The times are read between events of the log, however long other work delays what lies between two of them
+        begin, end = (next(n for n, each in enumerate(log.events) if each.key == key) for key in ("run_start", event.key))
+        longest = log.events[end].time_ms - log.events[begin - 1].time_ms
+        shortest = log.events[end - 1].time_ms - log.events[begin].time_ms
+        assert shortest - 2 <= 1e3 * event.metadata["seconds"] <= longest + 2
+        assert 0 <= node["own_s"] < node["cpus"] * longest / 1e3 + 0.1 * ranks  # a tick of the kernel for each
     assert sum(event.value[0]["own_s"] for log in two.values() for event in log.every("other_work")) > 0
-
-
-def stopped_s(log: Log) -> float:
-    first, last = (next(event for event in log.events if event.key == key) for key in ("run_start", "run_stop"))
-    return (last.time_ms - first.time_ms) / 1e3
 
 
 def test_without_instrumentation_nothing_is_measured_and_the_run_is_the_same(two: dict[str, Log]) -> None:
@@ -328,7 +327,7 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     changes = ("hyperparameters.dropout=0.3", "window_steps=1", "hyperparameters.ema_decay=0.9", *own)
     process = start_endless(data, folder, ranks, *changes)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 3
     log = read_events(folder / "result_0.txt")
     assert stop(log)["status"] == "aborted"
@@ -382,7 +381,7 @@ def stopped_run(data: Path, folder: Path, ranks: int) -> None:
     """A run folder in which a signal stopped trial 0, with its checkpoint."""
     process = start_endless(data, folder, ranks)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 3
 
 
@@ -449,7 +448,7 @@ def test_after_a_kill_the_run_resumes_from_its_last_timed_checkpoint(data: Path,
         time.sleep(0.05)
     for pid in ranks_of(process, folder) if ranks > 1 else [process.pid]:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     log = read_events(folder / "result_0.txt")
     for value in values(log, "checkpoint_saved"):
         assert 0 < value["stall_s"] < 1
@@ -511,7 +510,7 @@ def test_a_second_job_in_a_trial_ends_with_one_line_and_the_first_goes_on(data: 
     assert not list(folder.glob("resumed_*"))
     assert not (folder / "exit" / "trial_0").exists()  # the exit code of a trial that runs
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == 3
     assert not (folder / "trial_0.lock").exists()
 
@@ -600,7 +599,7 @@ def test_a_rank_killed_in_the_middle_ends_the_run_and_its_log_parses(data: Path,
     pids = ranks_of(process, tmp_path / "run")
     assert len(pids) == 2
     os.kill(pids[-1], signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     log = read_events(tmp_path / "run" / "result_0.txt")
     assert not log.problems

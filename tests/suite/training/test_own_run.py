@@ -504,7 +504,7 @@ for case in cases:
 def on_two_ranks(card: Path, *cases: str) -> subprocess.CompletedProcess[str]:
     words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *warm_python(), "-c", RANKS]
     folder = str(card.parent / "runs")
-    return subprocess.run([*words, str(card), folder, *cases], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*words, str(card), folder, *cases], capture_output=True, text=True, timeout=300)
 
 
 def test_two_ranks_write_one_log_and_must_agree_on_the_value(card: Path) -> None:

@@ -46,7 +46,7 @@ def run(
     words = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
     words += toy(data, folder, *options, python=python)
     return subprocess.run(
-        words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150, check=False
+        words, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -234,7 +234,7 @@ def test_a_datagram_of_another_run_or_another_form_is_neither_answered_nor_obeye
         with pytest.raises(TimeoutError):
             other.recvfrom(100)
         other.sendto(question(dog), address)
-        other.settimeout(5)
+        other.settimeout(300)
         assert b'"silent_s"' in other.recvfrom(4096)[0]
     dog.close()
 
@@ -263,7 +263,7 @@ class Pair:
     def end_rank_1(self) -> None:
         """As when its process is killed: without a word."""
         self.dogs[1]._closed = True
-        self.dogs[1]._thread.join(20)
+        self.dogs[1]._thread.join(300)
 
     def say_within(self, seconds: float) -> list[str]:
         until = time.monotonic() + seconds
@@ -277,7 +277,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     for name, seconds in (("LOOK_EVERY_S", 0.3), ("WAITING_S", 1.0), ("SURE_AFTER_S", 0.3)):
         monkeypatch.setattr(watchdog, name, seconds)
     meeting, said, waiting = Meeting(2), list[str](), Progress()
-    settings = Watching(silence_s=20, action="report")
+    settings = Watching(silence_s=10_000, action="report")  # nobody is named for having been silent
 
     def begin(rank: int) -> Watchdog:
         threads = Threads(rank, meeting)
@@ -296,9 +296,7 @@ def test_a_rank_whose_process_has_ended_is_named_long_before_the_silence_is_over
     _wait_for(lambda: pair.dogs[0]._heard)
     pair.waiting.call("sum in backward pass of step 7")
     pair.end_rank_1()
-    begin = time.monotonic()
-    (line,) = pair.say_within(30)
-    assert time.monotonic() - begin < 20
+    (line,) = pair.say_within(300)
     assert re.match(
         r"no progress for [\d.]+ (?:s|min): rank 1 has ended; rank 0 on .* waits for it in: sum in backward pass", line
     )
@@ -319,7 +317,7 @@ def test_a_rank_that_has_closed_its_watchdog_is_not_missed(pair: Pair) -> None:
     _wait_for(lambda: pair.dogs[0]._heard)
     pair.dogs[1].close()
     pair.waiting.call("all_reduce in work after the run")
-    pair.dogs[1]._thread.join(20)
+    pair.dogs[1]._thread.join(300)
     assert not pair.say_within(3)
 
 
@@ -383,7 +381,7 @@ def test_an_error_that_follows_from_the_end_of_others_is_not_told(tmp_path: Path
     )
 
     def end(_: str) -> None:
-        ended.wait(20)
+        ended.wait(300)
         sys.exit()  # in place of os._exit: the thread ends
 
     dog.before_end = end
@@ -393,7 +391,7 @@ def test_an_error_that_follows_from_the_end_of_others_is_not_told(tmp_path: Path
     told.join(0.5)
     assert told.is_alive()
     ended.set()
-    told.join(20)
+    told.join(300)
     assert not told.is_alive()
     dog._socket.close()  # its thread has not come to that
 
@@ -404,7 +402,7 @@ def _fail_under(dog: Watchdog) -> None:
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -460,7 +458,7 @@ def _ip(host: list[str], *words: str) -> str:
     return subprocess.run([*host, "ip", *words], capture_output=True, text=True, check=True).stdout
 
 
-def _until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+def _until(holds: Callable[[], bool], limit_s: float = 300.0) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -65,7 +64,5 @@ def test_a_rank_ends_with_what_started_it_until_it_is_connected(
         lines = [parent.stdout.readline()]
         while lines[-1].strip() != until:
             lines.append(parent.stdout.readline())
-        begin = time.monotonic()
         parent.kill()
         assert "".join(lines) + parent.stdout.read() == expected  # the pipe is closed when the child has ended too
-        assert time.monotonic() - begin < 80

@@ -33,7 +33,7 @@ world.init_torch(torch.device("cpu"))
 def on_ranks(ranks: int, program: str) -> None:
     """Run a program on several ranks; every rank ends without an error."""
     command = [MPIEXEC, "-n", str(ranks), *warm_python(), "-c", START + program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("fine") == ranks, done.stdout + done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from suite.errors import InputError
+from tests.fixtures.warm import warm_python
 from workloads.commands.moe import moe
 from workloads.moe.bench import Shape, given_experts, grid_sizes
 from workloads.moe.config import MoEConfig
@@ -58,11 +58,11 @@ def test_the_largest_message_is_a_size(number: str) -> None:
 
 def test_too_little_memory_is_no_defect() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "moe", "--tokens", "100000000000"],
+        [*warm_python(), "-m", "suite", "moe", "--tokens", "100000000000"],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
@@ -77,11 +77,11 @@ def sweep(path: Path, ranks: int, per_node: int) -> dict[str, Any]:
     words = ["--experts", "2", "--top-k", "1", "--sweep-network", "--ranks-per-node", str(per_node)]
     words += ["--up-to-mib", "0.002", "-o", str(path)]
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "moe", "--ranks", str(ranks), *SMALL, *words],
+        [*warm_python(), "-m", "suite", "moe", "--ranks", str(ranks), *SMALL, *words],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert f"layer on {ranks} ranks: fastest r" in done.stdout

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(__file__).with_name("exact_worker.py")
@@ -17,7 +18,7 @@ WORKER = Path(__file__).with_name("exact_worker.py")
 def run(worker: Path, *arguments: str, timeout_s: int) -> str:
     """What a worker prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(worker), *arguments],
+        [*warm_python(), "-W", "error", str(worker), *arguments],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -49,7 +49,7 @@ def test_a_resumed_run_keeps_its_choices_and_its_losses(tmp_path: Path) -> None:
     assert process.stdout is not None
     next(line for line in process.stdout if "epoch 1:" in line)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 3
     resume = words(data, stopped, "--trial", "0", "--resume")
     subprocess.run(resume, cwd=ROOT, env=environment, capture_output=True, check=False)

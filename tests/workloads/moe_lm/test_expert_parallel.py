@@ -64,7 +64,7 @@ def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_wa
     assert process.stdout is not None
     next(line for line in process.stdout if "epoch 1:" in line)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 3
     assert len(list((folder / "checkpoint").iterdir())) == 2  # one file of all ranks, one of the node
     stopped = windows(read_events(folder / "result_0.txt"))

@@ -264,7 +264,7 @@ if world.is_first:
 def test_two_ranks_train_as_one_balanced_or_not(tiny_data: Path, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     words = [MPIEXEC, "-n", "2", *warm_python(), "-c", TWO_RANKS, tiny_data, path]
-    subprocess.run(words, check=True, timeout=120)
+    subprocess.run(words, check=True, timeout=300)
     one, two = json.loads(path.read_text())
     assert one["True"]["losses"] == one["False"]["losses"]
     assert one["True"]["imbalance"] is None

@@ -132,7 +132,7 @@ def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> N
             env=os.environ | {"OMP_NUM_THREADS": "1", "MLHPC_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

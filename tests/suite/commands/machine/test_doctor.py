@@ -29,6 +29,7 @@ from suite.machine.probes.allowance import Allowance, read_allowance
 from suite.machine.probes.clock import is_synchronised, measure_skew
 from suite.machine.probes.hosts import is_loopback, list_own_addresses
 from suite.machine.probes.root import VARIABLE
+from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine, machine
 
 LAPTOP = Site(None, (), False)
@@ -239,11 +240,11 @@ def test_a_library_that_is_installed_but_does_not_load_is_missing(tmp_path: Path
     """Its package list is as it should be: mpi4py is there."""
     environ = os.environ | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so.12")}
     done = subprocess.run(
-        [sys.executable, "-c", mpi.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", mpi.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=300
     )
     (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert (check.ok, library) == (False, "")
-    done = subprocess.run([sys.executable, "-c", mpi.LOAD_PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", mpi.LOAD_PROGRAM], capture_output=True, text=True, timeout=300)
     (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert check.ok
     assert "libmpi" in check.found
@@ -309,7 +310,7 @@ def test_a_folder_that_cannot_be_written_or_is_full_is_missing(tmp_path: Path) -
 
 def test_the_command_names_every_part_on_this_machine() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "doctor", "--format", "json"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "suite", "doctor", "--format", "json"], capture_output=True, text=True, timeout=300
     )
     checks = {item["name"]: item for item in json.loads(done.stdout)}
     named = {
@@ -332,8 +333,8 @@ def test_the_command_names_every_part_on_this_machine() -> None:
 
 def test_the_command_meets_a_machine_that_is_not_here(tmp_path: Path) -> None:
     environ = os.environ | {VARIABLE: str(machine("hosts_to_loopback").lay_out(tmp_path))}
-    command = [sys.executable, "-m", "suite", "doctor", "--ranks", "4"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    command = [*warm_python(), "-m", "suite", "doctor", "--ranks", "4"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "MISSING  host name      node07: 127.0.1.1; expected an address that other nodes reach; fix: " in done.stdout
     assert (

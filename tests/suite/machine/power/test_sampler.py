@@ -137,7 +137,7 @@ def test_the_machine_with_counters_has_packages_and_dram_only(rooted: Path) -> N
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while not true():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -164,7 +164,7 @@ def test_the_process_leaves_whole_lines_however_it_ends(tmp_path: Path, rooted: 
             process.kill()
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(10)
+        process.wait(300)
     log = read_power_log(file)
     assert (log.damaged, log.index, log.scope) == (0, 3, "package")
     assert log.first(START) is not None
@@ -230,7 +230,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
 def test_a_log_names_the_package_that_cannot_be_read(tmp_path: Path, rooted: Path) -> None:
     (rooted / POWERCAP / "intel-rapl:1" / "max_energy_range_uj").unlink()
     words = ["suite.machine.power.sampler", str(tmp_path / "power"), "0", "--root", str(rooted)]
-    subprocess.run([sys.executable, "-P", "-m", *words], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-m", *words], stdin=subprocess.DEVNULL, check=True, timeout=300)
     log = read_power_log(tmp_path / "power" / "node_0.txt")
     assert list(log.stated["absent"]) == ["rapl/package-1"]
     assert log.first(STOP) is not None

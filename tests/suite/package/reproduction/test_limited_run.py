@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -86,19 +85,17 @@ def test_what_ends_by_itself_is_not_blamed_on_a_limit(
 @pytest.mark.parametrize(
     "code",
     [
-        "import time; time.sleep(60)",
+        "import time; time.sleep(3600)",
         "while True: pass",
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)",
     ],
 )
 def test_what_takes_too_long_is_ended_also_if_it_will_not(
     code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(limited_run, "GRACE_S", 0.5)
-    began = time.monotonic()
     done = run(monkeypatch, tmp_path, code, SHORT)
     assert (done.over, done.code < 0) == ("it was ended after 0.5 s (stated)", True)
-    assert time.monotonic() - began < 20
 
 
 def test_without_limits_a_command_is_only_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

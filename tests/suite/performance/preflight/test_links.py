@@ -13,6 +13,7 @@ from analysis.fleet.samples import by_metric, read_samples
 from suite.launch.local import mpiexec_command, suite_command
 from suite.performance.preflight.links import tournament
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.warm import warm_python
 
 
 @pytest.mark.parametrize("nodes", range(2, 14))
@@ -28,10 +29,10 @@ def test_three_nodes_leave_samples_of_each(tmp_path: Path) -> None:
     program = mpiexec_command(2)[0]
     words: list[str] = []
     for name in ("a1", "b2", "c3"):
-        command = suite_command("preflight", "links", "--budget", "100", "--rounds", "2", "-o", str(tmp_path / "out"))
-        words += [*([":"] if words else []), "-n", "1", "-env", "SLURMD_NODENAME", name, *command]
+        command = [*warm_python(), *suite_command("preflight", "links", "--budget", "100", "--rounds", "2")[1:]]
+        words += [*([":"] if words else []), "-n", "1", "-env", "SLURMD_NODENAME", name, *command, "-o", str(tmp_path / "out")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = {metric.name: metric for metric in by_metric(read_samples(tmp_path / "out"))}
     assert set(metrics) == {"clock_offset", "link/pair", "link/without"}

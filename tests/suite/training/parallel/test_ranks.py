@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).parents[4]
 UNSCALED = ("hyperparameters.input_norm=log1p", "hyperparameters.input_mean=null", "hyperparameters.input_std=null")
@@ -25,7 +26,7 @@ def rows(
         each for one in settings for each in ("--set", one)
     ]
     command = [
-        sys.executable,
+        *warm_python(),
         str(ROOT / "benchmarks" / "plans.py"),
         workload,
         "--ranks",
