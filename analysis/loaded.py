@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.sources.readers import read_sources
 from analysis.study import Study, study
-from suite.descriptor import installed_cards, with_cards
+from suite.descriptor import list_installed_cards, with_cards
 from suite.errors import InputError, unknown
 from suite.files import as_path, duration_text
 
@@ -73,7 +73,7 @@ class Results:
         self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
         sources = read_sources(self._paths)
         with with_cards(self._cards):
-            self._study = study(sources.logs, installed_cards(), sources.inputs, sources.networks)
+            self._study = study(sources.logs, list_installed_cards(), sources.inputs, sources.networks)
 
     @property
     def runs(self) -> pd.DataFrame:

@@ -12,11 +12,11 @@ import pandas as pd
 from analysis.network.fit import Fit
 from analysis.results.copies import find_copies, list_rounds
 from analysis.results.decompose import choose, per_run, results
-from analysis.results.extent import unit_names
+from analysis.results.extent import find_unit_names
 from analysis.results.index import Index
 from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
 from analysis.results.prices import Prices
-from analysis.results.selection import Selection, with_energy
+from analysis.results.selection import Selection, add_energy
 from analysis.sources.ceilings import Inputs
 from analysis.tables.ingest import Tables, ingest
 from suite.card import Card
@@ -110,13 +110,13 @@ def study(
     selections = choose(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
     rows = results(runs, selections)
-    rows["unit"] = unit_names(rows, tables.systems)
+    rows["unit"] = find_unit_names(rows, tables.systems)
     rows["device"], rows["machine"] = describe_systems(rows, tables.systems)
     rows["same_as"] = find_copies(rows, runs)
     rows["rounds"] = list_rounds(rows)
     rows["name"], rows["label"] = name_results(rows)
     rows["cost"] = prices.cost(rows) if prices else None
-    rows = with_energy(rows, selections)
+    rows = add_energy(rows, selections)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
     return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), pairs, prices)

@@ -32,7 +32,7 @@ from suite.descriptor import descriptor
 from suite.machine.choice.chooser import Chooser, Question
 from suite.machine.choice.layout import use_onednn
 from suite.machine.choice.store import Store
-from suite.machine.choice.timing import clock_of
+from suite.machine.choice.timing import make_clock_of
 from suite.machine.probes.processor import read_cpu
 from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload
@@ -79,7 +79,7 @@ class OneExpert(nn.Module):
 
 def least(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, float]:
     """Least seconds of each, called in turn in an order that alternates; each is called twice before it counts."""
-    clock, found = clock_of(device), {name: [] for name in calls}
+    clock, found = make_clock_of(device), {name: [] for name in calls}
     for name in list(calls):
         try:
             calls[name](), calls[name]()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.verdict_rates import wilson
 from suite.log.energy.keys import START, STOP
 from suite.log.energy.power_log import PowerLog, Statement
-from suite.log.energy.score import Meters, energy_of_run
+from suite.log.energy.score import Meters, compute_energy_of_run
 from suite.log.record import RunRecord
 from suite.machine.power.sampler import INTERVAL_S, JITTER
 
@@ -165,7 +165,7 @@ def covered(chance: np.random.Generator, truth: Truth, meter: str) -> tuple[bool
     load = load_of(chance, truth)
     log = read(chance, load, truth, meter)
     record = RunRecord(nodes=1, run_start_s=BEGIN_S, run_stop_s=BEGIN_S + truth.seconds)
-    found = energy_of_run(record, Meters(Path(), (log,)))
+    found = compute_energy_of_run(record, Meters(Path(), (log,)))
     before, after = load.joules(np.array([0.0, truth.seconds]))
     joules = after - before
     if found.joules is None or found.halfwidth_j is None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import default_data_root
-from suite.package.reproduction.levels import relative_differences
+from suite.package.reproduction.levels import compute_relative_differences
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
 PRECISIONS = ("float32", "bfloat16")
@@ -112,7 +112,7 @@ def table(workload: str, found: Mapping[str, list[float]], seeds: int) -> list[s
             rows = []
             for seed in range(1, seeds + 1):
                 base = f"{precision}|base|{seed}"
-                rows.append(relative_differences(found[base], found[f"{precision}|{variant}|{seed}"]))
+                rows.append(compute_relative_differences(found[base], found[f"{precision}|{variant}|{seed}"]))
             pick = min if variant in {*CHANGED, *SETTINGS[workload], "another seed"} else max
             so_far = [pick(max(row[: step + 1]) for row in rows) for step in range(STEPS)]
             shown = " ".join(f"{so_far[step]:8.1e}" for step in (0, 1, 2, 4, 9, 19))

@@ -237,7 +237,7 @@ def outer_product_mean(residues: int, rows: int, channels: int, args: argparse.N
 def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
     """The mean of the clamped distances of all atoms seen from all rigid groups."""
     from workloads.openfold.geometry import Frame
-    from workloads.openfold.losses import EPS, FAPE_CLAMP, fape, mean_distance
+    from workloads.openfold.losses import EPS, FAPE_CLAMP, compute_mean_distance, fape
 
     frames, points = 6 * residues, 14 * residues
     turns = [torch.linalg.qr(torch.randn(2, frames, 3, 3))[0] for _ in range(2)]
@@ -247,7 +247,7 @@ def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
 
     def one_product() -> Tensor:
         vectors = fape(Frame(turns[0], places[0]), x, Frame(turns[1], places[1]), true_x)
-        return mean_distance(vectors, torch.tensor(FAPE_CLAMP), torch.ones(2, frames), torch.ones(2, points))
+        return compute_mean_distance(vectors, torch.tensor(FAPE_CLAMP), torch.ones(2, frames), torch.ones(2, points))
 
     def seen_twice() -> Tensor:
         seen = [

@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from suite.log.checkpoint_interval import learned_mtbf_s
+from suite.log.checkpoint_interval import estimate_mtbf_s
 from suite.log.goodput import find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.runs import describe
@@ -160,7 +160,7 @@ def look(chance: np.random.Generator, truth: Truth) -> Outcome:
     true = sum(each.useful for each in trials) / sum(each.wall for each in trials)
     interruptions = sum(each.interruptions for each in said)
     assert interruptions == sum(each.failures for each in trials)
-    return Outcome(ratio - true, learned_mtbf_s(sum(each.up_s for each in said), interruptions), interruptions)
+    return Outcome(ratio - true, estimate_mtbf_s(sum(each.up_s for each in said), interruptions), interruptions)
 
 
 def row(name: str, runs: int) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from analysis.tables.ingest import ingest
-from suite.descriptor import installed_cards
+from suite.descriptor import list_installed_cards
 from suite.log.reader import read_events
 from suite.log.results_tree import find_logs
 
@@ -30,7 +30,7 @@ def main() -> None:
     given = parser.parse_args()
     files = [place.path for place in find_logs(given.paths)[0]]
     megabytes = sum(path.stat().st_size for path in files) / 1e6
-    cards = installed_cards()
+    cards = list_installed_cards()
     work: dict[str, Callable[[], object]] = {
         "json.loads": lambda: decode(files),
         "events": lambda: sum(len(read_events(path, steps=False).events) for path in files),

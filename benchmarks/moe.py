@@ -138,14 +138,14 @@ def planted(backend: str, bias: bool):
     """Shape, our layer and tokens, planted so that every expert is chosen equally often by the same gate in both codes."""
     import torch
 
-    from workloads.moe.bench import given_experts, make_layer
+    from workloads.moe.bench import choose_given_experts, make_layer
 
     keep_freed_memory()
     shape, _, x = parts("uniform", backend, "dropless", None)
     config = structs.replace(shape.moe, bias=bias)
     shape = dataclasses.replace(shape, moe=config, load="router")
     ours, _ = make_layer(shape, None, 0, torch.device("cpu"))
-    chosen_TK = given_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))
+    chosen_TK = choose_given_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))
     wanted_TK = torch.tensor([1.0, 0.5]).expand_as(chosen_TK)
     with torch.no_grad():
         x[:, : config.experts] = torch.zeros(len(x), config.experts).scatter(1, chosen_TK, wanted_TK)

@@ -29,7 +29,7 @@ import numpy as np
 
 from suite.config import load_config
 from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import bytes_read, shard_path, write_shard
+from suite.data.shards import count_read_bytes, shard_path, write_shard
 from suite.descriptor import descriptor
 from suite.machine.probes.processor import read_cpu
 from suite.training.parallel.mesh import part_of
@@ -98,9 +98,9 @@ def read_slabs(root: Path, case: Case, split: tuple[int, ...], place: tuple[int,
     time.sleep(0.5)  # until the kernel has read on
     with shard_path(root, "train", 0).open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    before = _storage(), bytes_read()
+    before = _storage(), count_read_bytes()
     part.load(list(range(2, samples + 2)), seed=1, epoch=1)
-    return _storage() - before[0], bytes_read() - before[1]
+    return _storage() - before[0], count_read_bytes() - before[1]
 
 
 def _storage() -> int:

@@ -31,7 +31,7 @@ from analysis.roofline.regime import terms_there
 from analysis.roofline.whatif import Prediction, predict, scaled_work, solution, total
 from analysis.sources.readers import read_inputs
 from analysis.study import study
-from suite.descriptor import installed_cards
+from suite.descriptor import list_installed_cards
 
 HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
 
@@ -114,7 +114,7 @@ def own(
 
 
 def case(run: Path, ceilings: Path) -> Case:
-    return measured_cases(study([run], installed_cards(), read_inputs([ceilings])))[0]
+    return measured_cases(study([run], list_installed_cards(), read_inputs([ceilings])))[0]
 
 
 def name(found: Case) -> str:

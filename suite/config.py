@@ -148,7 +148,7 @@ def user_file() -> Path:
     return Path(folder) / "mlhpc.yaml"
 
 
-def default_submitter() -> str | None:
+def find_default_submitter() -> str | None:
     """Return the submitter in $MLHPC_ORG, or else in `user_file`. None if neither names one.
 
     InputError for a damaged file.
@@ -185,7 +185,7 @@ def _fill_submitter(data: dict[str, Any], submitter: str | None) -> None:
     submission = data.get("submission", {})
     if not isinstance(submission, dict) or "org" in submission:
         return
-    if org := default_submitter() or submitter:
+    if org := find_default_submitter() or submitter:
         data["submission"] = submission | {"org": org}
 
 

@@ -177,7 +177,7 @@ def descriptor(name: str) -> Descriptor:
     return loaded
 
 
-def installed_cards() -> dict[str, Card]:
+def list_installed_cards() -> dict[str, Card]:
     """Return the cards of the installed workloads by MLPerf name."""
     cards = (each.card() for each in descriptors().values())
     return {card.mlperf_name: card for card in cards}

@@ -165,7 +165,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
+def make_scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``beside`` for its owner alone, and remove it at the end.
 
     Python's tempfile relies on mkdir. Where mkdir always reports an existing folder, it tries 10,000 names.
@@ -289,7 +289,7 @@ class TwiceError(ValueError):
     """A JSON object has one name twice. Some readers take the first value, others the last."""
 
 
-def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
@@ -305,7 +305,7 @@ def read_json(path: Path, largest: int) -> Any:
     TwiceError, with the name, if an object has one twice.
     """
     try:
-        return json.loads(read_bytes(path, largest), object_pairs_hook=each_name_once)
+        return json.loads(read_bytes(path, largest), object_pairs_hook=reject_duplicate_keys)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -130,7 +130,7 @@ def way_out(environ: Mapping[str, str] = os.environ) -> str:
     return f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _pairs(environ))} mlhpc …"
 
 
-def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of launchers and schedulers.
 
     With them an mpiexec would start its ranks through the scheduler, and a rank would connect to the outer launcher.

@@ -29,7 +29,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     return found
 
 
-def first_node(text: str) -> str:
+def parse_first_node(text: str) -> str:
     """Return the first name of a list. InputError if it is no list."""
     return "".join(next(_texts(part)) for part in _parse(text)[0])
 

@@ -31,7 +31,7 @@ from suite.errors import InputError, explain_missing
 from suite.files import duration_text, one_line, print_line
 from suite.launcher import Launch, detect, explain, forget_left_over, way_out
 from suite.messages import decode, encode
-from suite.node_list import first_node
+from suite.node_list import parse_first_node
 from suite.pmi_relay import long_values
 from suite.processes import runs_here
 from suite.stopping import at_once
@@ -177,7 +177,7 @@ class World:
         listener = None
         try:
             if self.is_first:
-                address = own_address((node_name(), socket.gethostname()))
+                address = find_own_address((node_name(), socket.gethostname()))
                 if len(set(hosts)) > 1:
                     refuse_loopback(address, node_name())
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -256,8 +256,8 @@ def _rendezvous(launch: Launch) -> None:
         address = resolve(first)
     elif "SLURM_JOB_ID" in env:
         one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
-        first = first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
-        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), port_of_step(env)
+        first = parse_first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
+        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), compute_port_of_step(env)
     else:
         raise InputError(
             f"{explain()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
@@ -265,7 +265,7 @@ def _rendezvous(launch: Launch) -> None:
         )
     if launch.rank:
         limit_s = listen_limit(env)
-        wait = while_refused(launch, f"{first} at {address} port {port}", limit_s, env)
+        wait = warn_while_refused(launch, f"{first} at {address} port {port}", limit_s, env)
         try_connection(address, port, here=node_name(), there=first, listen_s=limit_s, on_refusal=wait)
     if not one_node:
         use_interface_towards(address)
@@ -283,7 +283,7 @@ def _torchrun_place(environ: Mapping[str, str]) -> tuple[str, int]:
     return name, int(port)
 
 
-def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
+def compute_port_of_step(environ: Mapping[str, str] = os.environ) -> int:
     """Compute the port of a Slurm step, below the range for clients. Steps of a node should not share one."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     step = " ".join(environ.get(name, "") for name in names)
@@ -293,7 +293,7 @@ def port_of_step(environ: Mapping[str, str] = os.environ) -> int:
 def _address_of(first: str, rank: int) -> str:
     """Return the first node's address, from the scheduler's name for it. InputError if other nodes cannot reach it."""
     if rank == 0:
-        address = own_address((first,))
+        address = find_own_address((first,))
     else:
         try:
             address = resolve(os.environ.get(MASTER) or first)
@@ -351,7 +351,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
+def find_own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
     """Return the address by which other nodes reach this one: the user's choice, else of the first name that resolves.
 
     InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
@@ -364,7 +364,7 @@ def own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ)
                 f"{MASTER}={environ[MASTER]}: expected an address, or a name that resolves on every node"
             ) from None
     if environ.get(INTERFACE):
-        return interface_address(environ[INTERFACE])
+        return find_interface_address(environ[INTERFACE])
     found = []
     for name in names:
         try:
@@ -402,7 +402,7 @@ def refuse_loopback(address: str, node: str) -> None:
         )
 
 
-def interface_address(name: str) -> str:
+def find_interface_address(name: str) -> str:
     """Return the address of a network interface. InputError lists the existing ones."""
     interfaces = list_interfaces()
     if name not in interfaces:
@@ -450,7 +450,7 @@ def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
     return float(given)
 
 
-def while_refused(
+def warn_while_refused(
     launch: Launch, place: str, limit_s: float, environ: Mapping[str, str] = os.environ
 ) -> Callable[[float], None]:
     """Return what to call while the first rank refuses connections. It prints once what is waited for.

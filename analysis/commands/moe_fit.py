@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
-from analysis.network.held_out import CONFIDENCE, predicted_layer_s
+from analysis.network.held_out import CONFIDENCE, predict_layer_s
 from analysis.network.intervals import BOUNDED_GROWTH, all_to_all_band, carried_ranks, crossover, layer_interval
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from suite.cli.options import JSON
@@ -120,7 +120,7 @@ def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
 def _layer_line(layer: Layer, fit: Fit) -> str:
     links = fit.grid_network(layer.ranks)
     pairs = [
-        (run, predicted_layer_s(layer, links, run.r, run.degree, run.algorithm)) for run in layer.runs if run.seconds
+        (run, predict_layer_s(layer, links, run.r, run.degree, run.algorithm)) for run in layer.runs if run.seconds
     ]
     errors = [abs(model / run.seconds - 1) for run, model in pairs]
     fastest, predicted = min(pairs, key=lambda pair: pair[0].seconds)[0], min(pairs, key=lambda pair: pair[1])[0]

@@ -173,10 +173,10 @@ def _read_study(
     from analysis.results.index import compute_index, read_weights
     from analysis.results.prices import read_prices
     from analysis.study import study
-    from suite.descriptor import installed_cards
+    from suite.descriptor import list_installed_cards
 
     prices = read_prices(price)
-    cards = installed_cards()
+    cards = list_installed_cards()
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
     reading = plain_progress("reading logs", time.monotonic)
     read = study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)

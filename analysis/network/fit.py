@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.network.held_out import Errors, Quantity, back_test
+from analysis.network.held_out import Errors, Quantity, compute_back_test
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
-from suite.performance.cost_model import Execution, LayerShape, Network, einsum_flops, layer_s, ranked
+from suite.performance.cost_model import Execution, LayerShape, Network, compute_einsum_flops, layer_s, ranked
 
 IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
@@ -84,7 +84,7 @@ def fit_sweep(sweep: Sweep) -> Fit:
     used, held_out = _split(sweep.measurements)
     law = fit_law(sweep, used)
     fitted = tuple(_compare(law, used))
-    errors, without_largest = back_test(sweep, used)
+    errors, without_largest = compute_back_test(sweep, used)
     largest_grid = max(m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node)
     largest = [m for m in sweep.measurements if m.ranks == largest_grid]
     next_grid = tuple(_compare(without_largest, largest)) if without_largest else ()
@@ -111,7 +111,7 @@ def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
     choices = ranked(shape, fit.network, ranks, rate)
     plain = layer_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
     # GShard multiplies by one-hot masks in place of sorting rows: more FLOPs, the same all-to-alls
-    masks = einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
+    masks = compute_einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
     chain = {
         IDEAS[0]: masks + plain,
         IDEAS[1]: plain,

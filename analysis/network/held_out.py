@@ -87,7 +87,7 @@ class Errors:
         return np.asarray(near @ values[chosen] / near.sum(1))
 
 
-def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity, Errors], Law | None]:
+def compute_back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity, Errors], Law | None]:
     """Compute errors by quantity, and the law fitted to all grids but the largest.
 
     Fits use the measurements ``used``. Errors are those of all measurements on larger grids. If only one grid has
@@ -111,7 +111,7 @@ def back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Quantity,
     return {name: Errors(*np.array(own).T) for name, own in rows.items() if own}, law
 
 
-def predicted_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
+def predict_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
     """Predict seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
     inside_s = layer_s(layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm)
     return layer.outside_s + inside_s
@@ -126,6 +126,6 @@ def _layer_rows(sweep: Sweep, network: Network, largest: int) -> list[tuple[floa
     for layer in (layer for layer in sweep.layers if layer.ranks > largest):
         message = layer.shape.dispatch_bytes / layer.ranks
         for run in (run for run in layer.runs if run.seconds):
-            predicted = predicted_layer_s(layer, network, run.r, run.degree, run.algorithm)
+            predicted = predict_layer_s(layer, network, run.r, run.degree, run.algorithm)
             rows.append((float(largest), float(layer.ranks), message, math.log(run.seconds / predicted), 0.0))
     return rows

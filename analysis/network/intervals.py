@@ -116,7 +116,7 @@ class Crossover:
         return f"inconclusive up to which size 2DH wins ({surely}, {perhaps} per rank)"
 
 
-def carried_doublings(fit: Fit) -> int:
+def count_carried_doublings(fit: Fit) -> int:
     """Count the doublings beyond the largest grid that the data carry; 0 if no back test was possible.
 
     These are `CARRIED_DOUBLINGS`, or more if back tests over more doublings erred by at most `ALLOWED_ERROR`.
@@ -136,7 +136,7 @@ def carried_doublings(fit: Fit) -> int:
 
 def carried_ranks(fit: Fit) -> tuple[int, ...]:
     """List the measured ranks doubled once, twice ... as often as the data carry."""
-    return tuple(fit.sweep.ranks * 2**i for i in range(1, carried_doublings(fit) + 1))
+    return tuple(fit.sweep.ranks * 2**i for i in range(1, count_carried_doublings(fit) + 1))
 
 
 def bounded_ranks(fit: Fit) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ def system_units(rows: pd.DataFrame) -> pd.Series:
     return rows["units"].mask((rows["mode"] == "weak") & rows["units_described"].notna(), rows["units_described"])
 
 
-def unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
+def find_unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
     """Return what a compute unit of each result is: "accelerator", or "processor" on a system without.
 
     None: not known.

@@ -200,12 +200,13 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
     """Select one or two terms by leave-one-out error; a second term must reduce it by a tenth."""
     terms = [Term(i, j) for i in EXPONENTS for j in LOG_POWERS if (i, j) != (0.0, 0)]
     single = min(
-        ((leave_one_out(pmnf([term]), units, times), (term,)) for term in terms), key=lambda candidate: candidate[0]
+        ((compute_leave_one_out(pmnf([term]), units, times), (term,)) for term in terms),
+        key=lambda candidate: candidate[0],
     )
     if len(units) < LEAST_SCALES:
         return single[1]
     pairs = (
-        (leave_one_out(pmnf(pair), units, times), pair)
+        (compute_leave_one_out(pmnf(pair), units, times), pair)
         for pair in combinations(terms, 2)
         if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
     )
@@ -213,7 +214,7 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
     return double[1] if double[0] < 0.9 * single[0] else single[1]
 
 
-def leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Floats) -> float:
+def compute_leave_one_out(basis: Callable[[Floats], Floats], units: Floats, times: Floats) -> float:
     """Return the mean symmetric relative error of each scale predicted from all others."""
     matrix = basis(units)
     return float(np.mean([_left_out_error(matrix, times, place) for place in range(len(units))]))
@@ -234,7 +235,7 @@ def _model(
         name=name,
         form=form,
         coefficients=tuple(float(c) for c in _least_squares(matrix, times)),
-        loo_error=leave_one_out(basis, units, times),
+        loo_error=compute_leave_one_out(basis, units, times),
         last_error=_left_out_error(matrix, times, len(units) - 1),
         largest=float(units[-1]),
         replicates=np.array([_least_squares(matrix, replicate) for replicate in drawn]),

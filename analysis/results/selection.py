@@ -133,7 +133,7 @@ def _reason(reason: str | None) -> str:
     return (reason or "").removeprefix("not a score: ")
 
 
-def with_energy(rows: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
+def add_energy(rows: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
     """Add `ENERGY_COLUMNS` to the table of results if any result has energy; otherwise return it as it is.
 
     ``energy_kind`` names what was measured; results of different kinds must not be compared.

@@ -277,14 +277,14 @@ class Ring:
 
     def seconds(self, ranks: float, size_bytes: float) -> float:
         """Return the seconds of one collective of S bytes per rank; 0 on one rank."""
-        messages, moved = moved_by(self.passes, ranks, size_bytes)
+        messages, moved = compute_moved_by(self.passes, ranks, size_bytes)
         return messages * self.latency_s + moved / self.per_s
 
 
 ALL_REDUCE, ALL_TO_ALL = 2, 1  # passes over the ring
 
 
-def moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
+def compute_moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
     """Return the number of messages and the bytes that one rank sends in one collective."""
     return passes * (ranks - 1), passes * (1 - 1 / ranks) * size_bytes
 
@@ -298,7 +298,7 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
         (messages / seconds, moved / seconds)
         for ranks, size, seconds in measured
         if ranks > 1 and size > 0 and seconds > 0
-        for messages, moved in [moved_by(passes, ranks, size)]
+        for messages, moved in [compute_moved_by(passes, ranks, size)]
     ]
     if not rows:
         return None
@@ -313,17 +313,17 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
     return Ring(passes, latency, 1.0 / per_byte)
 
 
-def scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
-    """Return `network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank.
+def find_scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
+    """Return `find_network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank.
 
     None: one of them is beyond 2^24 ranks.
     """
-    fast = network_scale(lambda n: fast_s / n, network_s)
-    slow = network_scale(lambda n: max(fast_s, slow_s) / n, network_s)
+    fast = find_network_scale(lambda n: fast_s / n, network_s)
+    slow = find_network_scale(lambda n: max(fast_s, slow_s) / n, network_s)
     return None if fast is None or slow is None else (fast, slow)
 
 
-def network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
+def find_network_scale(compute_s: Callable[[float], float], network_s: Callable[[float], float]) -> int | None:
     """Find n*: the fewest ranks at which the network takes as long as the computation. None: it is beyond 2^24 ranks.
 
     ``compute_s(n)`` must fall and ``network_s(n)`` rise with n.

@@ -21,11 +21,11 @@ from analysis.roofline.bounds import (
     Resource,
     Ring,
     bounds,
-    moved_by,
-    scale_range,
+    compute_moved_by,
+    find_scale_range,
 )
 from analysis.roofline.published import modelled
-from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, roofs_of, scale_of
+from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, find_roofs_of, find_scale_of
 from analysis.sources.ceilings import Ceilings
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
@@ -75,7 +75,7 @@ def measured_cases(study: Study) -> list[Case]:
         if isinstance(work, str):
             reasons.append(f"{row['label']}: {work}")
             continue
-        ceilings = ceilings_of(study, row, work)
+        ceilings = find_ceilings_of(study, row, work)
         if isinstance(ceilings, str):
             reasons.append(ceilings)
             continue
@@ -128,8 +128,8 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
     if compute is None or exchange is None or units < 2:
         return None
     ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
-    size = exchange.demand.amount / moved_by(ALL_REDUCE, units, 1.0)[1]
-    return scale_range(compute.seconds * units, bounded.step_s * units, lambda n: ring.seconds(n, size))
+    size = exchange.demand.amount / compute_moved_by(ALL_REDUCE, units, 1.0)[1]
+    return find_scale_range(compute.seconds * units, bounded.step_s * units, lambda n: ring.seconds(n, size))
 
 
 def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
@@ -226,10 +226,12 @@ def _communication(
     for resource, passes in COLLECTIVES.items():
         counted = logged.get(f"{resource}_bytes", 0.0 if logged else None)
         if counted is None:
-            _, moved = moved_by(passes, ranks, closed_form[resource])
+            _, moved = compute_moved_by(passes, ranks, closed_form[resource])
             demands[resource] = Demand(moved, "algorithmic", "closed form")
         else:
-            demands[resource] = Demand(moved_by(passes, ranks, counted)[1], "logged", "every collective counted")
+            demands[resource] = Demand(
+                compute_moved_by(passes, ranks, counted)[1], "logged", "every collective counted"
+            )
     return demands
 
 
@@ -252,7 +254,7 @@ def steps_of(study: Study) -> pd.Series:
     return counts[counts.between(1, LARGEST_PLAUSIBLE)]
 
 
-def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
+def find_ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
     """Return the ceilings file of a result's system, and a remark for the reader; or text that says why there
     is none.
     """
@@ -268,7 +270,7 @@ def ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceili
 
 def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Case:
     step_s = sum(work.phases.values())
-    roofs = roofs_of(file, work)
+    roofs = find_roofs_of(file, work)
     return Case(
         group=row["group"],
         label=row["label"],
@@ -282,7 +284,7 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
         work=work,
         ceilings=file,
         remark=remark,
-        scale=scale_of(file, work, roofs, step_s),
+        scale=find_scale_of(file, work, roofs, step_s),
     )
 
 
@@ -299,7 +301,7 @@ def _plausible(value: Any) -> float:
     return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
 
 
-def by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
+def group_by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
     """Yield cases by benchmark and size, own before published, each with a heading."""
     keys = sorted(
         {(case.benchmark, case.size, case.modelled) for case in cases}, key=lambda key: (key[0], key[2], key[1])

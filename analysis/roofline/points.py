@@ -128,14 +128,14 @@ def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
     if not peaks or not levels:
         return
     peak = peaks[0]
-    points = [*_points(case), *kernels(counters_of(study, case), last_level(levels))]
+    points = [*_points(case), *kernels(counters_of(study, case), find_last_level(levels))]
     for point in points:
         level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)
         bandwidth = scaled(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
         yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
 
 
-def last_level(levels: Sequence[MeasuredRoof]) -> str:
+def find_last_level(levels: Sequence[MeasuredRoof]) -> str:
     """Return the name of the memory level behind all caches."""
     return levels[-1].name
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, moved_by
+from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, compute_moved_by
 from suite.documents import convert, parse_yaml
 from suite.errors import InputError
 
@@ -123,7 +123,7 @@ def modelled(row: Mapping[str, Any]) -> Bounds | None:
 
 def demands(sample: SampleWork, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
     """Return what one compute unit needs of each resource in a step, if ``samples`` are its share of the batch."""
-    _, moved = moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
+    _, moved = compute_moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
     of_format = f"{8 * element_bytes}-bit numbers"
     return {
         "compute": Demand(sample.flops * samples, "modelled", "closed form of the workload"),
@@ -155,7 +155,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
 
 
-def vendor_roofs(device: str, precision: str) -> list[Roof]:
+def list_vendor_roofs(device: str, precision: str) -> list[Roof]:
     """Return the vendor's peak of matrix products of a device in a number format; empty if the file does not
     have it.
     """

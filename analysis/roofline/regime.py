@@ -18,12 +18,12 @@ from analysis.roofline.bounds import (
     Resource,
     Ring,
     Roof,
+    compute_moved_by,
+    find_scale_range,
     fit_ring,
-    moved_by,
-    scale_range,
     si,
 )
-from analysis.roofline.whatif import UPDATE, seconds_at
+from analysis.roofline.whatif import UPDATE, compute_seconds_at
 from analysis.sources.ceilings import Ceilings, Curve, MeasuredRoof
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
@@ -58,7 +58,7 @@ class Work:
         return self.ranks / self.nodes
 
 
-def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
+def find_roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
     """Return the roof of each resource under the conditions of this step; text says why there is none."""
     return {
         "compute": _compute(file, work),
@@ -70,23 +70,25 @@ def roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
     }
 
 
-def scale_of(file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str], step_s: float) -> tuple[int, int] | None:
+def find_scale_of(
+    file: Ceilings, work: Work, roofs: Mapping[Resource, Roof | str], step_s: float
+) -> tuple[int, int] | None:
     """Return n*: ranks at which the gradients' all-reduce takes as long as the computation, at the same global batch.
 
     The first is for the computation at its roof, the second for one as slow as the measured step. None: one of them is
     beyond 2^24 ranks.
     """
-    ring, peak = ring_of(file, "all_reduce"), roofs["compute"]
+    ring, peak = fit_ring_of(file, "all_reduce"), roofs["compute"]
     if ring is None or isinstance(peak, str) or not work.gradient_bytes:
         return None
     at_roof = work.demands["compute"].amount * work.ranks / peak.per_s
-    return scale_range(at_roof, step_s * work.ranks, lambda n: ring.seconds(n, work.gradient_bytes))
+    return find_scale_range(at_roof, step_s * work.ranks, lambda n: ring.seconds(n, work.gradient_bytes))
 
 
 def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
     """Return seconds Q / C of each resource that the file has a roof for, and of the optimizer's memory traffic."""
-    roofs = roofs_of(file, work)
-    seconds = seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
+    roofs = find_roofs_of(file, work)
+    seconds = compute_seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
     last = memory_levels(file)
     if last and work.update_bytes:
         seconds[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
@@ -136,7 +138,7 @@ def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
     return sorted(best.values(), key=lambda roof: roof.capacity_bytes or math.inf)
 
 
-def ring_of(file: Ceilings, resource: Resource) -> Ring | None:
+def fit_ring_of(file: Ceilings, resource: Resource) -> Ring | None:
     """Return latency and bandwidth of a collective, fitted to all measured sizes and numbers of ranks."""
     return fit_ring(
         COLLECTIVES[resource],
@@ -209,7 +211,7 @@ def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
         ranks = curve.ranks or file.ranks
         seconds = _interpolated(curve, message)
         name = f"{curve.name}, {si(message)}B messages, {ranks} ranks"
-        _, moved = moved_by(COLLECTIVES[resource], ranks, message)
+        _, moved = compute_moved_by(COLLECTIVES[resource], ranks, message)
         return Roof(moved / seconds, name, "measured", f"measured, {len(curve.points)} message sizes", 0.1)
     roofs = file.of(resource)
     if not roofs:

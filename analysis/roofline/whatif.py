@@ -114,7 +114,7 @@ def scaled_work(phases: Sequence[Phase], name: str) -> Prediction:
     return exactly(1.0) if phase is None else phase.predicted.times(1 / phase.measured_s)
 
 
-def seconds_at(demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]) -> dict[str, float]:
+def compute_seconds_at(demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]) -> dict[str, float]:
     """Return the seconds Q / C of every resource that has a roof."""
     return {name: amount / roof.per_s for name, amount in demands.items() if isinstance(roof := roofs[name], Roof)}
 

@@ -30,13 +30,13 @@ from analysis.tables.reading import (
 from analysis.tables.run_row import encodable, text
 from analysis.tables.workers import mapped
 from suite.card import Card, Target
-from suite.compliance.check import CheckedLog, rulesets_of_logs
+from suite.compliance.check import CheckedLog, find_rulesets_of_logs
 from suite.files import read_bytes
 from suite.log.limits import limits
 from suite.log.record import RunRecord
 from suite.log.results_tree import LogFile, Skipped, find_logs
 from suite.log.values import number
-from suite.machine.system import describe_system, read_nodes, system_description
+from suite.machine.system import describe_system, make_system_description, read_nodes
 
 CHUNK_LOGS = 12
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
@@ -80,7 +80,7 @@ def ingest(
     ``tell`` is called with logs read and in total. With ``judging`` each log is judged by itself while it is read.
     """
     logs, skipped = find_logs(paths)
-    rules = {log: name for path in paths for log, name in rulesets_of_logs(path).items()} if judging else {}
+    rules = {log: name for path in paths for log, name in find_rulesets_of_logs(path).items()} if judging else {}
     # Long logs first, so that no process ends long after the others.
     places = sorted(range(len(logs)), key=lambda place: logs[place].path.stat().st_size, reverse=True)
     found = mapped(
@@ -187,7 +187,7 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
         nodes = read_nodes(place.package)
     except ValueError as error:
         return {}, str(error).replace(f"{place.package.parent}/", "")
-    fields = system_description(
+    fields = make_system_description(
         describe_system(nodes),
         submitter=row["submitter"],
         division=row["division"],

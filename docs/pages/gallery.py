@@ -20,7 +20,7 @@ from analysis.page.questions import goals
 from analysis.page.vega import save
 from analysis.sources.readers import read_inputs
 from analysis.study import Study, study
-from suite.descriptor import installed_cards
+from suite.descriptor import list_installed_cards
 from tests.analysis.conftest import (
     START_MS,
     LogText,
@@ -67,7 +67,7 @@ def example(root: Path) -> Study:
     laptop = write_run_folder(root, "laptop")
     here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
     inputs = read_inputs([here, write_counters(root / "counters.json")], [there])
-    cards = installed_cards() | {"cosmoflow": small_card()}
+    cards = list_installed_cards() | {"cosmoflow": small_card()}
     return study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
 
 
@@ -138,5 +138,6 @@ def _section(view: View, example: Study) -> str:
 def pictures(example: Study) -> dict[str, str]:
     """Every view as the text of an SVG file on white paper, by name."""
     return {
-        name: save(specification(view.chart(view.table(example))), "svg").decode() + "\n" for name, view in views().items()
+        name: save(specification(view.chart(view.table(example))), "svg").decode() + "\n"
+        for name, view in views().items()
     }

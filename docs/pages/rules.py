@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from suite.compliance.explanations import rules_page
+from suite.compliance.explanations import render_rules_page
 
 
 def page() -> str:
     """The text of the page."""
-    return rules_page()
+    return render_rules_page()

@@ -88,7 +88,7 @@ def check(
     """Judge everything under the paths by one ruleset, or each result by that of its round.
 
     ``given`` adds reference points for batch sizes without points in the ruleset. ``judged`` has logs that the caller
-    has already read and judged, by the rulesets of `rulesets_of_logs`. InputError for a path that is neither a file nor
+    has already read and judged, by the rulesets of `find_rulesets_of_logs`. InputError for a path that is neither a file nor
     a folder.
     """
     findings: list[Finding] = []
@@ -121,7 +121,7 @@ def check(
     return Verdict(names, logs, packages, tuple(findings), tuple(results))
 
 
-def rulesets_of_logs(path: Path) -> dict[Path, str]:
+def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
     """Map each log below a path to the ruleset by which `check` would judge it. Pruned logs are included."""
     names: dict[Path, str] = {}
     for _, groups in _judged_together(find(path.absolute(), partly=True)):

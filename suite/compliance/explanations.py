@@ -31,7 +31,7 @@ class RuleText:
 
 
 @cache
-def rule_texts() -> dict[str, RuleText]:
+def read_rule_texts() -> dict[str, RuleText]:
     """Read the texts of all rules, by rule."""
     texts = _data()["rules"].items()
     return {rule: RuleText(text["why"], text["mend"], tuple(text.get("thresholds", ()))) for rule, text in texts}
@@ -55,7 +55,7 @@ def rule_list() -> str:
     return "\n".join([*lines, f"{len(RULES)} rules; mlhpc check --explain RULE says more"])
 
 
-def rules_page() -> str:
+def render_rules_page() -> str:
     """Render the page of rules, which `make docs` puts into the site."""
     documents = [f"- {name}: {_readable(url)}" for name, url in _data()["documents"].items()]
     head = "How the checker works: [checker.md](checker.md). Where rules come from:"
@@ -87,12 +87,12 @@ def _readable(url: str) -> str:
 
 def _of(name: str) -> list[str]:
     """List the rules of a scope: first those in rules.yaml, in its order, then rules without a text."""
-    return [rule for rule in {**rule_texts(), **RULES} if scope(rule) == name]
+    return [rule for rule in {**read_rule_texts(), **RULES} if scope(rule) == name]
 
 
 def _fields(info: Rule) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of each field of a rule's explanation, in order."""
-    text = rule_texts().get(info.name)
+    text = read_rule_texts().get(info.name)
     yield "asks", info.asks
     if text is not None:
         yield "why" if info.source == OURS else "published rules", text.why

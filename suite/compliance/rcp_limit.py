@@ -47,7 +47,9 @@ def trimmed_mean(epochs: Sequence[float]) -> float:
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
-def minimum_mean(mean: float, std: float, n_reference: int, n_submission: int, confidence: float = 0.95) -> float:
+def compute_minimum_mean(
+    mean: float, std: float, n_reference: int, n_submission: int, confidence: float = 0.95
+) -> float:
     """Compute the smallest mean of a submission that is not significantly below the reference's."""
     if std == 0.0:
         return mean
@@ -80,14 +82,14 @@ def limit(
         exact = known[0]
     if exact is not None:
         std = max(exact.std, rounding)
-        minimum = minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
+        minimum = compute_minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
         return Limit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
     below = [point for point in known if point.batch < batch][-1]  # `known` ascends in batch size
     above = next(point for point in known if point.batch > batch)
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
     std = max(below.std + share * (above.std - below.std), rounding)
-    minimum = minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
+    minimum = compute_minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
     return Limit(batch, mean, std, minimum, "interpolated")
 
 

@@ -101,7 +101,7 @@ class Result:
         card = self.benchmark.card if self.benchmark else None
         every = card.eval_every_steps if card else None
         scored = [run.record for run in self.score.scored]
-        samples = sum(trained_samples(record, every) for record in scored) / len(scored) if scored else None
+        samples = sum(count_trained_samples(record, every) for record in scored) / len(scored) if scored else None
         found = find_energy(self.score, samples or None)
         if found is None or not self.power or found.reason is not None:
             return found
@@ -156,7 +156,7 @@ def first_named(runs: Sequence[RunRecord]) -> RunRecord:
     return next((run for run in runs if run.benchmark is not None), runs[0])
 
 
-def trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
+def count_trained_samples(run: RunRecord, eval_every_steps: int | None) -> float:
     """Count the samples trained on in all epochs that ended."""
     ended = sum(epoch.complete for epoch in run.epochs)
     if eval_every_steps is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.sampling import epoch_order
+from suite.data.sampling import compute_epoch_order
 
 SMALLEST = 1.0  # least cost of a sample: one whose stated cost is 0 still takes time
 
@@ -22,7 +22,7 @@ Indices = NDArray[np.int64]
 Costs = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
 
 
-def summed_shares(costs: Costs, shares: int) -> list[Indices]:
+def split_by_sum(costs: Costs, shares: int) -> list[Indices]:
     """Split samples into shares with nearly equal sums of costs. Returns indices into ``costs``, ascending in each
     share.
 
@@ -37,7 +37,7 @@ def summed_shares(costs: Costs, shares: int) -> list[Indices]:
     return [np.array(sorted(share), dtype=np.int64) for share in indices]
 
 
-def padded_shares(costs: Costs, shares: int) -> list[Indices]:
+def split_by_padding(costs: Costs, shares: int) -> list[Indices]:
     """Split samples into shares with the least largest padded cost (samples x longest). Returns indices into ``costs``.
 
     An optimal split is contiguous in the sorted costs. Bisection finds its largest padded cost to six digits.
@@ -93,7 +93,7 @@ class EvenShares:
     def _find(self, indices: Indices, seed: int, epoch: int) -> tuple[Indices, int, int]:
         with self._lock:  # loader threads share this object
             if self._epoch != (seed, epoch):
-                self._epoch, self._order = (seed, epoch), epoch_order(self._samples, seed=seed, epoch=epoch)
+                self._epoch, self._order = (seed, epoch), compute_epoch_order(self._samples, seed=seed, epoch=epoch)
                 self._position_of = np.argsort(self._order)
             order, position = self._order, int(self._position_of[indices[0]])
         own = position % self._global_batch_size
@@ -107,8 +107,8 @@ class EvenShares:
 class Balance(EvenShares):
     """Replaces the shares of a global batch by balanced ones. The global batch is the same on any number of ranks.
 
-    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `summed_shares`
-    or `padded_shares`.
+    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `split_by_sum`
+    or `split_by_padding`.
     """
 
     def __init__(

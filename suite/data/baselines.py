@@ -81,7 +81,7 @@ def render_baselines(values: Mapping[str, float], attainable: Mapping[str, float
 
 
 def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Read the baselines and the oracles of this data set. Empty if `baselines_problem` says why there are none."""
+    """Read the baselines and the oracles of this data set. Empty if `find_baselines_problem` says why there are none."""
     try:
         content = _read(root, data_manifest)
     except InputError:
@@ -89,7 +89,7 @@ def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], di
     return dict(content.values), dict(content.attainable)
 
 
-def baselines_problem(root: Path, data_manifest: str) -> str | None:
+def find_baselines_problem(root: Path, data_manifest: str) -> str | None:
     """Return in one line why this data set has no baselines: never measured, on other data, or a damaged file."""
     try:
         _read(root, data_manifest)

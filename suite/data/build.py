@@ -79,7 +79,7 @@ def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed:
     return sizes[size]
 
 
-def numbered_pieces(
+def plan_numbered_pieces(
     train: int,
     validation: int,
     per_shard: int,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from suite.data.build import Arrays, Count, DataSetPlan, Progress, Summary, build, numbered_pieces, size_settings
+from suite.data.build import Arrays, Count, DataSetPlan, Progress, Summary, build, plan_numbered_pieces, size_settings
 from suite.data.manifest import MANIFEST_NAME
 from suite.data.shards import Compression
 from suite.world import World
@@ -72,7 +72,7 @@ class Generator(Generic[Settings]):
             **(self.constants or {}),
             **asdict(settings),
         }
-        pieces = numbered_pieces(
+        pieces = plan_numbered_pieces(
             data.train_items, data.validation_items, data.items_per_shard, data.make, world, progress
         )
         plan = DataSetPlan(self.workload, size, seed, recipe, pieces, data.summarise, data.attributes, data.compression)

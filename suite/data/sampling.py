@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from suite.errors import InputError
 
 
-def epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+def compute_epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the permutation of 0..n-1 for an epoch (1-based)."""
     # Philox is counter-based: any epoch's order follows from its key without the orders before it.
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(n)
@@ -63,7 +63,7 @@ def train_batches(
     n: int, global_batch_size: int, *, seed: int, epoch: int, rank: int, size: int, first_step: int = 0
 ) -> Iterator[NDArray[np.int64]]:
     """Yield this rank's sample indices for each step of an epoch, from ``first_step`` on (for a resumed run)."""
-    order = epoch_order(n, seed=seed, epoch=epoch)
+    order = compute_epoch_order(n, seed=seed, epoch=epoch)
     for step in range(first_step, steps_per_epoch(n, global_batch_size)):
         yield order[step * global_batch_size + rank : (step + 1) * global_batch_size : size]
 

@@ -164,13 +164,13 @@ class ShardReader:
         return columns
 
 
-def stored_bytes(path: Path) -> int:
+def count_stored_bytes(path: Path) -> int:
     """Count the bytes of all arrays of a shard, without compression."""
     with h5py.File(path, "r", locking=False) as file:
         return sum(file[name].nbytes for name in file)
 
 
-def bytes_read() -> int:
+def count_read_bytes() -> int:
     """Return the bytes of samples that this process has read from shards so far, on all threads."""
     return _READ.total
 

@@ -81,7 +81,7 @@ def own_world(world: World) -> World:
     return replace(world, transport=world.transport.split(0), peers=world.transport.split(world.local_rank))
 
 
-def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
+def find_staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
     """Return the folder of a staged data set on a node. ``{node}`` in the directory becomes the node's name."""
     return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
 
@@ -89,7 +89,7 @@ def staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
 def stage(
     source: Path, directory: Path, world: World, *, verify: bool = True, block_bytes: int = BLOCK_BYTES
 ) -> StagingReport:
-    """Copy the data set under ``source`` to ``staged_root(directory, …)`` on every node. All ranks call it.
+    """Copy the data set under ``source`` to ``find_staged_root(directory, …)`` on every node. All ranks call it.
 
     Complete shards of an earlier staging stay; with ``verify`` only if their checksums are right. InputError, the same
     on every rank, if the source is damaged, a node lacks space or a copy fails. A thread must call it with the world of
@@ -97,7 +97,7 @@ def stage(
     """
     begin = time.monotonic()
     manifest = _read_manifest(source, world)
-    target = staged_root(directory, manifest, world.node_names[world.node])
+    target = find_staged_root(directory, manifest, world.node_names[world.node])
     missing, damaged = _prepare(target, manifest, world, verify=verify)
     todo = sorted(set().union(*missing))
     read_bytes = 0

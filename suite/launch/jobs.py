@@ -42,7 +42,7 @@ ACTIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED"
 ANSWER_TIMEOUT_S = 30
 
 
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def make_clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for sbatch, without sbatch's options, an outer job's variables and settings of
     the script.
     """
@@ -66,7 +66,7 @@ def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     try:
         done = subprocess.run(
             ["sbatch", "--parsable", str(script)],
-            env=clean_environment(environ),
+            env=make_clean_environment(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,7 +1,7 @@
 """Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output, leaves no process
 behind.
 
-`worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only `run_local`
+`make_worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only `run_local`
 touches processes.
 """
 
@@ -28,7 +28,7 @@ from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
 from suite.files import duration_text, make_folder, print_line
 from suite.launch.heartbeat import read_code
-from suite.launcher import without_launchers
+from suite.launcher import drop_launcher_variables
 from suite.machine.probes.allowance import usable
 from suite.processes import end_with_parent, find_marked, has_children, kill_marked, signal_marked
 from suite.stopping import SAME_S, interrupt
@@ -47,7 +47,7 @@ def suite_command(*words: str, python: str = sys.executable) -> list[str]:
     return [python, "-P", "-m", "suite", *words]
 
 
-def worker_command(
+def make_worker_command(
     workload: str,
     *,
     config: str,
@@ -94,7 +94,7 @@ def mpiexec_command(ranks: int) -> list[str]:
 
 def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
     """Return the environment of the ranks: an even share of this process's cores, and no launcher's variables."""
-    environment = without_launchers(environ)
+    environment = drop_launcher_variables(environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, usable(environ).cores // ranks)))
     return environment | {"PYTHONUNBUFFERED": "1"}
 

@@ -10,7 +10,7 @@ from suite.errors import InputError
 from suite.files import duration_text
 from suite.log.other_work import OtherWork
 from suite.machine.probes.allowance import read_allowance
-from suite.machine.probes.cpu_time import read_node_times, read_own_s, work_out_use
+from suite.machine.probes.cpu_time import compute_use, read_node_times, read_own_s
 from suite.machine.probes.root import machine_root
 
 LOOK_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pause for seconds
@@ -24,7 +24,7 @@ def measure_others(seconds: float = LOOK_S) -> OtherWork | None:
     own_s = read_own_s(root) - own_s
     end, allowed = read_node_times(root), read_allowance(root)
     passed = end.at_s - begin.at_s
-    use = work_out_use(begin, end, allowed.cpus, own_s, allowed.cores)
+    use = compute_use(begin, end, allowed.cpus, own_s, allowed.cores)
     if use.absent is not None or passed <= 0:
         return None
     return OtherWork(0, use.cpus, (use.other_s + use.stolen_s) / passed, use.stolen_s / passed, passed)

@@ -12,7 +12,7 @@ from suite.data.lock import LockedError, refuse_held
 from suite.exit_codes import ExitCode
 from suite.files import QUIET, print_line, print_progress, write_whole
 from suite.launch.heartbeat import heartbeat
-from suite.launch.local import run_local, worker_command
+from suite.launch.local import make_worker_command, run_local
 from suite.launch.time_left import SeriesClock, find_expectation
 from suite.log.resume import WayOn, began, find_way_on, newest_log
 from suite.log.run_folder import RunFolder
@@ -59,7 +59,7 @@ def run_trials(
                 codes.append(way.code)
                 continue
             before_each(partial(progress.line, trial))
-            command = worker_command(
+            command = make_worker_command(
                 workload,
                 config=str(folder.config_path),
                 run=folder.root,

@@ -29,7 +29,7 @@ def expected_ratio(save_s: float, restart_s: float, interval_s: float, mtbf_s: f
     return max(0.0, (1.0 - (restart_s + interval_s / 2) / mtbf_s) / (1.0 + save_s / interval_s))
 
 
-def learned_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
+def estimate_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) -> tuple[float, float, float]:
     """Estimate the mean time between interruptions, with its interval. Without interruptions the mean is infinite.
 
     The interval holds for independent interruptions at a constant rate.
@@ -55,7 +55,7 @@ def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, An
     up_s = math.fsum(trial.up_s for trial in trials)  # nothing fails while no attempt runs
     advice: dict[str, Any] = {"interruptions": interruptions, "mtbf_s": mtbf_s, "mtbf_interval_s": None}
     if mtbf_s is None and interruptions and up_s > 0.0:
-        learned = learned_mtbf_s(up_s, interruptions)
+        learned = estimate_mtbf_s(up_s, interruptions)
         advice |= {"mtbf_s": learned[0], "mtbf_interval_s": learned[1:]}
     costs = [(trial.stall_s, trial.write_s or 0.0, trial.saves) for trial in trials if trial.stall_s is not None]
     saves = sum(count for _, _, count in costs)

@@ -77,7 +77,7 @@ def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def problem_of_config(folder: Path, record: RunRecord) -> str | None:
+def find_problem_of_config(folder: Path, record: RunRecord) -> str | None:
     """Return why a kept folder lacks the settings file that a log states. None if it has it, or the log states none.
 
     A copy that origin.json calls redacted has another sha256. It must still hold the settings of the log's run_config.

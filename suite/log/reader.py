@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from suite.files import LIMITS, TwiceError, brief, byte_text, each_name_once, opened
+from suite.files import LIMITS, TwiceError, brief, byte_text, opened, reject_duplicate_keys
 from suite.log.limits import limits
 
 STEP_KEYS = frozenset({"learning_rate", "train_accuracy", "train_loss"})
@@ -227,7 +227,7 @@ def _count_names(value: Any, depth: int = 0) -> int:
 _DEEPEST = 100  # what uses a value later would fail at about 1,000, depending on its caller
 
 
-_json_value = json.JSONDecoder(object_pairs_hook=each_name_once)
+_json_value = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys)
 _CUT_AT = 2**12  # characters
 
 

@@ -22,9 +22,9 @@ from suite.log.timeline import (
     Epoch,
     Parts,
     TimeShares,
-    closed_epochs,
-    parts_of,
-    staging_seconds,
+    compute_staging_seconds,
+    find_time_parts,
+    list_closed_epochs,
     timeline,
 )
 from suite.log.values import Stretch, exact, finite, whole
@@ -157,7 +157,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = timeline(run, metric_key or mllog.EVAL_ERROR)
-    (staging_s, before_s), parts = staging_seconds(line), parts_of(line)
+    (staging_s, before_s), parts = compute_staging_seconds(line), find_time_parts(line)
     first = partial(_value, run)
     return RunRecord(
         path=log.path,
@@ -191,7 +191,7 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         resumed=run.first(mllog.RUN_RESUMED) is not None,
         metric_key=metric_key,
         evals=_metric_values(run, metric_key, line.zero_ms),
-        epochs=closed_epochs(line),
+        epochs=list_closed_epochs(line),
         shares=None if parts is None else parts.shares(),
         phases=_phases(run, mllog.STEP_PHASES),
         rank_mean_phases=_phases(run, mllog.RANK_PHASES),

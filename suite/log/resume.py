@@ -70,7 +70,7 @@ def find_way_on(folder: RunFolder, trial: int, *, replace_failed: bool = False, 
     return WayOn(code=1, text=f"began and failed {why}, which counts, so left as it is; {REPLACE} runs it again")
 
 
-def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
+def prepare_resume(folder: RunFolder, trial: int, *, replace_failed: bool = False, damage: str | None = None) -> WayOn:
     """Decide how a trial goes on, and move aside the logs of failed attempts and a damaged checkpoint.
 
     Only the process that owns the trial may call it: nobody else may be writing its logs. OSError if a file cannot be
@@ -88,6 +88,6 @@ def clear_way(folder: RunFolder, trial: int, *, replace_failed: bool = False, da
     return WayOn(resume=way.resume, text="; ".join(filter(None, (way.text, moved, kept))))
 
 
-def replaced_runs(folder: RunFolder, trial: int) -> list[Path]:
+def list_replaced_runs(folder: RunFolder, trial: int) -> list[Path]:
     """List the logs of a trial that were moved aside although they had begun. They would have counted."""
     return [path for path in folder.failed(trial) if began(path)]

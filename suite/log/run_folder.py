@@ -257,11 +257,11 @@ def default_folder(workload: str, size: str, now: datetime, under: str = "runs")
 def refuse_existing(root: Path) -> None:
     """Raise InputError if a new run folder's path exists, unless a kill left it in `write_run_info`."""
     if root.exists() and not _is_begun(root):
-        way = f"; to continue it: {way_to_continue(root)}" if way_to_continue(root) else ""
+        way = f"; to continue it: {explain_continue(root)}" if explain_continue(root) else ""
         raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o){way}")
 
 
-def way_to_continue(root: Path) -> str | None:
+def explain_continue(root: Path) -> str | None:
     """Return the command that continues a run folder with runs left. None if none are left, or for another folder."""
     folder = RunFolder(root)
     try:

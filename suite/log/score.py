@@ -153,7 +153,7 @@ def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
     )
 
 
-def olympic_mean(times: Sequence[float]) -> float:
+def compute_olympic_mean(times: Sequence[float]) -> float:
     """Compute the mean of three or more times without the fastest and the slowest.
 
     A failed run has an infinite time: one is dropped as the slowest, two make the mean infinite.
@@ -246,7 +246,7 @@ def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
 
 
 def _window_score(window: list[JudgedRun]) -> float:
-    return olympic_mean([_time(run.record) if run.converged else math.inf for run in window])
+    return compute_olympic_mean([_time(run.record) if run.converged else math.inf for run in window])
 
 
 def _dropped(window: list[JudgedRun]) -> dict[int, str]:

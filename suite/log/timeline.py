@@ -165,7 +165,7 @@ class Parts(NamedTuple):
         return {STAGING_BEFORE: self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
 
 
-def parts_of(line: Timeline) -> Parts | None:
+def find_time_parts(line: Timeline) -> Parts | None:
     """Find when each part of a run was, in seconds since run_start. None for a run without run_stop."""
     if line.run_s is None:
         return None
@@ -203,7 +203,7 @@ def _evaluated(line: Timeline, *, beside: bool) -> list[Stretch]:
     ]
 
 
-def staging_seconds(line: Timeline) -> tuple[float | None, float]:
+def compute_staging_seconds(line: Timeline) -> tuple[float | None, float]:
     """Compute the seconds of staging (None if the log has none), and how many were before run_start."""
     if not line.staging:
         return None, 0.0
@@ -211,7 +211,7 @@ def staging_seconds(line: Timeline) -> tuple[float | None, float]:
     return length_of(merge_stretches(line.staging)), length_of(before)
 
 
-def closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
+def list_closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end.
 
     An epoch that the log leaves open ends at run_stop. Without run_stop it is left out.

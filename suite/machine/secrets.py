@@ -170,7 +170,7 @@ def is_secret_name(name: str) -> bool:
     return words[-1].endswith(_SECRET_ENDS)
 
 
-def looks_random(text: str) -> bool:
+def has_random_word(text: str) -> bool:
     """Return True if a text has a word that looks random, as tokens and keys do. Words and paths of people do not.
 
     Such a word has at least 20 characters, letters of both cases and digits, and many different ones. 32 hexadecimal
@@ -186,7 +186,7 @@ def redact_random(text: str) -> str:
 
 def redact_variable(name: str, value: str) -> str:
     """Return the value of an environment variable, or `REDACTED` if name, form or randomness make it a secret."""
-    secret = is_secret_name(name) or any(find_secret_forms(value)) or looks_random(value)
+    secret = is_secret_name(name) or any(find_secret_forms(value)) or has_random_word(value)
     return REDACTED if secret else redact_secrets(value)
 
 

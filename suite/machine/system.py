@@ -88,7 +88,7 @@ def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> Sys
 
     The name of a simulated machine says that it is one, even if the system file states a name.
     """
-    system = system_of(nodes[0])
+    system = describe_system_of(nodes[0])
     if stated is not None:
         fields = {name: value for name, value in structs.asdict(stated).items() if value is not None}
         system = structs.replace(system, **fields | {"software": system.software | stated.software})
@@ -100,16 +100,16 @@ def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> Sys
 def differences(nodes: Iterable[Facts]) -> list[str]:
     """Compare the nodes of a run with its first node: one line per field and node that differs."""
     first, *others = nodes
-    reference = structs.asdict(system_of(first))
+    reference = structs.asdict(describe_system_of(first))
     return [
         f"node {node.node}: {name} is {_words(value)}, on node {first.node} {_words(reference[name])}"
         for node in others
-        for name, value in structs.asdict(system_of(node)).items()
+        for name, value in structs.asdict(describe_system_of(node)).items()
         if not _alike(value, reference[name])
     ]
 
 
-def system_of(facts: Facts) -> System:
+def describe_system_of(facts: Facts) -> System:
     """Describe the system by the facts of one node."""
     cpu, software = facts.cpu, facts.software
     accelerator = facts.accelerators[0] if facts.accelerators else None
@@ -138,7 +138,7 @@ def system_of(facts: Facts) -> System:
     )
 
 
-def system_description(
+def make_system_description(
     system: System,
     *,
     submitter: str,

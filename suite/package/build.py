@@ -20,21 +20,21 @@ from suite import NO_SUBMITTER
 from suite.compliance.kept_files import damaged_files
 from suite.compliance.manifest import changed_files, render_package_manifest
 from suite.compliance.rules.package_rules import blank_fields
-from suite.config import SUBMITTER_HINT, check_folder_name, default_submitter
+from suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
 from suite.errors import InputError
-from suite.files import errors_name, make_folder, scratch_folder, write_whole
+from suite.files import errors_name, make_folder, make_scratch_folder, write_whole
 from suite.log.energy.power_csv import MeterReadings
-from suite.log.provenance import problem_of_config
+from suite.log.provenance import find_problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST, POWER
 from suite.log.score import failure
 from suite.machine.secrets import redact_secrets
-from suite.machine.system import System, describe_system, system_description
+from suite.machine.system import System, describe_system, make_system_description
 from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
 from suite.package.power import write_power
 from suite.package.redaction import describe
-from suite.package.results import NOBODY, Result, Run, notes, read_run, results_of, score_of
+from suite.package.results import NOBODY, Result, Run, compute_score_of, group_results, notes, read_run
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def build_package(
         )
     division = division or _common(runs, "submission_division", lambda record: record.division)
     status = status or _common(runs, "submission_status", lambda record: record.submission_status)
-    results = tuple(results_of(runs, system))
+    results = tuple(group_results(runs, system))
     if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
         raise InputError("a throughput result has no energy; expected neither --power nor --network-power")
     _check_failures(results, count_failed)
@@ -101,7 +101,7 @@ def build_package(
     beside = Path(os.path.realpath(package)).parent  # a package may be a link to another disk
     make_folder(beside)
     # The temporary folder is on the file system of the package, so that files can be renamed into it.
-    with scratch_folder(beside, f".{submitter}-") as staged, errors_name(package, staged):
+    with make_scratch_folder(beside, f".{submitter}-") as staged, errors_name(package, staged):
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)
@@ -114,7 +114,9 @@ def build_package(
     write_package_manifest(package)
     warnings = tuple(_blank(package, results))
     incomplete = tuple(
-        f"{package / result.folder}: {score.reason}" for result in results if not (score := score_of(result)).valid
+        f"{package / result.folder}: {score.reason}"
+        for result in results
+        if not (score := compute_score_of(result)).valid
     )
     remarks = tuple(notes(results, division, submitter))
     return Package(package, results, remarks, warnings, tuple(describe(personal)), incomplete)
@@ -175,7 +177,7 @@ def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
     """Return the submitter that the logs name, or else the person's default, or that of the system file."""
     if any(record.org not in NOBODY for run in runs for record in run.records):
         return _common(runs, "submission_org", lambda record: None if record.org in NOBODY else record.org)
-    submitter = default_submitter() or system_submitter
+    submitter = find_default_submitter() or system_submitter
     if submitter is None:
         raise InputError(
             f"no log names a submitter (submission_org is {NO_SUBMITTER!r}); expected --submitter ORG, "
@@ -198,7 +200,7 @@ def _check_kept_files(runs: Sequence[Run]) -> None:
 def _damaged(run: Run) -> Iterator[tuple[Path, str]]:
     root = run.folder.root
     yield from damaged_files(root, run.records)
-    problems = {problem for record in run.records if (problem := problem_of_config(root, record)) is not None}
+    problems = {problem for record in run.records if (problem := find_problem_of_config(root, record)) is not None}
     yield from ((run.folder.config_path, problem) for problem in sorted(problems))
 
 
@@ -246,7 +248,7 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
     # Instances of a throughput result run on parts of the system, so its nodes are those of all instances.
     nodes = len({node.node for run in result.runs for node in run.nodes}) if result.scenario == "weak" else first.nodes
     submitter, division, status = names
-    description = system_description(
+    description = make_system_description(
         system,
         submitter=submitter,
         division=division,

@@ -16,7 +16,7 @@ from suite.log.resume import began
 from suite.log.run_folder import RunInfo
 from suite.machine.secrets import redact_random, redact_secrets
 from suite.package.redaction import Personal, Redaction
-from suite.package.results import Result, Run, score_of
+from suite.package.results import Result, Run, compute_score_of
 from suite.package.stated import STATED, state_result
 
 
@@ -33,7 +33,7 @@ def write_implementation(
         provenance = Path("provenance") / f"run_{number}"
         found = _write_provenance(folder / provenance, run, result, kinds, submitter)
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
-    stated = state_result(score_of(result), result.benchmark, result.names, staged / result.folder)
+    stated = state_result(compute_score_of(result), result.benchmark, result.names, staged / result.folder)
     write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
     write_whole(folder / "README.md", redact_secrets(_readme(result, submitter)))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)

@@ -92,7 +92,7 @@ def read_run(root: Path) -> Run:
     return Run(folder, info, records, tuple(folder.resumed()), read_nodes(root))
 
 
-def results_of(runs: Sequence[Run], system: str) -> Iterator[Result]:
+def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
     """Group runs by workload, size, scenario and shape. InputError if the runs of a group do not belong together."""
     groups: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in runs:
@@ -163,7 +163,7 @@ def _select_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selecti
     return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
-def score_of(result: Result) -> TimeToTrain | Throughput:
+def compute_score_of(result: Result) -> TimeToTrain | Throughput:
     """Compute the score of the runs of a result."""
     score = throughput if result.scenario == "weak" else time_to_train
     return score(result.scored, result.benchmark)

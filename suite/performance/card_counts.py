@@ -11,7 +11,7 @@ from msgspec import structs
 
 from suite.config import RunConfig
 from suite.data.manifest import Manifest, read_manifest
-from suite.data.shards import stored_bytes
+from suite.data.shards import count_stored_bytes
 from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.training.counts.flops import count
@@ -83,7 +83,7 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
 def _stored_bytes(root: Path, manifest: Manifest) -> float:
     """Return the mean size of a stored training sample. A loader may leave arrays out."""
     files = [root / entry.file for entry in manifest.splits["train"]]
-    return sum(map(stored_bytes, files)) / manifest.samples("train")
+    return sum(map(count_stored_bytes, files)) / manifest.samples("train")
 
 
 def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:

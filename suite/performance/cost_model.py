@@ -127,7 +127,7 @@ class Execution:
     seconds: float
 
 
-def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
+def predict_linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
     """Predict a linear all-to-all: every rank sends S / n to every other. The slower kind of link decides."""
     local = min(network.ranks_per_node, ranks)
     inter = Transfer(
@@ -141,7 +141,7 @@ def linear_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transf
     return max(inter, intra, key=lambda part: part.total_s)
 
 
-def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
+def predict_two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
     """Predict 2DH: local ranks exchange first, by destination; then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
@@ -155,7 +155,9 @@ def two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Tra
 
 def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
     """Predict the all-to-all by the algorithm of this name."""
-    return {"linear": linear_all_to_all, "2dh": two_level_all_to_all}[algorithm](network, ranks, size_bytes)
+    return {"linear": predict_linear_all_to_all, "2dh": predict_two_level_all_to_all}[algorithm](
+        network, ranks, size_bytes
+    )
 
 
 def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
@@ -178,7 +180,7 @@ def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
     return Transfer(2 * half.latency_s, 2 * half.streaming_s)
 
 
-def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
+def predict_pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss: float = SPLIT_LOSS) -> float:
     """Predict dispatch, experts and combine of one pass in ``degree`` chunks, on one transfer and one compute stream.
 
     The longer of two cases counts. Either transfers run without a pause, or computation does after the first chunk.
@@ -190,7 +192,7 @@ def pipelined_s(compute_s: float, transfer: Transfer, degree: int, *, split_loss
     return max(communication_bound, computing + 2 * (transfer.latency_s + transfer.streaming_s / degree))
 
 
-def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
+def compute_traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
     """Return bytes that a rank moves in both passes: tokens four times, gathered weights and scattered gradients."""
     if r == 0:
         return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
@@ -200,7 +202,7 @@ def traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
 
 def best_r(shape: LayerShape, ranks: int) -> int:
     """Return the r with the least traffic; of equal ones the smallest."""
-    return min(valid_r(shape.experts, ranks), key=lambda r: (traffic_bytes(shape, ranks, r), r))
+    return min(valid_r(shape.experts, ranks), key=lambda r: (compute_traffic_bytes(shape, ranks, r), r))
 
 
 def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
@@ -227,7 +229,7 @@ def layer_s(
     # Of a chunk another kind of link may be the slower one than of the whole: the model is evaluated for the chunk
     chunk = all_to_all(network, ranks, r * shape.dispatch_bytes / degree, algorithm)
     transfer = Transfer(chunk.latency_s, degree * chunk.streaming_s)
-    passes = (pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
+    passes = (predict_pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
     return sum(passes) + 2 * weights.total_s
 
 
@@ -252,6 +254,6 @@ def ranked(
     return sorted(choices, key=lambda choice: choice.seconds)
 
 
-def einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
+def compute_einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
     """Return FLOPs of GShard's dense encode and decode, both passes: 3 x 2 products of (T, kfT) masks and (T, D)."""
     return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width

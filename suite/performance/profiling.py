@@ -138,7 +138,7 @@ def run(
     profiled = {name: seconds / profiled_steps for name, seconds in timer.flush().items()}
     counted = _counted(session)
     own, wait = _by_rank(world, timed)
-    layers = layer_times(trace, model, counted, profiled_steps, on_device=device.type == "cuda")
+    layers = measure_layer_times(trace, model, counted, profiled_steps, on_device=device.type == "cuda")
     return Profile(
         layers=layers,
         phases={name: float(np.mean([step[name] for step in timed])) for name in timed[0]},
@@ -151,7 +151,9 @@ def run(
     )
 
 
-def layer_times(trace: profile, model: nn.Module, counted: Count, steps: int, *, on_device: bool) -> list[LayerTime]:
+def measure_layer_times(
+    trace: profile, model: nn.Module, counted: Count, steps: int, *, on_device: bool
+) -> list[LayerTime]:
     """Return the times of every module that ran, in the order of the model's tree."""
     kinds = {path: type(module).__name__ for path, module in model.named_modules()}
     layers = {path: LayerTime(path or ROOT, kind, path.count(".") + bool(path)) for path, kind in kinds.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from suite.errors import InputError
 from suite.machine.probes.allowance import usable
-from suite.training.startup import keep_freed_memory, leave_compiler_unloaded
+from suite.training.startup import keep_compiler_unloaded, keep_freed_memory
 from suite.world import World
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
     Returns the device, and whether freed memory is kept. InputError as in `pick_device` and `use_precision`.
     """
     if not config.compile:
-        leave_compiler_unloaded()
+        keep_compiler_unloaded()
     torch.set_num_threads(threads_per_rank(world))
     device = pick_device(config.device, world)
     use_precision(config.precision, device)  # nothing in TF32 where a run is still to choose
@@ -165,7 +165,7 @@ def cores_are_taken(world: World) -> bool:
     return torch.get_num_threads() == 1 and sharing >= allowed.cores
 
 
-def loaded_ahead(threads: int) -> int:
+def count_prefetched_batches(threads: int) -> int:
     """Return how many batches a pool of threads loads or holds ready, besides the one in use."""
     return 2 * threads + 1
 
@@ -235,14 +235,14 @@ def _by_threads(
                 waiting.append((item, pool.submit(lambda each: feed.pack(load(each)), item)))
 
         try:
-            submit(loaded_ahead(threads))
+            submit(count_prefetched_batches(threads))
             while waiting or coming is not None:
                 item, packed = coming or take()
                 batch = feed.end(packed)
                 # Only if it is loaded already: to wait for it here would delay this batch.
                 coming = take() if feed.copies and waiting and _is_loaded(waiting[0][1]) else None
                 yield item, batch
-                submit(loaded_ahead(threads))
+                submit(count_prefetched_batches(threads))
         finally:
             for _, future in waiting:
                 future.cancel()

@@ -21,8 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.data.shards import bytes_read
-from suite.machine.power.counters import EnergyMeter, EnergyReading, EnergyUse, gpu_counter, node_counters, sum_readings
+from suite.data.shards import count_read_bytes
+from suite.machine.power.counters import (
+    EnergyMeter,
+    EnergyReading,
+    EnergyUse,
+    find_gpu_counter,
+    node_counters,
+    sum_readings,
+)
 from suite.machine.probes.root import machine_root
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
 from suite.transport import ObservedTransport, Transport
@@ -179,7 +186,7 @@ class Meters:
         return counts | self._ledger.take() | peaks
 
     def _counts(self) -> dict[str, float]:
-        counts = {"loader_bytes": float(bytes_read())}
+        counts = {"loader_bytes": float(count_read_bytes())}
         try:
             text = PROC_IO.read_text()
         except OSError as error:
@@ -203,7 +210,7 @@ class EnergyReader:
         if uuid is None:
             self.absent["nvml"] = "the ranks use no GPU"
         elif readers.index((world.node, uuid)) == world.rank:
-            gpu = gpu_counter(uuid)
+            gpu = find_gpu_counter(uuid)
             counters += gpu.counters
             self.absent |= gpu.absent
         self.meter = EnergyMeter(counters)

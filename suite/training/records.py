@@ -17,7 +17,7 @@ from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.other_work import NODES_UP_TO, share_of
 from suite.machine.probes.allowance import read_allowance
-from suite.machine.probes.cpu_time import NodeTimes, NodeUse, read_node_times, read_own_s, work_out_use
+from suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
 from suite.machine.probes.root import machine_root
 from suite.training.instrument import Instruments, by_rank
 from suite.training.progress import Progress
@@ -201,4 +201,4 @@ def _node_use(rows: Sequence[_Told]) -> NodeUse:
     assert begin is not None
     assert end is not None
     cpus = frozenset[int]().union(*(row.cpus for row in rows))
-    return work_out_use(begin, end, cpus, sum(row.own_s for row in rows), max(row.cores for row in rows))
+    return compute_use(begin, end, cpus, sum(row.own_s for row in rows), max(row.cores for row in rows))

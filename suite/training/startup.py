@@ -30,7 +30,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_S = 2.0
 
 
-def process_age_s() -> float:
+def compute_process_age_s() -> float:
     """Return the seconds since the kernel started this process (Linux; resolution one clock tick, usually 10 ms)."""
     started = start_of(os.getpid())
     assert started is not None
@@ -38,7 +38,7 @@ def process_age_s() -> float:
 
 
 @contextmanager
-def ended_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def end_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """End this rank if the mpiexec proxy that started it ends, until the ranks are connected. Only for ranks of `mlhpc
     run`.
 
@@ -64,7 +64,7 @@ STDERR = 2  # the file descriptor
 
 
 @contextmanager
-def watched_start(settings: Watching) -> Iterator[None]:
+def watch_start(settings: Watching) -> Iterator[None]:
     """Print this rank's Python stack to stderr and exit with 1 if the body takes too long.
 
     Limit and action are the watchdog's, which itself needs connected ranks.
@@ -112,7 +112,7 @@ class _Unloaded(ModuleType):
         return getattr(found, name)
 
 
-def leave_compiler_unloaded() -> None:
+def keep_compiler_unloaded() -> None:
     """Keep torch's optimizers and DDP from loading torch's compiler in a run that does not compile.
 
     Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things: leave

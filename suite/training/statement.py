@@ -19,7 +19,7 @@ from suite.log import mllog
 from suite.log.goodput import find_goodput
 from suite.log.limits import limits
 from suite.log.mllog import EventLog
-from suite.log.resume import replaced_runs
+from suite.log.resume import list_replaced_runs
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.probes.collect import collect_facts
@@ -76,7 +76,7 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
     log.event(mllog.SUITE_VERSION, VERSION)
     log.event(mllog.RUN_MODE, plan.mode, metadata={"trial": plan.trial, "launcher": world.launcher})
     log.event(mllog.SEED, said.seed)
-    for failed in replaced_runs(plan.folder, plan.trial) if world.is_first else ():
+    for failed in list_replaced_runs(plan.folder, plan.trial) if world.is_first else ():
         log.event(mllog.RUN_REPLACED, failed.name)
     log.event(mllog.NUMBER_OF_RANKS, world.size)
     log.event(mllog.NUMBER_OF_NODES, world.nodes)

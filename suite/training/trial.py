@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from suite import VERSION
-from suite.data.baselines import baselines_problem, read_baselines, render_baselines
+from suite.data.baselines import find_baselines_problem, read_baselines, render_baselines
 from suite.data.manifest import Manifest
 from suite.data.sampling import check_batch, steps_per_epoch
 from suite.data.verification import Verification
@@ -30,7 +30,7 @@ from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.machine.choice.precision import choose_precision
 from suite.machine.page_cache import drop_page_caches
-from suite.machine.power.beside import sampled_power
+from suite.machine.power.beside import record_power
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import set_up_rank
 from suite.training.loop import Outcome, Trainer
@@ -108,7 +108,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         if dog is not None:
             dog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        with sampled_power(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
+        with record_power(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
             return trial.run()
     finally:
         log.close()
@@ -300,7 +300,7 @@ class _Trial:
         )
         self.in_run = False
         self._say(outcome.reason)
-        problem = baselines_problem(self.source, self.manifest.sha256)
+        problem = find_baselines_problem(self.source, self.manifest.sha256)
         lines = render_baselines(*read_baselines(self.source, self.manifest.sha256))
         for line in lines if problem is None else [problem]:
             self._say(line)

@@ -33,7 +33,7 @@ from suite.config import Watching
 from suite.exit_codes import ExitCode
 from suite.files import duration_text, make_folder, print_line
 from suite.training.progress import Progress, marked_transport
-from suite.world import World, node_name, own_address
+from suite.world import World, find_own_address, node_name
 
 ANSWER_S = 3.0  # for the other ranks to say what they do
 ASK_EVERY_S = 0.5
@@ -120,7 +120,7 @@ class Watchdog:
         self._world, self._progress, self._stacks, self._say = world, progress, stacks, say
         self._silence_s, self._ends = settings.silence_s, settings.action == "end"
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        here = "127.0.0.1" if world.nodes == 1 else own_address((node_name(), socket.gethostname()))
+        here = "127.0.0.1" if world.nodes == 1 else find_own_address((node_name(), socket.gethostname()))
         self._socket.bind((here if world.nodes == 1 else "", 0))
         self._run_number: int = world.broadcast(secrets.randbits(63) if world.is_first else None, int)
         self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))

@@ -19,11 +19,17 @@ from suite.errors import InputError, explain_missing
 from suite.exit_codes import ExitCode
 from suite.files import make_folder, one_line, print_line, write_whole
 from suite.log.checkpoint_index import find_damage
-from suite.log.resume import WayOn, clear_way, find_way_on
+from suite.log.resume import WayOn, find_way_on, prepare_resume
 from suite.log.run_folder import write_run_info
 from suite.shadowed import explain_shadowed
 from suite.training.plan import TrialPlan
-from suite.training.startup import InterruptedTrialError, StopSignals, ended_with_launcher, process_age_s, watched_start
+from suite.training.startup import (
+    InterruptedTrialError,
+    StopSignals,
+    compute_process_age_s,
+    end_with_launcher,
+    watch_start,
+)
 from suite.workload import load_workload
 from suite.world import World, node_name
 
@@ -33,9 +39,9 @@ if TYPE_CHECKING:  # torch is imported once the ranks are connected
 
 def work(plan: TrialPlan) -> int:
     """Run one trial as one rank and return the exit code."""
-    interpreter_s = process_age_s() - (time.perf_counter() - FIRST_LINE_S)
+    interpreter_s = compute_process_age_s() - (time.perf_counter() - FIRST_LINE_S)
     raise_open_files()
-    with watched_start(plan.config.watchdog), ended_with_launcher():
+    with watch_start(plan.config.watchdog), end_with_launcher():
         world = World.create()
     dog = None
     try:
@@ -128,7 +134,7 @@ def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
     folder, trial, replace_failed = plan.folder, plan.trial, plan.replace_failed
     way = _decide(world, lambda: find_way_on(folder, trial, replace_failed=replace_failed))
     damage = _damage(plan, world, progress) if way.resume else None
-    way = _decide(world, lambda: clear_way(folder, trial, replace_failed=replace_failed, damage=damage))
+    way = _decide(world, lambda: prepare_resume(folder, trial, replace_failed=replace_failed, damage=damage))
     if way.text and world.is_first:
         print_line(f"trial {trial}: {way.text}", result=False)
     return way

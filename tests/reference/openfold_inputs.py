@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.model import extra_msa_features, msa_features, target_features
+from workloads.openfold.model import compute_extra_msa_features, compute_msa_features, compute_target_features
 from workloads.openfold.public.structures import ATOMS_37
 
 
@@ -119,7 +119,7 @@ def their_batch(code: Any, ours: dict[str, Tensor]) -> dict[str, Tensor]:
             "template_mask": ours["template_mask"][0],
             "residue_index": ours["residue_index"][0],
             "seq_mask": ours["mask"][0],
-            "target_feat": target_features(ours["aatype"])[0],
+            "target_feat": compute_target_features(ours["aatype"])[0],
             "seq_length": torch.tensor(len(kinds)),
             "resolution": ours["resolution"][0],
             "use_clamped_fape": ours["clamp_fape"][0],
@@ -129,11 +129,11 @@ def their_batch(code: Any, ours: dict[str, Tensor]) -> dict[str, Tensor]:
     )
     batch = {name: torch.stack([value] * slots, -1)[None] for name, value in fixed.items()}
     per_slot = {
-        "msa_feat": [msa_features(ours, slot)[0] for slot in range(slots)],
+        "msa_feat": [compute_msa_features(ours, slot)[0] for slot in range(slots)],
         "msa_mask": [ours["msa_mask"][0, slot] for slot in range(slots)],
         "extra_msa": [ours["extra_msa"][0, slot].long() for slot in range(slots)],
-        "extra_has_deletion": [extra_msa_features(ours, slot)[0, ..., -2] for slot in range(slots)],
-        "extra_deletion_value": [extra_msa_features(ours, slot)[0, ..., -1] for slot in range(slots)],
+        "extra_has_deletion": [compute_extra_msa_features(ours, slot)[0, ..., -2] for slot in range(slots)],
+        "extra_deletion_value": [compute_extra_msa_features(ours, slot)[0, ..., -1] for slot in range(slots)],
         "extra_msa_mask": [ours["extra_msa_mask"][0, slot] for slot in range(slots)],
     }
     return batch | {name: torch.stack(values, -1)[None] for name, values in per_slot.items()}

@@ -26,7 +26,7 @@ from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.convert import convert
 from workloads.openfold.features import Protein, alignment, sample
 from workloads.openfold.mmcif import Entry, read_entry
-from workloads.openfold.model import PSI, template_features
+from workloads.openfold.model import PSI, compute_template_features
 from workloads.openfold.proteins import Families, families
 from workloads.openfold.public.chains import read_chains
 from workloads.openfold.public.structures import Dictionaries, MmcifFiles
@@ -87,7 +87,7 @@ def test_features_of_templates(code: Any, record: Record) -> None:
         protein = damaged(whole, seed)
         arrays = sample(protein, settings, np.random.default_rng(seed), length=len(protein), training=False)
         ours = {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
-        pair, angle = template_features(ours)
+        pair, angle = compute_template_features(ours)
         wide, known = in_37(code, protein.template_aatype, protein.template_atoms, protein.template_mask)
         theirs = {
             "template_aatype": torch.from_numpy(protein.template_aatype).long(),

@@ -18,11 +18,11 @@ from tests.reference.openfold_inputs import their_batch, their_net
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import geometry, residues
 from workloads.openfold.features import Protein, sample
-from workloads.openfold.geometry import Frame, atoms_of, group_frames
+from workloads.openfold.geometry import Frame, group_frames, place_atoms_of
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.proteins import Families, families
-from workloads.openfold.structure import frame_update
+from workloads.openfold.structure import compute_frame_update
 
 Record = Callable[[str, str, float, float], None]
 RENAMED = (  # theirs to ours, in this order
@@ -78,9 +78,9 @@ def ideal(protein: Protein, seed: int) -> Protein:
     length = len(protein)
     turn = torch.randn(length, 6, generator=generator)
     steps = torch.nn.functional.normalize(turn[:, 3:], dim=-1) * 3.8
-    backbone = Frame(frame_update(turn).rotation, steps.cumsum(0))
+    backbone = Frame(compute_frame_update(turn).rotation, steps.cumsum(0))
     angle = torch.nn.functional.normalize(torch.randn(length, 7, 2, generator=generator), dim=-1)
-    atoms = atoms_of(kinds, group_frames(kinds, backbone, angle))
+    atoms = place_atoms_of(kinds, group_frames(kinds, backbone, angle))
     mask = torch.from_numpy(residues.ATOM_MASK)[kinds] * (torch.rand(length, 14, generator=generator) > 0.03)
     known = {"atoms": (atoms * mask[..., None]).numpy(), "atom_mask": mask.numpy().astype(np.int8)}
     return Protein(**(vars(protein) | known))

@@ -13,7 +13,7 @@ import pytest
 
 from suite.commands.machine.doctor import launch_checks
 from suite.errors import InputError
-from suite.launcher import LAUNCHERS, Launch, detect, explain, find_world, refuse_several, without_launchers
+from suite.launcher import LAUNCHERS, Launch, detect, drop_launcher_variables, explain, find_world, refuse_several
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.warm import warm_python
 
@@ -205,7 +205,7 @@ def test_the_ranks_of_a_command_know_nothing_of_the_launcher_around_it() -> None
     own = dict.fromkeys(
         ("PATH", "SLURMD_NODENAME", "OMPI_MCA_btl", "MPICH_OFI", "HYDRA_IFACE", "MLHPC_DATA", "RANKS"), "1"
     )
-    assert without_launchers(of_launchers | own) == own
+    assert drop_launcher_variables(of_launchers | own) == own
 
 
 @pytest.mark.parametrize("words", RANKS, ids=lambda words: " ".join(words[:2]))

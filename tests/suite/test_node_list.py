@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import InputError
-from suite.node_list import expand_nodes, first_node
+from suite.node_list import expand_nodes, parse_first_node
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from suite.node_list import expand_nodes, first_node
 )
 def test_a_list_is_expanded(text: str, names: tuple[str, ...]) -> None:
     assert expand_nodes(text) == names
-    assert first_node(text) == names[0]
+    assert parse_first_node(text) == names[0]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_list_is_expanded(text: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
-    for parse in (expand_nodes, first_node):
+    for parse in (expand_nodes, parse_first_node):
         with pytest.raises(InputError):
             parse(text)
 
@@ -50,7 +50,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 def test_a_list_has_different_names_and_not_too_many(text: str) -> None:
     with pytest.raises(InputError):
         expand_nodes(text)
-    assert first_node(text) in ("a", "n1", "n11")
+    assert parse_first_node(text) in ("a", "n1", "n11")
 
 
 LETTERS = st.text("abcxyz0159-._", min_size=1, max_size=5)
@@ -70,7 +70,7 @@ NAME = st.lists(LETTERS | BRACKET, min_size=1, max_size=4).map("".join)
 @given(st.lists(NAME, min_size=1, max_size=4).map(",".join))
 def test_python_hostlist_expands_a_list_to_the_same_names(text: str) -> None:
     expected = hostlist.expand_hostlist(text, allow_duplicates=True)
-    assert first_node(text) == expected[0]
+    assert parse_first_node(text) == expected[0]
     if len(set(expected)) == len(expected):
         assert expand_nodes(text) == tuple(expected)
     else:

@@ -58,7 +58,7 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
         "from suite.launch.heartbeat import heartbeat\n"
         "with heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
         "from suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",
-        "with scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
+        "with make_scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
     ],
     ids=["power", "staging", "run", "lock", "package", "heartbeat", "checkpoint", "scratch"],
 )
@@ -98,11 +98,11 @@ def test_data_are_written_and_staged_where_files_cannot_be_locked(library: Path,
     """ENOLCK, EAGAIN, EOPNOTSUPP and ENOSYS of flock: a part file has one writer, and needs no lock."""
     program = """
 import numpy as np
-from suite.data.shards import write_shard, stored_bytes
+from suite.data.shards import write_shard, count_stored_bytes
 from suite.data.node_folder import create_part, remove_abandoned
 path = disk / "train" / "shard_00000.h5"
 write_shard(path, {"x": np.ones((2, 3), np.float32)})
-print(stored_bytes(path))
+print(count_stored_bytes(path))
 import os
 import re
 os.close(create_part(disk / "train" / "a.1.part", 4096))

@@ -23,7 +23,14 @@ from suite.errors import InputError
 from suite.launcher import Launch
 from suite.messages import decode, encode
 from suite.transport import MpiTransport
-from suite.world import listen_limit, own_address, port_of_step, refuse_loopback, try_connection, while_refused
+from suite.world import (
+    compute_port_of_step,
+    find_own_address,
+    listen_limit,
+    refuse_loopback,
+    try_connection,
+    warn_while_refused,
+)
 from tests.fixtures.hosts import host_environment, write_hosts
 from tests.fixtures.warm import warm_python
 
@@ -105,8 +112,8 @@ def test_ranks_under_mpi_wait_for_each_other_asleep(name: str, exchange: str) ->
 
 def test_steps_of_a_job_meet_at_ports_of_their_own() -> None:
     steps = [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)} for step in range(5)]
-    assert len({port_of_step(step) for step in steps}) == 5
-    assert all(20000 <= port_of_step({"SLURM_JOB_ID": str(job)}) < 32000 for job in range(100))
+    assert len({compute_port_of_step(step) for step in steps}) == 5
+    assert all(20000 <= compute_port_of_step({"SLURM_JOB_ID": str(job)}) < 32000 for job in range(100))
 
 
 RANK = """
@@ -143,7 +150,7 @@ def ranks(environments: list[Mapping[str, str]], *prefixes: list[str], rounds: i
 
 def test_a_stranger_who_comes_first_and_sends_junk_does_not_disturb_the_ranks() -> None:
     environment = {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_NODES": "1"}
-    port = port_of_step({"SLURM_JOB_ID": "4711"})
+    port = compute_port_of_step({"SLURM_JOB_ID": "4711"})
     ended, connected = threading.Event(), []
     messages = [b"", b"junk", b"junk" * 50, pickle.dumps("junk")]
 
@@ -180,17 +187,15 @@ def test_an_address_is_the_users_choice_or_the_first_name_that_other_nodes_reach
         return known[name]
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    assert own_address(("node1", "node1-ib"), {}) == "10.1.0.1"
-    assert own_address(("node1", "nowhere"), {}) == "127.0.1.1"
-    assert own_address(("nowhere",), {}) == "127.0.0.1"
-    assert own_address(("node1",), {"MLHPC_MASTER_ADDR": "login"}) == "10.9.0.1"
-    assert own_address(("node1-ib",), {"MLHPC_INTERFACE": "lo"}) == "127.0.0.1"
+    assert find_own_address(("node1", "node1-ib"), {}) == "10.1.0.1"
+    assert find_own_address(("node1", "nowhere"), {}) == "127.0.1.1"
+    assert find_own_address(("nowhere",), {}) == "127.0.0.1"
+    assert find_own_address(("node1",), {"MLHPC_MASTER_ADDR": "login"}) == "10.9.0.1"
+    assert find_own_address(("node1-ib",), {"MLHPC_INTERFACE": "lo"}) == "127.0.0.1"
     with pytest.raises(ValueError, match="MLHPC_MASTER_ADDR=nowhere: expected an address, or a name"):
-        own_address(("node1",), {"MLHPC_MASTER_ADDR": "nowhere"})
-    with pytest.raises(
-        ValueError, match=r"MLHPC_INTERFACE=ib7: no interface with an address; there are: .*lo \(127"
-    ):
-        own_address(("node1",), {"MLHPC_INTERFACE": "ib7"})
+        find_own_address(("node1",), {"MLHPC_MASTER_ADDR": "nowhere"})
+    with pytest.raises(ValueError, match=r"MLHPC_INTERFACE=ib7: no interface with an address; there are: .*lo \(127"):
+        find_own_address(("node1",), {"MLHPC_INTERFACE": "ib7"})
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "127.255.0.9"])
@@ -214,21 +219,23 @@ def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_p
     """On this machine it is seen to live, and then not to. One that was never seen may be in another container."""
     step = {"SLURM_JOB_ID": f"test-{os.getpid()}", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     launch = Launch("slurm", 1, 2)
-    never = while_refused(launch, "a at 127.0.0.1 port 1", 300.0, step)
+    never = warn_while_refused(launch, "a at 127.0.0.1 port 1", 300.0, step)
     for waited_s in (0.0, 50.0, 200.0):
         never(waited_s)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     first = subprocess.Popen(["sleep", "600"], env=os.environ | step | {"SLURM_PROCID": "0"})
     try:
-        wait = while_refused(launch, f"a at 127.0.0.1 port {port}", 300.0, step)
+        wait = warn_while_refused(launch, f"a at 127.0.0.1 port {port}", 300.0, step)
 
         def killed_meanwhile(waited_s: float) -> None:
             wait(waited_s)
             first.kill()
             first.wait()
 
-        with pytest.raises(ConnectionError, match=f"first rank has ended before it listened .a at 127.0.0.1 port {port}."):
+        with pytest.raises(
+            ConnectionError, match=f"first rank has ended before it listened .a at 127.0.0.1 port {port}."
+        ):
             try_connection("127.0.0.1", port, here="b", there="a", listen_s=300.0, on_refusal=killed_meanwhile)
     finally:
         first.kill()
@@ -237,7 +244,9 @@ def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_p
 
 def test_a_first_rank_that_is_slow_is_waited_for_and_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (1, 2):
-        wait = while_refused(Launch("slurm", rank, 4), "a at 10.0.0.1 port 7", 300.0, {"SLURM_JOB_ID": "none of these"})
+        wait = warn_while_refused(
+            Launch("slurm", rank, 4), "a at 10.0.0.1 port 7", 300.0, {"SLURM_JOB_ID": "none of these"}
+        )
         for waited_s in (0.0, 9.0, 11.0, 100.0, 290.0):
             wait(waited_s)
     assert capsys.readouterr().err == (

@@ -47,7 +47,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
         return results
     chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
     fitted, tested = _all_features(train, chosen), _all_features(validation, np.arange(len(validation)))
-    moments, products = moment_count(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
+    moments, products = count_moments(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
     made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
     for name, columns in (
         ("one_point_ridge", slice(0, moments)),
@@ -78,7 +78,7 @@ def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
     return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
 
 
-def moment_count(channels: int) -> int:
+def count_moments(channels: int) -> int:
     """Count the moments among the features: three of each channel, of the counts and of their logarithms."""
     return 2 * 3 * channels
 

@@ -72,7 +72,7 @@ def universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.
     unit = random.uniform(-1, 1, 4).astype(np.float32)
     noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
     cosmology = parameters(unit)
-    first, second = displacements(linear_modes(noise, cosmology, simulation.box_mpc_h))
+    first, second = displacements(compute_linear_modes(noise, cosmology, simulation.box_mpc_h))
     evolve = {"2lpt": _evolve_2lpt, "cola": _evolve_cola}[simulation.steps]
     return evolve(first, second, cosmology, simulation), unit
 
@@ -137,20 +137,20 @@ def power(k: Floats, cosmology: Cosmology) -> Floats:
 
 def growth(a: float, omega_m: float) -> float:
     """Compute the linear growth relative to today, Carroll, Press & Turner 1992, equation 29."""
-    return a * _suppression(matter_fraction(a, omega_m)) / _suppression(omega_m)
+    return a * _suppression(compute_matter_fraction(a, omega_m)) / _suppression(omega_m)
 
 
-def second_order_growth(a: float, omega_m: float) -> float:
+def compute_second_order_growth(a: float, omega_m: float) -> float:
     """Compute the growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
-    return float(-3 / 7 * growth(a, omega_m) ** 2 * matter_fraction(a, omega_m) ** (-1 / 143))
+    return float(-3 / 7 * growth(a, omega_m) ** 2 * compute_matter_fraction(a, omega_m) ** (-1 / 143))
 
 
-def matter_fraction(a: float, omega_m: float) -> float:
+def compute_matter_fraction(a: float, omega_m: float) -> float:
     """Return Omega_m at scale factor a."""
     return omega_m / (omega_m + (1 - omega_m) * a**3)
 
 
-def linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) -> NDArray[np.complex64]:
+def compute_linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) -> NDArray[np.complex64]:
     """Compute the Fourier modes (n, n, n//2 + 1) of today's linear density contrast from unit white noise."""
     n = noise.shape[0]
     grid = _grid(n)
@@ -228,22 +228,22 @@ def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation
 
 
 def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
-    return np.float32(growth(a, omega_m)) * first + np.float32(second_order_growth(a, omega_m)) * second
+    return np.float32(growth(a, omega_m)) * first + np.float32(compute_second_order_growth(a, omega_m)) * second
 
 
 def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
     """Compute T^2 of the residual: the particle-mesh force minus the acceleration of the 2LPT trajectory
     (arXiv:1301.0322).
     """
-    d1, d2 = growth(a, omega_m), second_order_growth(a, omega_m)
-    force = mesh_force(position)
+    d1, d2 = growth(a, omega_m), compute_second_order_growth(a, omega_m)
+    force = compute_mesh_force(position)
     force -= np.float32(d1) * first
     force -= np.float32(d2 - d1**2) * second
     force *= np.float32(1.5 * omega_m * a)
     return force
 
 
-def mesh_force(position: Floats) -> Floats:
+def compute_mesh_force(position: Floats) -> Floats:
     """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient."""
     n = position.shape[1]
     grid = _grid(n)

@@ -69,7 +69,7 @@ class CosmoFlowNet(nn.Module):
         self.convolutions = nn.ModuleList(Convolution(c_in, c_out) for c_in, c_out in pairwise(widths))
         self.pool = nn.MaxPool3d(2)
         self.activation = nn.LeakyReLU(LEAKY_SLOPE)
-        features = (flat_features(config), *HIDDEN_UNITS)
+        features = (count_flat_features(config), *HIDDEN_UNITS)
         self.hidden = nn.ModuleList(nn.Linear(f_in, f_out) for f_in, f_out in pairwise(features))
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(HIDDEN_UNITS[-1], len(TARGETS))
@@ -115,7 +115,7 @@ class CosmoFlowNet(nn.Module):
         return OUTPUT_SCALE * torch.tanh(self.output(x_NF).float())
 
 
-def flat_features(config: CosmoFlowConfig) -> int:
+def count_flat_features(config: CosmoFlowConfig) -> int:
     """Compute the number of features after the last pooling."""
     return config.conv_channels[-1] * (config.input_size >> len(config.conv_channels)) ** 3
 
@@ -198,7 +198,7 @@ def parameter_count(config: CosmoFlowConfig) -> int:
     """Count trainable parameters from the shapes alone."""
     widths = (CHANNELS, *config.conv_channels)
     convolutions = sum((KERNEL**3 * a + 1) * b for a, b in pairwise(widths))
-    features = (flat_features(config), *HIDDEN_UNITS, len(TARGETS))
+    features = (count_flat_features(config), *HIDDEN_UNITS, len(TARGETS))
     return convolutions + sum((a + 1) * b for a, b in pairwise(features))
 
 
@@ -209,6 +209,6 @@ def _layers(config: CosmoFlowConfig) -> Iterator[tuple[float, float, float]]:
     for c_in, c_out in pairwise(widths):
         yield 2.0 * KERNEL**3 * c_in * c_out * side**3, float(c_in * side**3), float(c_out * side**3)
         side //= 2
-    features = (flat_features(config), *HIDDEN_UNITS, len(TARGETS))
+    features = (count_flat_features(config), *HIDDEN_UNITS, len(TARGETS))
     for f_in, f_out in pairwise(features):
         yield 2.0 * f_in * f_out, float(f_in), float(f_out)

@@ -102,7 +102,7 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
         if offset + HEADER_BYTES > len(content):
             raise InputError(f"{path}: offset {offset}: truncated record header")
         length, check = struct.unpack_from("<QI", content, offset)
-        if masked_crc32c(content[offset : offset + 8]) != check:
+        if compute_masked_crc32c(content[offset : offset + 8]) != check:
             raise InputError(f"{path}: offset {offset}: record length fails its crc32c; damaged or not a TFRecord file")
         begin = offset + HEADER_BYTES
         if begin + length + FOOTER_BYTES > len(content):
@@ -110,13 +110,13 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
                 f"{path}: offset {offset}: truncated: record of {length} bytes, {len(content) - begin} left"
             )
         payload = content[begin : begin + length]
-        if masked_crc32c(payload) != struct.unpack_from("<I", content, begin + length)[0]:
+        if compute_masked_crc32c(payload) != struct.unpack_from("<I", content, begin + length)[0]:
             raise InputError(f"{path}: offset {begin}: payload of {length} bytes fails its crc32c")
         yield offset, payload
         offset = begin + length + FOOTER_BYTES
 
 
-def masked_crc32c(data: bytes) -> int:
+def compute_masked_crc32c(data: bytes) -> int:
     """Compute the CRC-32C, rotated and shifted as TFRecord stores it."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.deepcam.config import CHANNELS, DeepCamConfig
-from workloads.deepcam.fields import Statistics, checked_statistics
+from workloads.deepcam.fields import Statistics, check_statistics
 
 if TYPE_CHECKING:
     from suite.workload import Batch, Slab
@@ -79,4 +79,4 @@ def input_statistics(reader: ShardReader, root: Path) -> Statistics:
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in recorded.items()
     }
-    return checked_statistics(Statistics(**values), str(root))
+    return check_statistics(Statistics(**values), str(root))

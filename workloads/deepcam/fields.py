@@ -54,10 +54,10 @@ def read_snapshot(path: Path) -> tuple[Fields, Labels]:
         if labels.shape != data.shape[:2]:
             raise InputError(f"{path}: {labels.name[1:]} is {labels.shape}, expected {data.shape[:2]} as {DATA}")
         x, y, name = data[...].astype(np.float32, copy=False), labels[...], labels.name[1:]
-    return checked_fields(x, path), checked_labels(y, path, name)
+    return check_fields(x, path), check_labels(y, path, name)
 
 
-def checked_fields(x: Fields, path: Path) -> Fields:
+def check_fields(x: Fields, path: Path) -> Fields:
     """Return the fields unchanged. InputError names the first value that is not finite."""
     if not np.isfinite(x.sum(dtype=np.float64)):  # finite fields need one pass: a sum shows any NaN or infinity
         bad = np.argwhere(~np.isfinite(x))
@@ -70,7 +70,7 @@ def checked_fields(x: Fields, path: Path) -> Fields:
     return x
 
 
-def checked_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
+def check_labels(y: NDArray[Any], path: Path, name: str) -> Labels:
     """Return the labels as uint8. InputError names the first pixel whose class does not exist."""
     bad = np.argwhere(~np.isin(y, np.arange(len(CLASSES))))
     if len(bad):
@@ -98,10 +98,10 @@ def read_statistics(path: Path) -> Statistics:
             if value.shape != (len(CHANNELS),) or not np.isfinite(value).all():
                 raise InputError(f"{path}: climate/{name}: expected {len(CHANNELS)} finite numbers, one per channel")
             values[name] = tuple(value.tolist())
-    return checked_statistics(Statistics(**values), str(path))
+    return check_statistics(Statistics(**values), str(path))
 
 
-def checked_statistics(statistics: Statistics, where: str) -> Statistics:
+def check_statistics(statistics: Statistics, where: str) -> Statistics:
     """Return the statistics unchanged. InputError names a channel that cannot be normalised."""
     for name, low, high in zip(CHANNELS, statistics.minval, statistics.maxval, strict=True):
         if not low < high:

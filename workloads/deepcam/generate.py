@@ -18,7 +18,7 @@ from suite.data.generate import Generator, Synthetic
 from workloads.deepcam.climate import Domain, snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.convert import convert, fetch
-from workloads.deepcam.fields import checked_fields
+from workloads.deepcam.fields import check_fields
 from workloads.deepcam.summary import Summary, merge, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
@@ -49,7 +49,7 @@ def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
     y = np.empty(x.shape[:3], dtype=np.uint8)
     for position, number in enumerate(numbers):
         fields, y[position] = snapshot(domain, seed, number)
-        x[position] = checked_fields(fields, Path(f"snapshot {number}"))
+        x[position] = check_fields(fields, Path(f"snapshot {number}"))
         count(1)
     return {"x": x, "y": y}
 

@@ -95,7 +95,7 @@ class Autotuner:
         return [(Execution(c.r, c.degree, c.algorithm), c.seconds) for c in chosen]
 
 
-def trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callable[[Execution], float]:
+def make_trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> Callable[[Execution], float]:
     """Return a function that times forward and backward of the layer on these tokens under an execution.
 
     It returns the median of ``repeats`` on the slowest rank, after one warm-up. Gradients, load counts and the layer's

@@ -21,7 +21,7 @@ from torch import Tensor
 from suite.machine.choice.chooser import Question, class_of, fastest
 from suite.machine.choice.timing import time_candidates
 from suite.workload import Chooses
-from workloads.moe.config import Activation, MoEConfig, ranks_per_expert
+from workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
 from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, rule, run_experts
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
@@ -51,7 +51,7 @@ class ExpertShape:
         """Return the shape of a layer: ``rows`` are sent per rank, empty ones included; ``ranks`` share the experts."""
         experts, hidden = config.experts, config.hidden
         if ranks > 1 and config.parallel_r:
-            hidden //= config.parallel_r if ranks_per_expert(experts, ranks) > 1 else 1
+            hidden //= config.parallel_r if count_ranks_per_expert(experts, ranks) > 1 else 1
             experts = max(1, experts // ranks)
             rows *= config.parallel_r / config.overlap_degree
         even = config.dispatch != "dropless"
@@ -104,7 +104,10 @@ def choose_backend(chooser: Chooses, shape: ExpertShape) -> SelectedBackend:
             (found := SelectedBackend.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
         ),
         decide=partial(
-            decide, even=shape.even, reads=reads, padding=padding_of(uneven_rows(measured.rows, measured.experts))
+            decide,
+            even=shape.even,
+            reads=reads,
+            padding=compute_padding_of(make_uneven_rows(measured.rows, measured.experts)),
         ),
         beside=lambda: _beside(measured, device),
     )
@@ -140,12 +143,12 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
     return str(SelectedBackend(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
 
 
-def padding_of(rows_E: Tensor) -> float:
+def compute_padding_of(rows_E: Tensor) -> float:
     """Return the rows of experts that all have as many as the longest, over the rows."""
     return int(rows_E.max()) * len(rows_E) / int(rows_E.sum())
 
 
-def uneven_rows(rows: int, experts: int) -> Tensor:
+def make_uneven_rows(rows: int, experts: int) -> Tensor:
     """Return the rows of each expert, from half to one and a half times the mean in a mixed order.
 
     They sum to ``rows``.
@@ -156,7 +159,7 @@ def uneven_rows(rows: int, experts: int) -> Tensor:
     return torch.diff(cuts_E, prepend=cuts_E.new_zeros(1))
 
 
-def even_rows(rows: int, experts: int) -> Tensor:
+def make_even_rows(rows: int, experts: int) -> Tensor:
     """Return the rows of each expert, as equal as can be."""
     return torch.full((experts,), rows // experts) + (torch.arange(experts) < rows % experts)
 
@@ -186,7 +189,10 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
     rows_ND, weights = _inputs(shape, device)
     d_out_ND = torch.ones_like(rows_ND)
     wanted = [weight for weight in vars(weights).values() if weight is not None]
-    loads = {even: (even_rows if even else uneven_rows)(shape.rows, shape.experts).to(device) for even in (True, False)}
+    loads = {
+        even: (make_even_rows if even else make_uneven_rows)(shape.rows, shape.experts).to(device)
+        for even in (True, False)
+    }
 
     def run(name: str, even: bool) -> object:
         leaf, rows_E = rows_ND.detach().requires_grad_(), loads[even]

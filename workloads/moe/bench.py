@@ -33,7 +33,7 @@ from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.config import Layout, MoEConfig, valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh, process_group
-from workloads.moe.parallel import expert_mesh
+from workloads.moe.parallel import make_expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
 from workloads.moe.routes import exchange_counts, plan_routes
@@ -126,7 +126,7 @@ class DenseFFN(nn.Module):
 def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> Result:
     """Measure the layer and the dense FFN. Every rank calls."""
     torch.manual_seed(0)
-    mesh = expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
+    mesh = make_expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
     if shape.moe.backend == "auto":
         rows = Layout(1.0, world.size).computed_rows(shape.moe, shape.tokens)
@@ -174,12 +174,12 @@ def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.d
     if shape.load != "router":
         router = GivenRouter(shape.width, moe)
         router.load_state_dict(layer.router.state_dict())
-        router.experts_TK = given_experts(shape, generator).to(device)
+        router.experts_TK = choose_given_experts(shape, generator).to(device)
         layer.router = router
     return layer.to(device, DTYPES[shape.dtype]), x_TD.to(device, DTYPES[shape.dtype])
 
 
-def given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
+def choose_given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
     """Choose distinct experts per token: all equally often, or expert 0 for two thirds and the others by Zipf's law."""
     tokens, experts, top_k = shape.tokens, shape.moe.experts, shape.moe.top_k
     if shape.load == "uniform":
@@ -251,7 +251,7 @@ def sweep_network(
     """
     if world.size % ranks_per_node:
         raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
-    sizes = grid_sizes(world.size, ranks_per_node)
+    sizes = list_grid_sizes(world.size, ranks_per_node)
     shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     grids = []
     for number, (ranks, grid) in enumerate(zip(sizes, shapes, strict=True), start=1):
@@ -280,7 +280,7 @@ def _with_experts(shape: Shape, experts: int) -> Shape:
     return replace(shape, moe=structs.replace(shape.moe, experts=experts))
 
 
-def grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
+def list_grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
     """List grid sizes: powers of two ranks inside a node, then powers of two nodes; the largest has all ranks."""
     inside = [2**i for i in range(1, ranks_per_node.bit_length()) if 2**i < ranks_per_node]
     nodes = ranks // ranks_per_node

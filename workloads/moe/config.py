@@ -73,7 +73,7 @@ def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
 
     InputError if neither of experts and ranks divides the other.
     """
-    sharers = ranks_per_expert(experts, ranks)
+    sharers = count_ranks_per_expert(experts, ranks)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
 
@@ -103,7 +103,7 @@ def learning_rate(config: Training, step: int) -> float:
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def ranks_per_expert(experts: int, ranks: int) -> int:
+def count_ranks_per_expert(experts: int, ranks: int) -> int:
     """Compute how many ranks share one expert's hidden width: 1 if there are at least as many experts as ranks."""
     if experts % ranks == 0:
         return 1
@@ -112,7 +112,7 @@ def ranks_per_expert(experts: int, ranks: int) -> int:
     raise InputError(f"{experts} experts on {ranks} ranks: one must divide the other")
 
 
-def capacity_of(
+def compute_capacity_of(
     factor: float | None, tokens: int, experts: int, top_k: int, needed: int = 0, alignment: int = 1
 ) -> int:
     """Compute Tutel's capacity. ``needed``, the longest queue over all ranks, is used for factors of zero and below.
@@ -154,8 +154,10 @@ class Layout:
         factor = DEFAULT_CAPACITY_FACTOR if moe.capacity_factor is None else moe.capacity_factor
         if moe.dispatch == "dropless" or factor <= 0:
             return float(tokens * moe.top_k)
-        alignment = ranks_per_expert(moe.experts, self.spread) * moe.overlap_degree
-        capacity = capacity_of(factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment)
+        alignment = count_ranks_per_expert(moe.experts, self.spread) * moe.overlap_degree
+        capacity = compute_capacity_of(
+            factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment
+        )
         return moe.experts * capacity / self.samples
 
     def sent_rows(self, moe: MoEConfig, tokens: int) -> float:

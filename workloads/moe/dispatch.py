@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suite.training.parallel.skeleton import has_values
-from workloads.moe.config import DispatchMode, capacity_of
+from workloads.moe.config import DispatchMode, compute_capacity_of
 from workloads.moe.router import Routing, tally
 
 
@@ -118,7 +118,7 @@ class Capacity(Dropless):
         needed = 0
         if self.factor is not None and self.factor <= 0:
             needed = int(self.over_ranks(assigned_E.max()))
-        capacity = capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
+        capacity = compute_capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
         rows, choices = experts * capacity, tokens * top_k
         begin_E = assigned_E.cumsum(0) - assigned_E
         turn_R = torch.arange(choices, device=device) - begin_E.index_select(0, queue.experts_R)
@@ -248,7 +248,7 @@ class _Decode(torch.autograd.Function):
         return d_rows_ND, d_weights_TK.to(weights_TK.dtype), None
 
 
-def counts_on_host(rows_E: Tensor, rows: int) -> list[int]:
+def list_counts_on_host(rows_E: Tensor, rows: int) -> list[int]:
     """List the rows of each expert. Tensors without values (before a run) give all experts equally many rows."""
     if has_values(rows_E):
         return rows_E.tolist()

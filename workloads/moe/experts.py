@@ -21,7 +21,7 @@ from suite.machine.choice.products import has_onednn, onednn_product
 from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
-from workloads.moe.dispatch import counts_on_host
+from workloads.moe.dispatch import list_counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
@@ -159,7 +159,7 @@ def rule(rows_ND: Tensor, weights: Weights) -> SelectedBackend:
     On a GPU: grouped_mm in bfloat16, else bmm if it pads little; on a CPU: onednn; otherwise the loop. torch has GPU
     kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
     """
-    if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or grouped_problem(rows_ND, weights) is not None):
+    if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or explain_grouped_problem(rows_ND, weights) is not None):
         return SelectedBackend("loop", "bmm", PADDED_UP_TO)
     name = "grouped_mm" if rows_ND.is_cuda else "onednn"
     return SelectedBackend(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
@@ -171,7 +171,7 @@ def register(name: str, backend: ExpertBackend) -> None:
     BACKENDS[name] = backend
 
 
-def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
+def explain_grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
     """Explain why F.grouped_mm cannot multiply these. None if it can."""
     if not hasattr(F, "grouped_mm"):
         return "this torch has no F.grouped_mm"
@@ -183,7 +183,7 @@ def grouped_problem(rows_ND: Tensor, weights: Weights) -> str | None:
     return None
 
 
-def onednn_problem(rows_ND: Tensor) -> str | None:
+def explain_onednn_problem(rows_ND: Tensor) -> str | None:
     """Explain why oneDNN cannot multiply these. None if it can."""
     if rows_ND.device.type != "cpu" or rows_ND.dtype != torch.float32:
         return f"it is for float32 on a CPU, not {rows_ND.dtype} on {rows_ND.device.type}"
@@ -192,7 +192,7 @@ def onednn_problem(rows_ND: Tensor) -> str | None:
     return None
 
 
-def triton_problem(rows_ND: Tensor, weights: Weights) -> str | None:
+def explain_triton_problem(rows_ND: Tensor, weights: Weights) -> str | None:
     """Explain why the kernels in Triton cannot multiply these. None if they can."""
     return find_problem(rows_ND, len(weights.up_EHD))
 
@@ -204,7 +204,7 @@ def run_fused_experts(
 
     Without tokens in ``source`` rows (N, D) become rows. InputError if the kernels cannot.
     """
-    problem = triton_problem(x, weights)
+    problem = explain_triton_problem(x, weights)
     if problem is not None:
         raise InputError(f"backend triton: {problem}; choose auto, grouped_mm or loop")
     return run_fused(x, weights_TK, source, activation, tuple(vars(weights).values()))
@@ -223,7 +223,7 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
     """Multiply expert by expert with oneDNN's products, which torch has for float32 convolutions but not for matrix
     products.
     """
-    problem = onednn_problem(rows_ND)
+    problem = explain_onednn_problem(rows_ND)
     if problem is not None:
         raise InputError(f"backend onednn: {problem}; choose loop or bmm")
     return _looped(rows_ND, rows_E, weights, activation, _onednn_product, ONEDNN_ROWS)
@@ -232,7 +232,7 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
 def _looped(
     rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, product: Product, step: int
 ) -> Tensor:
-    counts = counts_on_host(rows_E, len(rows_ND))
+    counts = list_counts_on_host(rows_E, len(rows_ND))
     tensors = vars(weights).values()
     out_ND: Tensor = _Loop.apply(rows_ND, counts, activation, product, step, *tensors)  # type: ignore[no-untyped-call]
     return out_ND
@@ -378,7 +378,7 @@ def _put(place: Tensor, value: Tensor) -> None:
 
 def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Multiply in one batched product; experts with fewer rows than the longest are padded with zeros."""
-    counts = counts_on_host(rows_E, len(rows_ND))
+    counts = list_counts_on_host(rows_E, len(rows_ND))
     longest, width = max(counts), rows_ND.shape[1]
     if min(counts) == longest:
         places_N, padded_ND = None, rows_ND
@@ -431,7 +431,7 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
 
     Rows beyond offs[-1] would be uninitialised in output and gradient. There are none: N is the sum of rows_E.
     """
-    problem = grouped_problem(rows_ND, weights)
+    problem = explain_grouped_problem(rows_ND, weights)
     if problem is not None:
         raise InputError(f"backend grouped_mm: {problem}; choose loop or bmm")
     ends_E = rows_E.cumsum(0).to(device=rows_ND.device, dtype=torch.int32)
@@ -473,9 +473,9 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 BACKENDS: dict[str, ExpertBackend] = {
-    "onednn": ExpertBackend(_onednn, lambda rows_ND, weights: onednn_problem(rows_ND)),
-    "grouped_mm": ExpertBackend(_grouped_mm, grouped_problem),
+    "onednn": ExpertBackend(_onednn, lambda rows_ND, weights: explain_onednn_problem(rows_ND)),
+    "grouped_mm": ExpertBackend(_grouped_mm, explain_grouped_problem),
     "loop": ExpertBackend(_loop, lambda rows_ND, weights: None),
     "bmm": ExpertBackend(_bmm, lambda rows_ND, weights: None, pads=True),
-    "triton": ExpertBackend(_triton, triton_problem),
+    "triton": ExpertBackend(_triton, explain_triton_problem),
 }

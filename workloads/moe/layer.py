@@ -21,14 +21,21 @@ from suite.errors import InputError
 from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
-from workloads.moe.config import Algorithm, Backend, MoEConfig, ranks_per_expert, valid_r
-from workloads.moe.dispatch import DispatchPlan, Permutation, counts_on_host, permutation
+from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, valid_r
+from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, permutation
 from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_fused_experts
 from workloads.moe.kernels.fused import Source
 from workloads.moe.mesh import ExpertMesh, Group
 from workloads.moe.phases import ExpertLoad, Marker, NoMarker
 from workloads.moe.router import Router, Routing
-from workloads.moe.routes import Traffic, even_traffic, exchange_counts, known_traffic, plan_routes, shares
+from workloads.moe.routes import (
+    Traffic,
+    compute_even_traffic,
+    compute_known_traffic,
+    exchange_counts,
+    plan_routes,
+    shares,
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class MoELayer(nn.Module):
         self.experts = Experts(config.experts, width, config.hidden, config.activation, bias=config.bias)
         self.sharers = 1
         if self.mesh is not None:
-            self.sharers = ranks_per_expert(config.experts, self.mesh.size)
+            self.sharers = count_ranks_per_expert(config.experts, self.mesh.size)
             each = max(1, config.experts // self.mesh.size)
             first = self.mesh.rank // self.sharers * each
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
@@ -233,7 +240,7 @@ class MoELayer(nn.Module):
             assert plan.host_E is not None
             begins_JWL, _ = shares(plan.host_E, mesh.size, self.sharers, execution.r, execution.degree)
             form = execution.r, execution.degree, execution.algorithm
-            traffic = known_traffic(mesh, capacity_W, self.config.experts, self.sharers, *form, device)
+            traffic = compute_known_traffic(mesh, capacity_W, self.config.experts, self.sharers, *form, device)
             begins_JWL = begins_JWL.to(device, non_blocking=True)
             schedule = Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
             self._last_schedule = key, schedule
@@ -241,14 +248,14 @@ class MoELayer(nn.Module):
 
     def _rehearsed_schedule(self, mesh: ExpertMesh, plan: DispatchPlan) -> Schedule:
         """Plan a rehearsal: where counts depend on the routing, all experts have equally many rows, on every rank."""
-        execution, counts = self.execution, counts_on_host(plan.rows_E, plan.rows) if plan.host_E is None else None
+        execution, counts = self.execution, list_counts_on_host(plan.rows_E, plan.rows) if plan.host_E is None else None
         with unset_fake_temporarily():
             if counts is None:
                 assert plan.capacity is not None
                 counts = [plan.capacity] * self.config.experts
             form = self.sharers, execution.r, execution.degree
             begins_JWL, counts_JWL = shares(torch.tensor(counts), mesh.size, *form)
-            traffic = even_traffic(mesh, counts_JWL, execution.algorithm, exchanged=plan.capacity is None)
+            traffic = compute_even_traffic(mesh, counts_JWL, execution.algorithm, exchanged=plan.capacity is None)
             return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
 
     def _count(self, dispatched: Dispatched) -> None:

@@ -182,7 +182,7 @@ def _one_of_many(
     )
 
 
-def rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
+def make_rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
     """Make a mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
     nodes = size // ranks_per_node
     blocks: dict[int, Group] = {each: Unsent("expert", each, note) for each in range(1, size + 1) if size % each == 0}

@@ -11,14 +11,14 @@ from torch import nn
 from suite.errors import InputError
 from suite.training.timing import Clock
 from suite.world import World
-from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
-from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer, LoadTotals
 
 
-def expert_mesh(
+def make_expert_mesh(
     config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool, sharing: int = 1
 ) -> ExpertMesh:
     """Create the mesh of ``ranks`` ranks, by default all, with the groups for every r. ``sharing``: see `Spread`.
@@ -27,7 +27,7 @@ def expert_mesh(
     The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
     """
     ranks = ranks or world.size
-    sharers = ranks_per_expert(config.experts, ranks)
+    sharers = count_ranks_per_expert(config.experts, ranks)
     sizes = {sharers // r for r in valid_r(config.experts, ranks) if r}
     per_node = ranks_of_node(config.ranks_per_node or world.local_size, ranks, world.size, sharing)
     device_type, copies = "cuda" if cuda else "cpu", world.size // (ranks * sharing)
@@ -53,7 +53,7 @@ def ranks_of_node(per_node: int, ranks: int, size: int, sharing: int = 1) -> int
     return ranks
 
 
-def expert_parameters(model: nn.Module) -> list[nn.Parameter]:
+def list_expert_parameters(model: nn.Module) -> list[nn.Parameter]:
     """List the parameters of experts that are spread over a mesh; each rank has a different share."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
@@ -107,13 +107,13 @@ def tune(model: nn.Module, *, tokens: int) -> Autotuner:
     rows = -(-tokens * first.config.top_k // first.config.experts)
     tuner = Autotuner(measure_network(first.mesh, device), measure_flops(first, rows * first.mesh.size))
     x_TD = torch.randn(tokens, first.width, device=device, dtype=first.experts.up_EHD.dtype)
-    decision = tuner.decide(first, rows, tokens, trial_timer(first, x_TD))
+    decision = tuner.decide(first, rows, tokens, make_trial_timer(first, x_TD))
     for layer in layers:
         layer.use(decision.chosen)
     return tuner
 
 
-def expert_copy(model: nn.Module) -> tuple[int, int]:
+def find_expert_copy(model: nn.Module) -> tuple[int, int]:
     """Find which copy of the experts this rank holds a share of, and how many copies there are."""
     meshes = [layer.mesh for layer in model.modules() if isinstance(layer, MoELayer) and layer.mesh is not None]
     return (meshes[0].copy, meshes[0].copies) if meshes else (0, 1)

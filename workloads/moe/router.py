@@ -86,12 +86,12 @@ class Router(nn.Module):
         loss = torch.zeros((), dtype=scores_TE.dtype, device=scores_TE.device)
         if len(scores_TE):  # the mean over no tokens would be NaN
             if config.balance == "gshard":
-                loss = loss + config.balance_coefficient * gshard_loss(scores_TE, experts_TK[:, 0])
+                loss = loss + config.balance_coefficient * compute_gshard_loss(scores_TE, experts_TK[:, 0])
             elif config.balance == "importance_load" and noise:
-                balance = importance_load_loss(clean_TE, logits_TE, config.top_k, noise)
+                balance = compute_importance_load_loss(clean_TE, logits_TE, config.top_k, noise)
                 loss = loss + config.balance_coefficient * balance
             if config.z_coefficient:
-                loss = loss + config.z_coefficient * z_loss(logits_TE)
+                loss = loss + config.z_coefficient * compute_z_loss(logits_TE)
         priority_T = scores_TE.detach().amax(dim=1) if config.batch_prioritised else None
         return Routing(experts_TK, weights_TK, loss, priority_T)
 
@@ -120,14 +120,14 @@ def tally(ids: Tensor, experts: int) -> Tensor:
     return ids.new_zeros(experts).scatter_add(0, ids, torch.ones_like(ids))
 
 
-def gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
+def compute_gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
     """Compute E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
     tokens, experts = scores_TE.shape
     share_E = tally(first_T, experts).to(scores_TE.dtype) / tokens
     return experts * (scores_TE.mean(dim=0) * share_E).sum()
 
 
-def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: float) -> Tensor:
+def compute_importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: float) -> Tensor:
     """Compute the mean of the squared coefficients of variation of importance and load. arXiv:2106.05974, appendix A.
 
     The load is the probability that an expert is chosen if only its noise were drawn again. Tutel compares *scores*
@@ -138,7 +138,7 @@ def importance_load_loss(clean_TE: Tensor, noisy_TE: Tensor, top_k: int, noise: 
     return 0.5 * (_squared_variation(clean_TE.softmax(dim=1).sum(dim=0)) + _squared_variation(load_E))
 
 
-def z_loss(logits_TE: Tensor) -> Tensor:
+def compute_z_loss(logits_TE: Tensor) -> Tensor:
     """Compute the mean squared logsumexp, which keeps logits small. arXiv:2202.08906."""
     return logits_TE.logsumexp(dim=1).square().mean()
 

@@ -90,7 +90,7 @@ def exchange_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) 
     return Traffic(*(Counts(part.view_as(table), table) for part, table in zip(parts, tables, strict=True)))
 
 
-def known_traffic(
+def compute_known_traffic(
     mesh: ExpertMesh,
     capacity_W: Tensor,
     experts: int,
@@ -126,7 +126,7 @@ def known_traffic(
     return Traffic(sent, received, between(of_node_D1.expand(-1, mesh.nodes), to_N.expand(mesh.devices, -1)))
 
 
-def even_traffic(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, *, exchanged: bool) -> Traffic:
+def compute_even_traffic(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm, *, exchanged: bool) -> Traffic:
     """Compute the rows of all messages of a rehearsal. ``exchanged``: a run would exchange the counts."""
     sent_WJL = counts_JWL.transpose(0, 1).contiguous()
     received_WJL = sent_WJL[mesh.rank].expand_as(sent_WJL).contiguous()

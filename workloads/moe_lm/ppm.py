@@ -15,7 +15,7 @@ FILTER_BITS = 22  # of a context's key, to pass over most that the rows do not h
 Bytes = NDArray[np.uint8]
 
 
-def ppm_bits(
+def compute_ppm_bits(
     training: Callable[[], Iterable[Bytes]], rows: Bytes, orders: Sequence[int]
 ) -> dict[str, NDArray[np.float64]]:
     """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model.

@@ -62,7 +62,7 @@ def corpus() -> tuple[Package, ...]:
     return tuple(Package(**entry) for entry in yaml.safe_load(CORPUS_PATH.read_text())["packages"])
 
 
-def in_validation(project: str) -> bool:
+def is_validation(project: str) -> bool:
     """Check whether a project belongs to validation. Its name alone decides, on every machine alike."""
     return hashlib.sha256(project.lower().encode()).digest()[0] < VALIDATION_OF_256
 
@@ -93,12 +93,12 @@ def read_text(source: Path) -> Split:
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of text, or of packages that `mlhpc data fetch moe_lm` brought")
     documents = list(_packages(source) if is_corpus(source) else _folder(source))
-    documents.sort(key=lambda each: (in_validation(each.project), each.project, each.name))
+    documents.sort(key=lambda each: (is_validation(each.project), each.project, each.name))
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     copies, shares = near_copies(_shingles(documents))
     for document, copy in zip(documents, copies, strict=True):
         if not copy:
-            parts[in_validation(document.project)].append(document.content + SEPARATOR)
+            parts[is_validation(document.project)].append(document.content + SEPARATOR)
     if not all(parts):
         projects = len({each.project for each in documents})
         raise InputError(f"{source}: {projects} projects with text are too few for two splits")
@@ -111,7 +111,7 @@ def _facts(documents: Sequence[Document], copies: Sequence[bool], shares: Sequen
 
     Shares have six digits.
     """
-    held = [in_validation(each.project) for each in documents]
+    held = [is_validation(each.project) for each in documents]
     sizes = [len(each.content) for each in documents]
     kept = [size for size, copy in zip(sizes, copies, strict=True) if not copy]
     left = [

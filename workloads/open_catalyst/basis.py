@@ -61,7 +61,7 @@ class SphericalRadialBasis(nn.Module):
         super().__init__()
         self.envelope = envelope
         self.angular = angular
-        zeros_LK, terms = bessel_zeros(angular, radial), wave_count(angular, radial)
+        zeros_LK, terms = compute_bessel_zeros(angular, radial), count_waves(angular, radial)
         wave_Q = np.arange(terms) * math.pi / PERIOD
         cosines, sines = np.zeros((2, terms, angular * radial))
         grid = np.linspace(0, 1, 40 * terms)
@@ -84,12 +84,12 @@ class SphericalRadialBasis(nn.Module):
         return values_ELK
 
 
-def wave_count(angular: int, radial: int) -> int:
+def count_waves(angular: int, radial: int) -> int:
     """Compute the number of cosines (and of sines) that represent the spherical Bessel functions."""
-    return math.ceil(float(bessel_zeros(angular, radial).max()) * PERIOD / math.pi) + SPARE_TERMS
+    return math.ceil(float(compute_bessel_zeros(angular, radial).max()) * PERIOD / math.pi) + SPARE_TERMS
 
 
-def angular_basis(cosine_T: Tensor, count: int) -> Tensor:
+def compute_angular_basis(cosine_T: Tensor, count: int) -> Tensor:
     """Compute the real spherical harmonics Y_l0 (T, L) from the cosine of the angle, by Legendre's recurrence.
 
     The angle itself is never computed: its derivative is singular where three atoms lie on a line.
@@ -102,7 +102,7 @@ def angular_basis(cosine_T: Tensor, count: int) -> Tensor:
     return torch.stack([norm * value for norm, value in zip(norms, legendre, strict=False)], dim=-1)
 
 
-def bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
+def compute_bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
     """Find the first positive zeros of j_0 .. j_(L-1), shape (L, K). Those of j_l lie between those of j_(l-1)."""
     between = np.arange(1, radial + angular, dtype=np.float64) * math.pi
     zeros = [between[:radial]]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from suite.config import RunConfig
-from suite.data.balance import Balance, EvenShares, summed_shares
+from suite.data.balance import Balance, EvenShares, split_by_sum
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.open_catalyst.config import OpenCatalystConfig
@@ -51,7 +51,7 @@ class OpenCatalystData:
                 len(triplets_S),
                 config.global_batch_size,
                 lambda indices, seed, epoch: triplets_S[indices],
-                summed_shares,
+                split_by_sum,
             )
         elif self._parts > 1 and split == "train":
             self._shares = EvenShares(len(self._reader), config.global_batch_size)

@@ -85,7 +85,7 @@ def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     return into[~back], out[~back]
 
 
-def inverse_cell(cell: Floats) -> Floats:
+def compute_inverse_cell(cell: Floats) -> Floats:
     """Compute the matrix from positions to fractions of the cell. InputError if the cell has no volume."""
     volume = abs(float(np.linalg.det(cell)))
     edges = float(np.prod(np.sqrt(np.einsum("ij,ij->i", cell, cell))))
@@ -96,7 +96,7 @@ def inverse_cell(cell: Floats) -> Floats:
 
 def _images(position: Floats, cell: Floats, cutoff: float) -> tuple[Ints, Ints, Floats]:
     """List images of atoms that can be within the cutoff of any atom: cell, atom number, position."""
-    inverse = inverse_cell(cell)
+    inverse = compute_inverse_cell(cell)
     reach = cutoff * np.sqrt(np.einsum("ij,ij->j", inverse, inverse)) + 1e-9  # cutoff in units of the distance of faces
     fraction = position @ inverse
     lowest, highest = fraction.min(axis=0), fraction.max(axis=0)

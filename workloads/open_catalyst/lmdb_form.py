@@ -52,7 +52,7 @@ class LmdbFile:
                 yield self._structure(self._unpickle(value, f"structure {index}"), index)
 
     def _structure(self, data: Any, index: int) -> Structure:
-        fields = record_fields(data)
+        fields = read_record_fields(data)
         missing = [name for name in FIELDS if fields.get(name) is None]
         if missing:
             listed = ", ".join(sorted(fields)) or "none"
@@ -106,7 +106,7 @@ class Record:
         self.__dict__[name] = value
 
 
-def record_fields(data: Any) -> dict[str, Any]:
+def read_record_fields(data: Any) -> dict[str, Any]:
     """Read the fields of a ``Data`` of torch_geometric: attributes before version 2.0, a mapping in its store since."""
     attributes = vars(data) if hasattr(data, "__dict__") else {}
     store = attributes.get("_store")

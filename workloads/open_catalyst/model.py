@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from suite.machine.choice.products import Dense, linear
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.open_catalyst.basis import Envelope, RadialBasis, SphericalRadialBasis, angular_basis, wave_count
+from workloads.open_catalyst.basis import (
+    Envelope,
+    RadialBasis,
+    SphericalRadialBasis,
+    compute_angular_basis,
+    count_waves,
+)
 from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
@@ -74,7 +80,7 @@ class DimeNetPlusPlus(nn.Module):
         if not self.config.exact_angles:
             unit_E3 = unit_E3.detach()
         cosine_T = (unit_E3.index_select(0, into_T) * unit_E3.index_select(0, out_T)).sum(dim=1)
-        weight_TL = angular_basis(cosine_T, self.config.num_spherical)
+        weight_TL = compute_angular_basis(cosine_T, self.config.num_spherical)
         if self.config.exact_angles:
             return ExactAngles(weight_TL, into_T, out_T)
         return ConstantAngles(weight_TL, batch)
@@ -326,12 +332,12 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
-        forward_extra_flops=executed_forward_flops(c, structures_per_step=global_batch_size)
+        forward_extra_flops=count_executed_forward_flops(c, structures_per_step=global_batch_size)
         - FORCES * forward_flops(c),
     )
 
 
-def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
+def count_executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
     """Compute the FLOPs of our formulation for energy and forces of a sample of mean size; a test counts them.
 
     The terms are those of `executed_flops`. A product runs once for the energy and once for the force. It runs only
@@ -341,7 +347,7 @@ def executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: f
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
     products = FORCES * sum(rows * inputs * outputs for rows, inputs, outputs in _layers(c) if rows != c.mean_triplets)
     products += c.hidden_channels**2 * (2 * c.mean_atoms) - FORCES * 2 * c.hidden_channels**2 * edges
-    products += FORCES * edges * 2 * wave_count(c.num_spherical, c.num_radial) * spherical
+    products += FORCES * edges * 2 * count_waves(c.num_spherical, c.num_radial) * spherical
     products += FORCES * c.blocks * edges * spherical * c.triplet_channels
     products += FORCES * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
     products += c.blocks * spherical * c.basis_channels * c.triplet_channels / structures_per_step
@@ -363,7 +369,7 @@ def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) ->
     )
     products += 3 * split - DIFFERENTIATIONS * 2 * c.hidden_channels**2 * edges
     products += ((5 if c.energy_coefficient else 3) - DIFFERENTIATIONS) * last
-    products += 4 * edges * 2 * wave_count(c.num_spherical, c.num_radial) * spherical
+    products += 4 * edges * 2 * count_waves(c.num_spherical, c.num_radial) * spherical
     products += DIFFERENTIATIONS * c.blocks * edges * spherical * c.triplet_channels
     products += 4 * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
     products += 3 * c.blocks * spherical * c.basis_channels * c.triplet_channels / structures_per_step

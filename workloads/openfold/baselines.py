@@ -16,8 +16,8 @@ from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
-from workloads.openfold.geometry import torsions_of
-from workloads.openfold.losses import distance_lddt_ca
+from workloads.openfold.geometry import compute_torsions_of
+from workloads.openfold.losses import compute_distance_lddt_ca
 from workloads.openfold.proteins import HELIX, STRAND, TORSIONS, Floats, build_backbone
 from workloads.openfold.shard_form import proteins_of
 
@@ -60,7 +60,9 @@ def _proteins(root: Path, split: str) -> list[Protein]:
 
 def _score(predicted: Floats, chain: Protein) -> float:
     mask = torch.from_numpy(chain.atom_mask[None, :, residues.CA]).double()
-    return float(distance_lddt_ca(torch.from_numpy(predicted[None]), torch.from_numpy(_known(chain)[None]), mask))
+    return float(
+        compute_distance_lddt_ca(torch.from_numpy(predicted[None]), torch.from_numpy(_known(chain)[None]), mask)
+    )
 
 
 def _known(chain: Protein) -> Floats:
@@ -84,7 +86,9 @@ def _typical_chain(train: Sequence[Protein]) -> Predictor:
     for length in {len(each) for each in chains}:
         known = torch.from_numpy(np.stack([_known(each) for each in chains if len(each) == length]))
         every = known.new_ones(known.shape[:2])
-        likeness = [float(distance_lddt_ca(each.expand_as(known), known, every).mean()) for each in known[:MEDOIDS]]
+        likeness = [
+            float(compute_distance_lddt_ca(each.expand_as(known), known, every).mean()) for each in known[:MEDOIDS]
+        ]
         typical[length] = known[int(np.argmax(likeness))].numpy()
 
     def predict(chain: Protein) -> Floats:
@@ -135,7 +139,7 @@ def _profile_regression(train: Sequence[Protein]) -> Predictor:
     features, targets = [], []
     for chain in train:
         tensors = (chain.aatype.astype(np.int64), chain.atoms.astype(float), chain.atom_mask.astype(float))
-        truth = torsions_of(*(torch.from_numpy(each)[None] for each in tensors))
+        truth = compute_torsions_of(*(torch.from_numpy(each)[None] for each in tensors))
         known = truth.mask[0, :, 1:3].amin(-1).numpy() > 0
         features.append(_windows(chain)[known])
         targets.append(truth.angle[0, :, 1:3].flatten(-2).numpy()[known])
@@ -159,12 +163,12 @@ def _windows(chain: Protein) -> Floats:
 def _pair_regression(train: Sequence[Protein]) -> Predictor:
     """Predict each distance linearly from the affinity of the columns around both residues, and their separation."""
     chains = _complete(train)
-    potential = contact_potential(chains)
+    potential = fit_contact_potential(chains)
     weights = _ridge([_patches(each, potential) for each in chains], [_known(each).reshape(-1, 1) for each in chains])
     return lambda chain: np.asarray((_patches(chain, potential) @ weights).reshape(len(chain), len(chain)))
 
 
-def contact_potential(train: Sequence[Protein]) -> Floats:
+def fit_contact_potential(train: Sequence[Protein]) -> Floats:
     """Compute the log odds (22, 22) that two letters are at residues in contact rather than at others.
 
     This is a statistical potential as of Miyazawa and Jernigan 1985 (Macromolecules 18, 534). It is counted in all rows

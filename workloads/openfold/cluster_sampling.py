@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.sampling import epoch_order
+from suite.data.sampling import compute_epoch_order
 
 SAMPLING, BY_CLUSTER = "train_sampling", "by cluster, with replacement"  # attribute of a data set, and its value
 SHORTEST, LONGEST = 256, 512  # residues: weights rise between these
@@ -51,5 +51,5 @@ class ClusterSampling:
         generator = torch.Generator().manual_seed(seed)
         draws = torch.multinomial(self._weights, before + samples, replacement=True, generator=generator).numpy()
         chains = np.empty(samples, np.int64)
-        chains[epoch_order(samples, seed=seed, epoch=epoch)] = draws[before:]
+        chains[compute_epoch_order(samples, seed=seed, epoch=epoch)] = draws[before:]
         return chains

@@ -71,10 +71,10 @@ def similar(one: Types, other: Types) -> bool:
     if len(pairs) < COVERAGE * min(len(one), len(other)):
         return False
     left, right = one[pairs[:, 0]], other[pairs[:, 1]]
-    return bool(np.mean((left == right) & (left < residues.UNKNOWN)) >= needed_identity(len(pairs)))
+    return bool(np.mean((left == right) & (left < residues.UNKNOWN)) >= compute_needed_identity(len(pairs)))
 
 
-def needed_identity(length: int) -> float:
+def compute_needed_identity(length: int) -> float:
     """Compute the identity, 0 to 1, above which chains aligned over ``length`` residues count as similar."""
     by_chance: float = 4.8 * float(length) ** (-0.32 * (1 + math.exp(-length / 1000)))
     return min(1.0, max(IDENTITY, by_chance))

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.balance import Balance, padded_shares
+from suite.data.balance import Balance, split_by_padding
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, weights
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.features import SLOTTED, Arrays, drawn_recycles, sample
+from workloads.openfold.features import SLOTTED, Arrays, sample, sample_recycles
 from workloads.openfold.shard_form import FORM, MEASURED_FORM, TEMPLATE_FORM, proteins_of
 from workloads.openfold.work import forward
 
@@ -47,7 +47,7 @@ class OpenFoldData:
                 self._sampling = ClusterSampling(weights(lengths, families), global_batch_size)
             if config.balanced_batches:
                 cost = partial(self._cost, np.minimum(lengths, config.crop_size))
-                self._balance = Balance(len(self._reader), global_batch_size, cost, padded_shares)
+                self._balance = Balance(len(self._reader), global_batch_size, cost, split_by_padding)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -87,9 +87,9 @@ class OpenFoldData:
     ) -> NDArray[np.float64]:
         """Compute the work of training on each of these samples, alone in a batch."""
         config = self._config
-        recycles = [drawn_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
+        recycles = [sample_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
         cropped = lengths[self._drawn(indices, seed, epoch)].tolist()
-        return np.array([batch_work(config, 1, *each) for each in zip(cropped, recycles, strict=True)])
+        return np.array([compute_batch_work(config, 1, *each) for each in zip(cropped, recycles, strict=True)])
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -108,7 +108,7 @@ def _lengths_and_families(reader: ShardReader) -> tuple[NDArray[np.int64], NDArr
     return np.concatenate(lengths), np.concatenate(families)
 
 
-def batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
+def compute_batch_work(config: OpenFoldConfig, samples: int, residues: int, recycles: int) -> float:
     """Compute the multiply-adds of a training batch: recycles, then forward, then backward (twice forward)."""
     return samples * _multiply_adds(config, residues) * (recycles + 3)
 

@@ -288,12 +288,12 @@ TEMPLATE_PAIR_FEATURES = 88  # 39 distances, pair mask, two residue types of 22,
 TEMPLATE_ANGLE_FEATURES = 57  # residue type of 22, seven torsions and their alternatives, seven masks
 
 
-def pair_mask(mask_NL: Tensor) -> Tensor:
+def compute_pair_mask(mask_NL: Tensor) -> Tensor:
     """Compute the pair mask: 1 where both residues exist."""
     return mask_NL[:, :, None] * mask_NL[:, None, :]
 
 
-def binned_distance(position_NL3: Tensor, low: float, high: float, bins: int, end: float) -> Tensor:
+def encode_distances(position_NL3: Tensor, low: float, high: float, bins: int, end: float) -> Tensor:
     """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1).
 
     The last bin ends at ``end``. Distances below ``low`` or beyond ``end`` are in no bin.

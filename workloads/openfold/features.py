@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import torsions_of
+from workloads.openfold.geometry import compute_torsions_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -59,7 +59,7 @@ def sample(
 
     Rows are clustered by all columns of the chain, then cropped. Arrays of `SLOTTED` have recycles + 1 slots.
     """
-    recycles = drawn_recycles(config, rng) if training else config.num_recycling_iters
+    recycles = sample_recycles(config, rng) if training else config.num_recycling_iters
     clamp = float(rng.random() < config.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
@@ -85,7 +85,7 @@ def sample(
     return arrays
 
 
-def drawn_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
+def sample_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
     """Draw how often a training sample is recycled. It is the generator's first draw, so it is known before loading."""
     return int(rng.integers(config.num_recycling_iters + 1))
 
@@ -172,7 +172,7 @@ def _templates(
     atoms = protein.template_atoms[chosen].reshape(*shape, residues.ATOMS, 3)
     mask = protein.template_mask[chosen].astype(np.float32).reshape(*shape, residues.ATOMS)
     known = torch.from_numpy(kinds).clamp(max=residues.UNKNOWN)
-    torsions = torsions_of(known, torch.from_numpy(atoms), torch.from_numpy(mask))
+    torsions = compute_torsions_of(known, torch.from_numpy(atoms), torch.from_numpy(mask))
     arrays: Arrays = {
         "template_aatype": kinds,
         "template_atoms": atoms,

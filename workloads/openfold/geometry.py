@@ -36,7 +36,7 @@ class Frame(NamedTuple):
         return Frame(self.rotation[index], self.translation[index])
 
 
-def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
+def compute_frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
     """Compute frames (Gram-Schmidt): ``x_negative`` on the negative first axis, ``xy`` in the first two's plane."""
     first = _unit(origin - x_negative)
     second = xy - origin
@@ -44,10 +44,10 @@ def frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
     return Frame(torch.stack([first, second, torch.linalg.cross(first, second)], -1), origin)
 
 
-def backbone_frames(atom14: Tensor) -> Frame:
+def compute_backbone_frames(atom14: Tensor) -> Frame:
     """Compute frames (..., L) with CA at the origin, C on the first axis and N in the plane of the first two."""
     n, ca, c = atom14[..., residues.N, :], atom14[..., residues.CA, :], atom14[..., residues.C, :]
-    return frame_of_points(2 * ca - c, ca, n)
+    return compute_frame_of_points(2 * ca - c, ca, n)
 
 
 def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Torsions(NamedTuple):
     mask: Tensor  # (..., L, 7)
 
 
-def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
+def compute_torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     """Compute torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
     before, before_mask = _shifted(atom14), _shifted(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
@@ -118,10 +118,10 @@ def torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
     angle = dihedral(*(torch.cat([chain[..., at : at + 3, :], chosen[..., at, :]], -2) for at in range(4)))
     angle = angle * table("TORSION_SIGN", atom14.device)[:, None]
-    return Torsions(angle, renamed_torsions(aatype, angle), mask)
+    return Torsions(angle, rename_torsions(aatype, angle), mask)
 
 
-def renamed_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
+def rename_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
     """Compute torsions (..., L, 7, 2) with symmetric side chains' atoms renamed: it turns such a chi by 180 degrees."""
     flip = 1 - 2 * table("CHI_PERIODIC", angle.device)[aatype]
     return torch.cat([angle[..., :3, :], angle[..., 3:, :] * flip[..., None]], -2)
@@ -145,7 +145,7 @@ def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
     return Frame(backbone.rotation[..., None, :, :], backbone.translation[..., None, :]).compose(inner)
 
 
-def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
+def place_atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
     """Compute ideal atoms (..., L, 14, 3) from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
     group = table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
     rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
@@ -154,7 +154,7 @@ def atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
     return Frame(rotation, translation).apply(local) * table("ATOM_MASK", aatype.device)[aatype][..., None]
 
 
-def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
+def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
     """Compute frames (..., L, 6) of a known structure's groups with atoms, and the mask of groups with known atoms.
 
     The groups are the backbone, psi's and the four chis'. In ``swapped`` residues (..., L) a symmetric side chain has
@@ -165,7 +165,7 @@ def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, index.shape[-2:])
     known = torch.unflatten(mask14.gather(-1, flat), -1, index.shape[-2:]).amin(-1)
     chis = table("CHI_MASK", atom14.device)[aatype].to(known.dtype)
-    groups, backbone = frame_of_points(*chosen.unbind(-2)), backbone_frames(atom14)
+    groups, backbone = compute_frame_of_points(*chosen.unbind(-2)), compute_backbone_frames(atom14)
     turned = table("CHI_PERIODIC", atom14.device)[aatype].to(atom14.dtype) * swapped[..., None].to(atom14.dtype)
     sign = torch.nn.functional.pad(1 - 2 * turned, (1, 0), value=1.0)  # psi's group is never turned
     about_x = torch.stack([torch.ones_like(sign), sign, sign], -1)
@@ -175,7 +175,7 @@ def known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor
     return Frame(rotation, translation), mask
 
 
-def pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:
+def select_pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[Tensor, Tensor]:
     """Select CB, or CA of glycine, (..., L, 3), and the mask of known ones. ``aatype`` may have gaps."""
     glycine = aatype == residues.GLYCINE
     position = torch.where(glycine[..., None], atom14[..., residues.CA, :], atom14[..., residues.CB, :])

@@ -15,7 +15,14 @@ from torch.autograd.function import once_differentiable
 
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import Frame, backbone_frames, known_groups, pseudo_beta, table, torsions_of
+from workloads.openfold.geometry import (
+    Frame,
+    compute_backbone_frames,
+    compute_known_groups,
+    compute_torsions_of,
+    select_pseudo_beta,
+    table,
+)
 from workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
 
 if TYPE_CHECKING:
@@ -36,14 +43,16 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
     structure = prediction.structure
     naming = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
     terms = {
-        "fape_backbone": backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
+        "fape_backbone": compute_backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
         "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, batch["atoms"], mask14, naming),
-        "supervised_chi": torsion_loss(
+        "supervised_chi": compute_torsion_loss(
             config, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
         ),
-        "distogram": distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
-        "masked_msa": masked_msa_loss(prediction.masked_msa, batch),
-        "plddt": plddt_loss(prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14, batch["resolution"]),
+        "distogram": compute_distogram_loss(prediction.distogram, aatype, batch["atoms"], mask14),
+        "masked_msa": compute_masked_msa_loss(prediction.masked_msa, batch),
+        "plddt": compute_plddt_loss(
+            prediction.plddt, structure.atoms.detach(), batch["atoms"], mask14, batch["resolution"]
+        ),
     }
     weights = {
         "fape_backbone": config.fape_loss_weight * config.fape_backbone_weight,
@@ -70,7 +79,7 @@ def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor)
     return torch.unflatten(left.flatten(-3, -2) @ right, -2, (-1, 3))
 
 
-def mean_distance(vectors: Tensor, limit: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
+def compute_mean_distance(vectors: Tensor, limit: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
     """Compute the mean length (...) of vectors (..., F, 3, P), cut off at ``limit``, over rows and columns with mask 1.
 
     It is 0 if there are none.
@@ -100,27 +109,27 @@ class _MeanDistance(torch.autograd.Function):
         return vectors * of_distance[..., None, :], None, None, None
 
 
-def backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
+def compute_backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clamp_N: Tensor) -> Tensor:
     """Compute the mean over iterations, frames and CA atoms; clamped for samples with ``clamp_N`` 1."""
-    true = backbone_frames(atoms)
+    true = compute_backbone_frames(atoms)
     iterations = len(frames_TNL.translation)
     repeated = Frame(*(each.expand(iterations, *each.shape) for each in true))
     mask = mask14[..., : residues.OXYGEN].amin(-1)
     vectors = fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
     limit = torch.where(clamp_N > 0, FAPE_CLAMP, torch.inf).to(vectors.dtype)[:, None, None]
-    return mean_distance(vectors, limit, mask, mask).mean(0) / FAPE_UNIT
+    return compute_mean_distance(vectors, limit, mask, mask).mean(0) / FAPE_UNIT
 
 
 def sidechain_fape(
     groups: Frame, points: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor, naming: Naming
 ) -> Tensor:
     """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
-    true, group_mask = known_groups(aatype, atoms, mask14, naming.swapped)
+    true, group_mask = compute_known_groups(aatype, atoms, mask14, naming.swapped)
     flat = Frame(_with_atoms(groups.rotation).flatten(1, 2), _with_atoms(groups.translation).flatten(1, 2))
     true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
     vectors = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
     limit, masks = vectors.new_full((), FAPE_CLAMP), (group_mask.flatten(1), naming.mask.flatten(1))
-    return mean_distance(vectors, limit, *masks) / FAPE_UNIT
+    return compute_mean_distance(vectors, limit, *masks) / FAPE_UNIT
 
 
 def _with_atoms(groups: Tensor) -> Tensor:
@@ -159,7 +168,7 @@ def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) ->
     )
 
 
-def torsion_loss(
+def compute_torsion_loss(
     config: OpenFoldConfig,
     angles_TNL: Tensor,
     raw_TNL: Tensor,
@@ -169,7 +178,7 @@ def torsion_loss(
     mask_NL: Tensor,
 ) -> Tensor:
     """Compute the squared distance of chis on the unit circle to the nearer naming, plus the raw angles' off it."""
-    truth = torsions_of(aatype, atoms, mask14)
+    truth = compute_torsions_of(aatype, atoms, mask14)
     chi, chi_mask = angles_TNL[..., 3:, :], truth.mask[..., 3:]
     error = torch.minimum(
         (chi - truth.angle[..., 3:, :]).square().sum(-1), (chi - truth.alternative[..., 3:, :]).square().sum(-1)
@@ -180,9 +189,9 @@ def torsion_loss(
     return (config.chi_weight * chi_loss + config.angle_norm_weight * norm_loss).mean(0)
 
 
-def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
+def compute_distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Tensor:
     """Compute the cross entropy (N,) of the binned distances of pseudo-CB."""
-    position, mask = pseudo_beta(aatype, atoms, mask14)
+    position, mask = select_pseudo_beta(aatype, atoms, mask14)
     edges = torch.linspace(*DISTOGRAM_RANGE, DISTOGRAM_BINS - 1, device=logits.device).square()
     squared = (position[:, :, None] - position[:, None]).square().sum(-1)
     bins = (squared[..., None] > edges).sum(-1)
@@ -191,7 +200,7 @@ def distogram_loss(logits: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor
     return (error * both).sum((-1, -2)) / (both.sum((-1, -2)) + EPS)
 
 
-def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
+def compute_masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
     """Compute the cross entropy (N,) of the residues that were hidden."""
     slot = batch["true_msa"]
     error = F.cross_entropy(logits.float().permute(0, 3, 1, 2), slot.long(), reduction="none")
@@ -199,7 +208,9 @@ def masked_msa_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (error * hidden).sum((-1, -2)) / (hidden.sum((-1, -2)) + EPS)
 
 
-def plddt_loss(logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor, resolution_N: Tensor) -> Tensor:
+def compute_plddt_loss(
+    logits: Tensor, predicted: Tensor, atoms: Tensor, mask14: Tensor, resolution_N: Tensor
+) -> Tensor:
     """Compute the cross entropy (N,) of the predicted pLDDT against the binned lDDT-CA of the prediction.
 
     It is 0 for structures whose resolution is not in `PLDDT_RESOLUTION` or unknown (nan).
@@ -220,10 +231,10 @@ def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 
 def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT-CA (N,) of whole chains: the fraction of distances preserved, over all pairs within the cutoff."""
-    return distance_lddt_ca(_distances(predicted), _distances(true), mask)
+    return compute_distance_lddt_ca(_distances(predicted), _distances(true), mask)
 
 
-def distance_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+def compute_distance_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT-CA (N,) of whole chains from the distances (N, L, L) of their CA."""
     scored, preserved = _pairs(predicted, true, mask)
     return (1e-10 + preserved.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))

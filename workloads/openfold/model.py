@@ -18,10 +18,10 @@ from workloads.openfold.evoformer import (
     TEMPLATE_ANGLE_FEATURES,
     EvoformerStack,
     TemplateStack,
-    binned_distance,
-    pair_mask,
+    compute_pair_mask,
+    encode_distances,
 )
-from workloads.openfold.geometry import pseudo_beta, renamed_torsions
+from workloads.openfold.geometry import rename_torsions, select_pseudo_beta
 from workloads.openfold.primitives import Linear
 from workloads.openfold.structure import Structure, StructureModule
 
@@ -72,7 +72,7 @@ class RecyclingEmbedder(nn.Module):
 
     def forward(self, m_NLM: Tensor, z_NIJZ: Tensor, beta_NL3: Tensor) -> tuple[Tensor, Tensor]:
         """Return the updates of the first row of m and of z."""
-        distance = binned_distance(beta_NL3, *RECYCLED_BINS)
+        distance = encode_distances(beta_NL3, *RECYCLED_BINS)
         return self.layer_norm_m(m_NLM), self.layer_norm_z(z_NIJZ) + self.linear(distance)
 
 
@@ -159,7 +159,7 @@ class OpenFoldNet(nn.Module):
                 started = (recycles - batch["recycles"] <= iteration).to(m_NLM.dtype)[:, None, None]
                 m_NLM, z_NIJZ = m_NSLM[:, 0] * started, z * started[..., None]
                 known = (batch["aatype"] != residues.UNKNOWN).to(atoms.dtype)[..., None].expand(atoms.shape[:-1])
-                beta_NL3 = pseudo_beta(batch["aatype"], atoms * known[..., None], known)[0] * started
+                beta_NL3 = select_pseudo_beta(batch["aatype"], atoms * known[..., None], known)[0] * started
         m_NSLM, z, single = self._trunk(batch, recycles, m_NLM, z_NIJZ, beta_NL3)
         structure = self._structure(single, z, batch)
         logits = self.heads.distogram(z)
@@ -182,29 +182,31 @@ class OpenFoldNet(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute m, z and the single representation of one iteration."""
         mask_NL = batch["mask"]
-        mask_NIJ = pair_mask(mask_NL)
+        mask_NIJ = compute_pair_mask(mask_NL)
         msa_mask = batch["msa_mask"][:, slot]
-        m, z = self.input_embedder(target_features(batch["aatype"]), msa_features(batch, slot), batch["residue_index"])
+        m, z = self.input_embedder(
+            compute_target_features(batch["aatype"]), compute_msa_features(batch, slot), batch["residue_index"]
+        )
         m_update, z_update = self.recycling_embedder(m_before, z_before, beta_before)
         m = torch.cat([(m[:, 0] + m_update)[:, None], m[:, 1:]], 1)
         z = z + z_update
         if self.template_stack is not None and self.template_angle_embedder is not None:
-            pair, angle = template_features(batch)
+            pair, angle = compute_template_features(batch)
             z = z + self.template_stack(pair, z, mask_NIJ, batch["template_mask"])
             m = torch.cat([m, self.template_angle_embedder(angle)], 1)
             msa_mask = torch.cat([msa_mask, batch["template_angle_mask"][..., PSI]], 1)
-        extra = self.extra_msa_embedder(extra_msa_features(batch, slot))
+        extra = self.extra_msa_embedder(compute_extra_msa_features(batch, slot))
         z = self.extra_msa_stack(extra, z, batch["extra_msa_mask"][:, slot], mask_NIJ)[1]
         m, z, single = self.evoformer(m, z, msa_mask, mask_NIJ)
         return m, z, single
 
 
-def target_features(aatype: Tensor) -> Tensor:
+def compute_target_features(aatype: Tensor) -> Tensor:
     """Return (N, L, 22): a flag for chain breaks, always 0, and the residue type."""
     return F.pad(one_hot(aatype, residues.RESIDUE_CLASSES), (1, 0))
 
 
-def msa_features(batch: Batch, slot: int) -> Tensor:
+def compute_msa_features(batch: Batch, slot: int) -> Tensor:
     """Return (N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
     letters = one_hot(batch["msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["deletions"][:, slot].float()[..., None]
@@ -214,7 +216,7 @@ def msa_features(batch: Batch, slot: int) -> Tensor:
     )
 
 
-def extra_msa_features(batch: Batch, slot: int) -> Tensor:
+def compute_extra_msa_features(batch: Batch, slot: int) -> Tensor:
     """Return (N, E, L, 25): residue and deletions."""
     letters = one_hot(batch["extra_msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["extra_deletions"][:, slot].float()[..., None]
@@ -231,18 +233,18 @@ def squashed(deletions: Tensor) -> Tensor:
     return torch.atan(deletions / UNIT_OF_DELETIONS) * (2 / torch.pi)
 
 
-def template_features(batch: Batch) -> tuple[Tensor, Tensor]:
+def compute_template_features(batch: Batch) -> tuple[Tensor, Tensor]:
     """Compute pair features (N, T, L, L, 88), 0 where a backbone is unknown, and torsion features (N, T, L, 57)."""
     aatype, atoms, atom_mask = batch["template_aatype"], batch["template_atoms"], batch["template_atom_mask"]
     N, T, L = aatype.shape
     types = one_hot(aatype, TARGET_FEATURES).to(atoms.dtype)
     flat_types = types.flatten(0, 1)
-    beta, beta_mask = pseudo_beta(*(each.flatten(0, 1) for each in (aatype, atoms, atom_mask)))
-    backbone = pair_mask(atom_mask.flatten(0, 1)[..., : residues.OXYGEN].amin(-1))[..., None]
+    beta, beta_mask = select_pseudo_beta(*(each.flatten(0, 1) for each in (aatype, atoms, atom_mask)))
+    backbone = compute_pair_mask(atom_mask.flatten(0, 1)[..., : residues.OXYGEN].amin(-1))[..., None]
     pair = torch.cat(
         [
-            binned_distance(beta, *TEMPLATE_BINS),
-            pair_mask(beta_mask)[..., None],
+            encode_distances(beta, *TEMPLATE_BINS),
+            compute_pair_mask(beta_mask)[..., None],
             flat_types[:, None].expand(-1, L, -1, -1),
             flat_types[:, :, None].expand(-1, -1, L, -1),
             backbone.new_zeros(()).expand(*backbone.shape[:-1], UNUSED_PAIR_FEATURES),
@@ -251,6 +253,6 @@ def template_features(batch: Batch) -> tuple[Tensor, Tensor]:
         -1,
     )
     angles = batch["template_angles"]
-    other = renamed_torsions(aatype.clamp(max=residues.UNKNOWN), angles)  # a gap has no side chain
+    other = rename_torsions(aatype.clamp(max=residues.UNKNOWN), angles)  # a gap has no side chain
     angle = torch.cat([types, angles.flatten(-2), other.flatten(-2), batch["template_angle_mask"]], -1)
     return torch.unflatten(pair * backbone, 0, (N, T)), angle

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
-from workloads.openfold.geometry import Frame, atoms_of, backbone_frames, group_frames
+from workloads.openfold.geometry import Frame, compute_backbone_frames, group_frames, place_atoms_of
 from workloads.openfold.shard_form import NO_TEMPLATES
 
 Floats = NDArray[np.floating[Any]]
@@ -158,11 +158,11 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
     for n, (t, a, c) in enumerate(zip(aatype, torsions, chi, strict=True)):
         types[n, : len(t)], turns[n, : len(t)], chis[n, : len(t)] = t, a, c
     backbone = torch.from_numpy(build_backbone(turns))
-    frames = backbone_frames(torch.nn.functional.pad(backbone, (0, 0, 0, residues.ATOMS - 3)))
+    frames = compute_backbone_frames(torch.nn.functional.pad(backbone, (0, 0, 0, residues.ATOMS - 3)))
     degrees = np.concatenate([np.full((count, longest, 1), 180.0), turns, chis], -1)
     angle = torch.from_numpy(np.stack([np.sin(np.radians(degrees)), np.cos(np.radians(degrees))], -1))
     kinds = torch.from_numpy(types)
-    atoms = atoms_of(kinds, group_frames(kinds, Frame(*frames), angle)).numpy()
+    atoms = place_atoms_of(kinds, group_frames(kinds, Frame(*frames), angle)).numpy()
     out = []
     for n, each in enumerate(aatype):
         centred = atoms[n, : len(each)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import Frame, atoms_of, group_frames
+from workloads.openfold.geometry import Frame, group_frames, place_atoms_of
 from workloads.openfold.primitives import Linear, channels_last, mask_bias
 
 ANGSTROM_PER_UNIT = 10.0
@@ -170,7 +170,7 @@ class StructureModule(nn.Module):
         for iteration in range(self.iterations):
             s = self.layer_norm_ipa(self.ipa_dropout(s + self.ipa(s, z, frame, bias)))
             s = self.transition(s)
-            frame = frame.compose(frame_update(self.bb_update(s)))
+            frame = frame.compose(compute_frame_update(self.bb_update(s)))
             rotations.append(frame.rotation)
             translations.append(frame.translation * ANGSTROM_PER_UNIT)
             singles.append(s)
@@ -180,11 +180,11 @@ class StructureModule(nn.Module):
         raw, angles = self.angle_resnet(torch.stack(singles), s_initial)
         backbone = Frame(torch.stack(rotations), torch.stack(translations))
         groups = group_frames(aatype_NL, Frame(rotations[-1], translations[-1]), angles[-1])
-        atoms = atoms_of(aatype_NL, groups)
+        atoms = place_atoms_of(aatype_NL, groups)
         return Structure(backbone, raw, angles, groups, atoms, s)
 
 
-def frame_update(update: Tensor) -> Frame:
+def compute_frame_update(update: Tensor) -> Frame:
     """Return (..., 6): the vector part of a quaternion with real part 1, and a translation."""
     quaternion = F.pad(update[..., :3], (1, 0), value=1.0)
     quaternion = quaternion * quaternion.square().sum(-1, keepdim=True).rsqrt()

@@ -18,7 +18,7 @@ from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.data import OpenFoldData, batch_work
+from workloads.openfold.data import OpenFoldData, compute_batch_work
 from workloads.openfold.losses import losses, sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.public.selection import Dates
@@ -84,7 +84,7 @@ class OpenFold(Workload):
         """
         prediction = model(batch)
         samples, slots, _, length = batch["msa"].shape
-        self._work.append(batch_work(self._settings, samples, length, slots - 1))
+        self._work.append(compute_batch_work(self._settings, samples, length, slots - 1))
         loss_N = losses(self._settings, prediction, batch)["total"]
         if not self._settings.balanced_batches:
             return loss_N.mean()

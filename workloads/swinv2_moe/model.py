@@ -118,7 +118,7 @@ class _OfUnitLength(torch.autograd.Function):
         return torch.addcmul(gradient, y, along, value=-1).mul_(inverse)
 
 
-def of_unit_length(x: Tensor) -> Tensor:
+def normalise_length(x: Tensor) -> Tensor:
     """Return x over the norm of its last dimension; vectors shorter than 1e-12 stay shorter than 1."""
     return _OfUnitLength.apply(x)[0]  # type: ignore[no-any-return, no-untyped-call]
 
@@ -156,17 +156,17 @@ class WindowAttention(nn.Module):
         """Compute the update of the stream."""
         n, resolution = x_NRRC.shape[:2]
         windows = (resolution // self.window) ** 2
-        x_NWLC = to_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
+        x_NWLC = split_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         qkv = linear(x_NWLC, self.qkv.weight, bias, onednn=self.qkv.onednn)  # with as many heads as qkv has
         qkv = qkv.view(n, windows, self.window**2, 3, -1, self.head_width)
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
         scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
-        q = of_unit_length(q) * scale_A11.repeat(windows, 1, 1)
-        y = attention(q.to(v.dtype), of_unit_length(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
+        q = normalise_length(q) * scale_A11.repeat(windows, 1, 1)
+        y = attention(q.to(v.dtype), normalise_length(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
         y_NWLC = y.view(n, windows, -1, self.window**2, self.head_width).transpose(2, 3).flatten(3)
-        y_NRRC = from_windows(self.out(y_NWLC), resolution)
+        y_NRRC = join_windows(self.out(y_NWLC), resolution)
         return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC
 
     def _bias(self, windows: int) -> Tensor:
@@ -193,7 +193,7 @@ class PositionBias(nn.Module):
         self.hidden = nn.Linear(2, BIAS_HIDDEN)
         self.out = nn.Linear(BIAS_HIDDEN, heads, bias=False)
         self.register_buffer("offsets_O2", log_offsets(window, trained_window or window).float(), persistent=False)
-        self.register_buffer("index_LL", offset_index(window), persistent=False)
+        self.register_buffer("index_LL", compute_offset_index(window), persistent=False)
 
     def forward(self) -> Tensor:
         """Compute the bias of every pair of tokens."""
@@ -239,7 +239,7 @@ def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:
     return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)
 
 
-def to_windows(x_NRRC: Tensor, window: int) -> Tensor:
+def split_windows(x_NRRC: Tensor, window: int) -> Tensor:
     """Rearrange (N, R, R, C) to (N, W, L, C), windows and their tokens row by row."""
     n, resolution, _, width = x_NRRC.shape
     side = resolution // window
@@ -247,8 +247,8 @@ def to_windows(x_NRRC: Tensor, window: int) -> Tensor:
     return x.reshape(n, side * side, window * window, width)
 
 
-def from_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
-    """Undo `to_windows`."""
+def join_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
+    """Undo `split_windows`."""
     n, windows, tokens, width = x_NWLC.shape
     side, window = math.isqrt(windows), math.isqrt(tokens)
     x = x_NWLC.view(n, side, side, window, window, width).transpose(2, 3)
@@ -263,7 +263,7 @@ def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
     side = torch.arange(resolution)
     region = (side >= resolution - window).long() + (side >= resolution - shift).long()
     both = (3 * region[:, None] + region)[None, :, :, None]
-    region_WL = to_windows(both, window)[0, :, :, 0]
+    region_WL = split_windows(both, window)[0, :, :, 0]
     different = region_WL[:, :, None] != region_WL[:, None, :]
     return torch.zeros(different.shape).masked_fill(different, -math.inf)
 
@@ -275,7 +275,7 @@ def log_offsets(window: int, trained_window: int) -> Tensor:
     return torch.stack(torch.meshgrid(logs, logs, indexing="ij"), dim=-1).view(-1, 2)
 
 
-def offset_index(window: int) -> Tensor:
+def compute_offset_index(window: int) -> Tensor:
     """Compute (L, L): the row of `log_offsets` for each pair of tokens."""
     place = torch.arange(window)
     apart = place[:, None] - place[None, :] + window - 1

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.compliance.kept_files import damaged_files
-from suite.compliance.result import Result, trained_samples
+from suite.compliance.result import Result, count_trained_samples
 from suite.compliance.rules.base import OURS, ResultBreach, name_of, result_rule
 from suite.files import brief, duration_text
-from suite.log.provenance import find_kept_folder, problem_of_config
+from suite.log.provenance import find_kept_folder, find_problem_of_config
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
 from suite.log.values import finite
@@ -84,7 +84,9 @@ def provenance_valid(result: Result) -> Iterator[ResultBreach]:
     reported = {document.path for document in (*found.infos, *found.facts.values()) if document.problem}
     folders = _kept_folders(result)
     for folder in folders:
-        runs = [run for run in result.runs if run.path is not None and find_kept_folder(folders, run.path.name) == folder]
+        runs = [
+            run for run in result.runs if run.path is not None and find_kept_folder(folders, run.path.name) == folder
+        ]
         for path, problem in damaged_files(folder, runs):
             if path not in reported:  # by rule provenance-missing
                 yield path, problem
@@ -95,7 +97,7 @@ def config_kept(result: Result) -> Iterator[ResultBreach]:
     folders = _kept_folders(result)
     for run in (*result.runs, *result.pruned):
         folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
-        problem = problem_of_config(folder, run) if folder is not None else None
+        problem = find_problem_of_config(folder, run) if folder is not None else None
         if folder is not None and run.config_file is not None and problem is not None:
             yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
 
@@ -179,7 +181,7 @@ def speed_possible(result: Result) -> Iterator[ResultBreach]:
         return
     facts = result.provenance.sound_facts()
     for run in result.runs:
-        samples = trained_samples(run, card.eval_every_steps)
+        samples = count_trained_samples(run, card.eval_every_steps)
         if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
             continue
         rate = samples * card.training_flops_per_sample / run.time_to_train_s

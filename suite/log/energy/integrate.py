@@ -21,7 +21,7 @@ from suite.statistics import student_t
 CONFIDENCE = 0.95
 UNSTATED_ACCURACY = 0.05  # of a reading: the most that the rules allow a meter at one reading a second
 GAP_S = 2.0  # between readings, and between an end of the run and the nearest one
-LOCKED = 0.5  # `phase_lock` above which readings count as in step
+LOCKED = 0.5  # `measure_phase_lock` above which readings count as in step
 RULE_OF_THREE = 3.0  # what none of n readings shows is less than 3 / n of the time, with 95 % confidence
 _CHANCE = 2.5  # times 1 / sqrt(n): as near to the marks of a clock as readings at random times rarely are
 FEWEST = 4  # readings of an interval
@@ -129,7 +129,7 @@ def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
     return Curve(times, watts, list(accumulate(steps)), begin)
 
 
-def sampling_halfwidth_j(
+def compute_sampling_halfwidth_j(
     readings: Iterable[tuple[float, float]],
     *,
     duty: float = 1.0,
@@ -155,7 +155,7 @@ def sampling_halfwidth_j(
     steps, watts = [seconds for seconds, _ in found], [each for _, each in found]
     most = max(watts) if most_w is None else max(most_w, *watts)
     hidden = _hidden_j(found, most)
-    locked = phase_lock(steps[1:-1])  # the first and the last are cut
+    locked = measure_phase_lock(steps[1:-1])  # the first and the last are cut
     if locked > LOCKED:
         return None if most_w is None else hidden  # all readings may be of the low phase of a load
     spread = math.fsum((b - a) ** 2 for a, b in pairwise(watts)) / (2 * (len(watts) - 1))
@@ -174,7 +174,7 @@ def _hidden_j(readings: Sequence[tuple[float, float]], most_w: float) -> float:
     return max(joules, most_w * seconds - joules)
 
 
-def phase_lock(steps_s: Sequence[float]) -> float:
+def measure_phase_lock(steps_s: Sequence[float]) -> float:
     """Measure how much readings with these time steps are in step: 1 if some load would show only one phase.
 
     Tries loads with periods from a tenth of the usual step to slightly more than it. Finds two kinds: steps of one
@@ -203,7 +203,7 @@ def _freedom(readings: int) -> float:
     return max(1.0, float(min(readings - 1, _MOST_FREEDOM) * 2 // 3))
 
 
-def resolution_w(watts: Sequence[float]) -> float:
+def estimate_resolution_w(watts: Sequence[float]) -> float:
     """Return the largest power of ten that divides all readings; 0 if it is not known, as for equal readings."""
     if len(set(watts)) < 2:
         return 0.0

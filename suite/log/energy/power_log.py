@@ -22,7 +22,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from suite.files import LIMITS, TwiceError, brief, byte_text, each_name_once, opened
+from suite.files import LIMITS, TwiceError, brief, byte_text, opened, reject_duplicate_keys
 from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, SCOPES, START, STOP
 from suite.log.limits import limits
 from suite.log.values import finite
@@ -197,7 +197,7 @@ class _Reader:
         if at < 0:
             return
         try:
-            record = json.loads(raw[at + len(_TOKEN) :], object_pairs_hook=each_name_once)
+            record = json.loads(raw[at + len(_TOKEN) :], object_pairs_hook=reject_duplicate_keys)
         except TwiceError as error:
             self.damage(line, f"an object has {brief(str(error))} twice")
             return

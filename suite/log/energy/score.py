@@ -20,10 +20,10 @@ from suite.log.energy.integrate import (
     LOCKED,
     UNSTATED_ACCURACY,
     Curve,
+    compute_sampling_halfwidth_j,
     curve,
-    phase_lock,
-    resolution_w,
-    sampling_halfwidth_j,
+    estimate_resolution_w,
+    measure_phase_lock,
 )
 from suite.log.energy.keys import SCOPES
 from suite.log.energy.power_log import PowerLog, read_power_log
@@ -169,7 +169,7 @@ def widest_common(meters: Meters) -> tuple[str | None, list[PowerLog]]:
     return None, []
 
 
-def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
+def compute_energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
     """Compute the energy of a run from its meters."""
     if meters is None or not meters.logs:
         return RunEnergy(record.path, "no power readings")
@@ -213,7 +213,7 @@ def energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
     )
 
 
-def energy_from_counters(record: RunRecord) -> RunEnergy:
+def compute_energy_from_counters(record: RunRecord) -> RunEnergy:
     """Compute the energy of a run from the ``energy`` events of its log, if it has no power log."""
     counted, seconds = record.counted, record.time_to_train_s
     if counted is None or not seconds or seconds <= 0.0:
@@ -271,15 +271,15 @@ def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSo
     records = [run.record for run in result.runs]
     meters = [read_meters(record.path) if record.path is not None else None for record in records]
     if any(found is not None and found.logs for found in meters):
-        energies = [energy_of_run(record, found) for record, found in zip(records, meters, strict=True)]
+        energies = [compute_energy_of_run(record, found) for record, found in zip(records, meters, strict=True)]
     elif any(record.counted for record in records):
-        energies = [energy_from_counters(record) for record in records]
+        energies = [compute_energy_from_counters(record) for record in records]
     else:
         return None
-    return energy_to_solution(result, energies, samples)
+    return compute_energy_to_solution(result, energies, samples)
 
 
-def energy_to_solution(
+def compute_energy_to_solution(
     result: TimeToTrain, energies: Sequence[RunEnergy], samples: float | None = None
 ) -> EnergyToSolution:
     """Compute the energy of a result over the runs that its time keeps. ``energies``: in the order of the result's
@@ -371,7 +371,7 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     rating = log.number("rating_w")
     most = max(rating or 0.0, max(log.watts))
     duty, accuracy = log.number("duty"), log.number("accuracy")
-    sampling = sampling_halfwidth_j(
+    sampling = compute_sampling_halfwidth_j(
         inside, duty=1.0 if duty is None else duty, integrates=log.integrates, most_w=most if rating else None
     )
     shift, cut = _cut_ends(line, start, stop, most) if log.integrates else (0.0, 0.0)
@@ -384,7 +384,7 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
         factor * joules,
         uncovered,
         None if sampling is None else factor * sampling,
-        factor * max(share * abs(joules), resolution_w(log.watts) / 2 * (stop - start)),
+        factor * max(share * abs(joules), estimate_resolution_w(log.watts) / 2 * (stop - start)),
         factor * bounded,
         _idle_w(line, start, stop, factor),
         tuple(_notes(log, inside, most)),
@@ -420,7 +420,7 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
         yield f"{name}: fewer than {FEWEST} readings in the run have no interval"
     elif not log.integrates and len(steps) > 1:
         rated = bool(log.number("rating_w"))
-        if phase_lock(steps) > LOCKED:
+        if measure_phase_lock(steps) > LOCKED:
             wide = "the interval is wide" if rated else "there is no interval"
             limit = "" if rated else ", and no rating_w limits it"
             yield (

@@ -38,7 +38,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """One distribution.
 
-    ``record_sha256``: digest of its wheel's files (`digest_record`); None without a RECORD. ``wheel_sha256``: of the
+    ``record_sha256``: digest of its wheel's files (`compute_record_digest`); None without a RECORD. ``wheel_sha256``: of the
     wheel; known only if it was installed from a file or an address. ``source``: index, file (or an address), or
     editable.
     """
@@ -91,7 +91,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def digest_record(text: str) -> str | None:
+def compute_record_digest(text: str) -> str | None:
     """Compute the digest of a RECORD's files: the same for a wheel and its installed files. None if it lists none.
 
     Leaves out what an installer adds or rewrites: compiled files, its own notes, scripts and other files outside of
@@ -118,7 +118,7 @@ def _describe(each: Distribution, name: str, version: str) -> Installed:
     return Installed(
         name=name,
         version=version,
-        record_sha256=None if editable else digest_record(each.read_text("RECORD") or ""),
+        record_sha256=None if editable else compute_record_digest(each.read_text("RECORD") or ""),
         wheel_sha256=archive if re.fullmatch(r"[0-9a-f]{64}", archive) else None,
         tags=tags[:8],
         source="editable" if editable else "file" if origin else "index",

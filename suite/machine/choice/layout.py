@@ -110,7 +110,7 @@ def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
     """Return the layouts that differ for this model on this device: on a GPU only those of the default library."""
     if device.type != "cpu":
         return {text: how for text, how in LAYOUTS.items() if how.onednn and not how.pointwise}
-    has_pointwise = bool(pointwise_convolutions(model))
+    has_pointwise = bool(list_pointwise_convolutions(model))
     return {text: how for text, how in LAYOUTS.items() if has_pointwise or not how.pointwise}
 
 
@@ -196,7 +196,7 @@ def use_onednn(wanted: bool) -> None:
         torch._C._set_mkldnn_enabled(wanted)  # what torch.backends.mkldnn.flags sets, which warns of TF32
 
 
-def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
+def list_pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
     """List the convolutions with a kernel of one pixel (1x1) and without a stride."""
     found = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.Conv3d) and each.groups == 1]
     return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
@@ -205,7 +205,7 @@ def pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
 def take_pointwise(model: nn.Module, onednn: bool) -> None:
     """Make oneDNN compute 1x1 convolutions for any batch size, or let torch decide."""
     # torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing for a kernel of one pixel.
-    for each in pointwise_convolutions(model):
+    for each in list_pointwise_convolutions(model):
         each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 

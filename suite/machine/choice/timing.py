@@ -51,7 +51,7 @@ def time_candidates(
     """
     if together:
         return _time_together(candidates)
-    seconds_of = clock_of(device, wall=wall)
+    seconds_of = make_clock_of(device, wall=wall)
     problems: dict[str, str] = {}
     repeats: dict[str, int] = {}
     for name, candidate in candidates.items():
@@ -100,7 +100,7 @@ def _time_together(candidates: Mapping[str, Candidate]) -> dict[str, Timing]:
     return {name: Timing(seconds) for name, seconds in least.items()}
 
 
-def clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Candidate, int], float]:
+def make_clock_of(device: torch.device, *, wall: bool = False) -> Callable[[Candidate, int], float]:
     """Return the clock of a device: a function from a candidate and a repetition count to seconds per call."""
     if device.type == "cuda":
         return _device_seconds

@@ -22,7 +22,7 @@ _END_S = 5.0  # for which a sampler may take to write its end
 
 
 @contextmanager
-def sampled_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
+def record_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
     """Sample the power of every node into ``power/<name of the log>/`` while the body runs. Every rank calls it.
 
     On a node without counters nothing is written. A sampler that cannot start prints one line on stderr; the run goes

@@ -179,7 +179,7 @@ def _each_name_once(places: Iterable[CounterPlace]) -> list[tuple[str, Callable[
     return [(name if number[name] == 1 else f"{name} ({place})", make) for name, place, make in found]
 
 
-def gpu_counter(uuid: str) -> FoundCounters:
+def find_gpu_counter(uuid: str) -> FoundCounters:
     """Find the counter of the GPU with this UUID."""
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]

@@ -25,7 +25,7 @@ from typing import Any
 
 from suite.files import make_folder
 from suite.log.energy.keys import READING, START, STOP
-from suite.machine.power.counters import EnergyCounter, EnergyMeter, gpu_counter, node_counters
+from suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, node_counters
 
 INTERVAL_S = 0.9  # on average: the rules ask for a reading a second; a timer is late now and then
 JITTER = 0.5  # of the interval, either way: then no load is in step with the readings, whatever its period
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_node = node_counters(given.root)
     counters = [*of_node.counters]
     for index, uuid in enumerate(given.gpu):
-        found = gpu_counter(uuid).counters
+        found = find_gpu_counter(uuid).counters
         counters += [EnergyCounter(f"nvml/gpu{index}", item.read, item.range_j) for item in found]
     scopes = list_scopes(counters)
     if not scopes:

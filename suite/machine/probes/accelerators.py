@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Accelerator
-from suite.machine.probes.sysfs import Run, parse_number, parse_whole, read_text, to_gib
+from suite.machine.probes.sysfs import Run, convert_to_gib, parse_number, parse_whole, read_text
 
 ACCELERATOR_CLASSES = ("0x0302", "0x0380", "0x1200")  # PCI: 3D controller, other display controller, accelerator
 NVIDIA_FIELDS = (
@@ -39,7 +39,7 @@ def _parse_nvidia_smi(text: str) -> list[Accelerator]:
             Accelerator(
                 vendor="NVIDIA",
                 model=model,
-                memory_gib=to_gib(memory_mib, 1 << 20),
+                memory_gib=convert_to_gib(memory_mib, 1 << 20),
                 driver=driver,
                 max_clock_mhz=parse_number(clock),
                 power_limit_w=parse_number(power),
@@ -73,7 +73,7 @@ def _list_amd(root: Path, run: Run) -> list[Accelerator]:
         Accelerator(
             vendor="AMD",
             model=read_text(card / "product_name") or (names[i].strip() if i < len(names) else UNKNOWN),
-            memory_gib=to_gib(read_text(card / "mem_info_vram_total"), 1),
+            memory_gib=convert_to_gib(read_text(card / "mem_info_vram_total"), 1),
             driver=driver,
         )
         for i, card in enumerate(cards)

@@ -70,7 +70,7 @@ def read_own_s(root: Path) -> float:
     return sum(map(_ticks, map(_fields, (proc / "self", *_list_descendants(proc))))) / TICKS
 
 
-def work_out_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: float, cores: int) -> NodeUse:
+def compute_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: float, cores: int) -> NodeUse:
     """Compute who used ``cpus`` from ``begin`` to ``end``. ``own_s``: the use of all ranks there.
 
     In some containers /proc/stat does not list these CPUs, or counts less than the ranks used. Then the control group's

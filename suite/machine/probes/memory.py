@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Memory
-from suite.machine.probes.sysfs import Run, parse_number, read_text, to_gib
+from suite.machine.probes.sysfs import Run, convert_to_gib, parse_number, read_text
 
 
 def read_memory(root: Path, run: Run) -> Memory:
@@ -15,8 +15,8 @@ def read_memory(root: Path, run: Run) -> Memory:
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M))
     hugepages = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return Memory(
-        total_gib=to_gib(info.get("MemTotal"), 1024),
-        swap_gib=to_gib(info.get("SwapTotal"), 1024),
+        total_gib=convert_to_gib(info.get("MemTotal"), 1024),
+        swap_gib=convert_to_gib(info.get("SwapTotal"), 1024),
         modules=_count_dimms_edac(root) or _count_dimms_dmi(run(["dmidecode", "-t", "memory"])),
         transparent_hugepages=hugepages.group(1) if hugepages else UNKNOWN,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Limits, Software
 from suite.machine.probes.allowance import read_allowance
-from suite.machine.probes.sysfs import read_text, to_gib
+from suite.machine.probes.sysfs import convert_to_gib, read_text
 from suite.plugins import name_and_version
 
 # Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
@@ -50,7 +50,7 @@ def read_limits(root: Path) -> Limits:
     """Read the limits of the control groups and of this process."""
     allowance = read_allowance(root)
     return Limits(
-        memory_gib=to_gib(allowance.memory_limit, 1),
+        memory_gib=convert_to_gib(allowance.memory_limit, 1),
         cpu_quota=allowance.cpu_quota,
         cpus_allowed=len(allowance.cpus),
         open_files=allowance.open_files,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, BlockDevice, FileSystem
-from suite.machine.probes.sysfs import parse_number, read_text, to_gib
+from suite.machine.probes.sysfs import convert_to_gib, parse_number, read_text
 
 
 def list_block_devices(root: Path) -> tuple[BlockDevice, ...]:
@@ -24,7 +24,7 @@ def list_block_devices(root: Path) -> tuple[BlockDevice, ...]:
                 name=device.name,
                 model=read_text(device / "device/model") or UNKNOWN,
                 rotational=rotational == "1" if rotational else None,
-                size_gib=to_gib(sectors, 512),  # the kernel counts in 512 bytes, whatever the disk does
+                size_gib=convert_to_gib(sectors, 512),  # the kernel counts in 512 bytes, whatever the disk does
             )
         )
     return tuple(devices)
@@ -57,8 +57,8 @@ def _find_file_system(purpose: str, path: Path, mounts: Sequence[tuple[str, str,
         mount=mount,
         type=kind,
         device=device,
-        size_gib=to_gib(disk.f_blocks, disk.f_frsize),
-        free_gib=to_gib(disk.f_bavail, disk.f_frsize),
+        size_gib=convert_to_gib(disk.f_blocks, disk.f_frsize),
+        free_gib=convert_to_gib(disk.f_bavail, disk.f_frsize),
     )
 
 

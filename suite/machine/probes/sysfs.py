@@ -42,7 +42,7 @@ def parse_whole(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
+def convert_to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
     """Convert units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
     value = parse_number(amount) if isinstance(amount, str) else amount
     return round(value * unit_bytes / 2**30, 3) if value is not None else None

@@ -71,7 +71,7 @@ def _line(event: yaml.Event) -> str:
     return f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
 
 
-def changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple[str, ...]) -> RunConfig:
+def make_changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple[str, ...]) -> RunConfig:
     """Return the original with ``overrides``. Without overrides, return the installed suite's own of the size."""
     if not overrides:
         return resolve_config(descriptor, YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml"))

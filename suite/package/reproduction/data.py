@@ -51,7 +51,7 @@ def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
     return manifest if manifest.sha256 == logged else None
 
 
-def why_not_regenerated(manifest: Manifest | None) -> str | None:
+def explain_not_regenerated(manifest: Manifest | None) -> str | None:
     """Return why the data cannot be made again, as far as the manifest tells. None if they can."""
     if manifest is not None and manifest.generator.get("name") in CONVERTED:
         return "the data were converted from files of others; --data ROOT verifies a copy"

@@ -62,7 +62,7 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
         return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
     compared: dict[str, object]
     equal = sum(a == b for a, b in zip(was, now, strict=True))
-    apart = relative_differences(was, now)
+    apart = compute_relative_differences(was, now)
     growth = GROWTHS.get(precision, GROWTHS["float32"])  # an unknown precision gets the strictest bound
     step = max(range(len(apart)), key=lambda step: apart[step] / growth.bound(step))
     worst, bound = max(apart), growth.bound(step)
@@ -92,7 +92,7 @@ def judge_evaluations(
     count = min(len(was), len(now))
     if losses.verdict != LevelOutcome.REPRODUCED or not count:
         return losses
-    apart = relative_differences(was[:count], now[:count])
+    apart = compute_relative_differences(was[:count], now[:count])
     growth = EVALUATIONS.get(precision, EVALUATIONS["float32"])
     first = max(growth.first, LATER * float(losses.compared["largest_relative_difference"]))
     grown = Growth(first, growth.factor, growth.most)
@@ -122,7 +122,7 @@ def _judge_difference(
     return verdict_of(NUMERICS, outcome, why, cause, compared)
 
 
-def relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
+def compute_relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """Compute the difference of each pair of losses, relative to the larger one."""
     return [abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0 for x, y in zip(a, b, strict=True)]
 
@@ -169,7 +169,7 @@ def _judge_mean(
     if len(basis) < 2 or not reached:
         why = f"{_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
         return verdict_of(CONVERGENCE, LevelOutcome.INCONCLUSIVE, why, cause, compared)
-    low, high = expected_mean(basis, len(reached), between_evals)
+    low, high = compute_expected_mean(basis, len(reached), between_evals)
     mean = statistics.fmean(reached)
     compared |= {"mean": mean, "interval": [low, high], "confidence": CONFIDENCE, "basis": source, "n": len(basis)}
     outcome, place = LevelOutcome.NOT_REPRODUCED, "outside"
@@ -180,7 +180,7 @@ def _judge_mean(
     return verdict_of(CONVERGENCE, outcome, why, cause, compared)
 
 
-def expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tuple[float, float]:
+def compute_expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tuple[float, float]:
     """Compute the prediction interval of the mean of ``new`` runs from two or more known ones.
 
     A run notices the target only at an evaluation: the deviation is at least that of this rounding.

@@ -32,12 +32,12 @@ from suite.machine.probes.allowance import usable
 from suite.machine.probes.collect import collect_facts
 from suite.package.reproduction import levels
 from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, rank
-from suite.package.reproduction.config import changed_config, read_package_config, render_config
-from suite.package.reproduction.data import judge_data, parse_kept, why_not_regenerated
+from suite.package.reproduction.config import make_changed_config, read_package_config, render_config
+from suite.package.reproduction.data import explain_not_regenerated, judge_data, parse_kept
 from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
 from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
 from suite.package.reproduction.original import Original
-from suite.package.reproduction.run_facts import RunFacts, facts_of_this_machine, read_log, read_run_facts
+from suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
 from suite.package.stated import epochs_to_target
 from suite.world import World
 
@@ -112,7 +112,7 @@ class Rerun:
             return self._judge_beside(logged)
         else:
             seed = manifest.seed if manifest is not None else 0
-            why = why_not_regenerated(manifest) or self._make_data(seed)
+            why = explain_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
                 return verdict_of(1, LevelOutcome.INCONCLUSIVE, why)
             found = self._with_own_copy(judge_data(logged, self.original.data_manifest, self._data, "regenerated"))
@@ -189,7 +189,7 @@ class Rerun:
 
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
         """Judge level 4: run original and changed configuration in pairs, and test if their times are equivalent."""
-        changed = changed_config(self._descriptor, self.config, tuple(overrides))
+        changed = make_changed_config(self._descriptor, self.config, tuple(overrides))
         one, other = (plain(each) for each in (self.config, changed))
         cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
         times: dict[str, list[float]] = {"A": [], "B": []}
@@ -209,7 +209,7 @@ class Rerun:
 
     def differences(self) -> tuple[Difference, ...]:
         """List the differences from the package, the likeliest cause first."""
-        now = self._facts_now() or facts_of_this_machine(collect_facts(os.environ))
+        now = self._facts_now() or collect_facts_of_this_machine(collect_facts(os.environ))
         workload = self._descriptor.name if self.original.descriptor else None
         found = list(compare_run_facts(self.was, now, workload=workload))
         if self.beside is None:

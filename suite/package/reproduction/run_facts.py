@@ -78,7 +78,7 @@ def read_log(path: Path) -> Log:
     return read_events(path, steps=False)
 
 
-def facts_of_this_machine(facts: Facts) -> RunFacts:
+def collect_facts_of_this_machine(facts: Facts) -> RunFacts:
     """Collect the facts of this machine and this installed suite without a run."""
     git = read_git_state()
     document = digest_suite()

@@ -10,7 +10,7 @@ from typing import Any
 
 from suite.compliance.manifest import changed_files, read_package_manifest
 from suite.files import brief, duration_text
-from suite.log.provenance import problem_of_config
+from suite.log.provenance import find_problem_of_config
 from suite.log.results_tree import MANIFEST, list_files
 from suite.log.score import Throughput
 from suite.package.reproduction.causes import ALTERED, LOST
@@ -67,7 +67,7 @@ def list_changes(package: Path, originals: Sequence[Original]) -> list[Differenc
 def _find_altered_config(original: Original) -> Difference | None:
     for record in original.records:
         folder = original.folder_of(record)
-        problem = None if folder is None else problem_of_config(folder, record)
+        problem = None if folder is None else find_problem_of_config(folder, record)
         if problem is not None and record.config_file is not None:
             return Difference(kind=ALTERED, what="config.yaml", was=record.config_file[1][:12], now=problem[:100])
     return None

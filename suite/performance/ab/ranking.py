@@ -19,7 +19,7 @@ from suite import RULESET
 from suite.compliance.check import judge_log
 from suite.compliance.ruleset import ruleset
 from suite.files import brief
-from suite.log.score import olympic_mean
+from suite.log.score import compute_olympic_mean
 from suite.performance.ab.contest import Contest, Journal, Started, read_contest
 from suite.performance.ab.runner import RunResult, read_result
 from suite.statistics import Outcome
@@ -150,7 +150,7 @@ def _by_score(entries: list[RankedEntry]) -> str:
 
 def _score(times: list[float]) -> float | None:
     """Compute the MLPerf score, infinite if more than one run did not finish; None for too few runs."""
-    return olympic_mean(times) if len(times) >= SCORED_RUNS else None
+    return compute_olympic_mean(times) if len(times) >= SCORED_RUNS else None
 
 
 def _score_ratio(common: list[tuple[float, float]]) -> float | None:
@@ -257,8 +257,7 @@ def lines(ranking: Ranking) -> list[str]:
         *([ranking.by_score] if ranking.by_score else []),
         *(f"  {finding}" for finding in ranking.findings),
         "",
-        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7} {'score':>8}  "
-        "time / leader [95 %]",
+        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7} {'score':>8}  time / leader [95 %]",
         *(
             f"{entry.entry:<24} {verdict_text(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
             f"{_number(entry.mean):>8} {_number(entry.spread_factor):>7} {_number(entry.score):>8}  "

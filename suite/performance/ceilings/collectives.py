@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from suite.machine.choice.collectives import start_measured
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
-from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
 from suite.performance.ceilings.sizes import fits
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
@@ -51,7 +51,7 @@ def group_sizes(ranks: int) -> list[int]:
     return [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks] + [ranks]
 
 
-def bus_share(resource: str, ranks: int) -> float:
+def compute_bus_share(resource: str, ranks: int) -> float:
     """Return the bytes that a rank must send per byte of message.
 
     2 (n-1)/n for an all-reduce, (n-1)/n for an all-to-all.
@@ -85,8 +85,8 @@ def _collective(
         if member:
             _seconds(call, 1, device)  # connects the ranks
         # All ranks must make the same number of calls, or the collectives would not meet.
-        calls = int(agree(world, [calls_for(effort.sample_s * 2, _seconds(call, 1, device)) if member else 1])[0])
-        sent = bus_share(resource, ranks) * elements * 4
+        calls = int(agree(world, [count_calls_for(effort.sample_s * 2, _seconds(call, 1, device)) if member else 1])[0])
+        sent = compute_bus_share(resource, ranks) * elements * 4
 
         def rate(call: Callable[[], object] = call, calls: int = calls, sent: float = sent) -> float:
             return sent * calls / _seconds(call, calls, device)
@@ -110,7 +110,7 @@ def _findings(resource: Resource, backend: str, ranks: int, nodes: int, sampled:
     """Return the curve over message sizes, and as the ceiling its best bus bandwidth."""
     best = max(sampled, key=lambda message: sampled[message].value)
     points = tuple(
-        Point(message, s.value, s.n, s.spread, seconds=bus_share(resource, ranks) * message / s.value)
+        Point(message, s.value, s.n, s.spread, seconds=compute_bus_share(resource, ranks) * message / s.value)
         for message, s in sampled.items()
     )
     roof = sampled[best].roof(

@@ -14,7 +14,7 @@ import torch
 from suite.files import duration_text
 from suite.machine.choice.products import has_onednn, onednn_product
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
-from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
+from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
 from suite.performance.ceilings.sizes import fits
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
@@ -153,12 +153,12 @@ def _sample_orders(
                 left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
                 continue
             once = agree(world, [_warm(product, device)])[0]
-            calls = calls_for(effort.sample_s, once)
+            calls = count_calls_for(effort.sample_s, once)
 
             def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
                 return flops(order) * calls / seconds(product.multiply, calls, device)
 
-            repetitions = min(effort.repetitions, max(3, calls_for(effort.order_s, once * calls)))
+            repetitions = min(effort.repetitions, max(3, count_calls_for(effort.order_s, once * calls)))
             sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions, budget=budget)
     return sampled, list(left_out.values())
 
@@ -176,9 +176,9 @@ def _sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
     """Measure ten consecutive parts of one run without pause on all ranks: clocks and power limits settle meanwhile."""
-    few = calls_for(effort.sustained_s / 40, flops(order) / burst)
+    few = count_calls_for(effort.sustained_s / 40, flops(order) / burst)
     once = agree(world, [seconds(product.multiply, few, device) / few])[0]
-    calls = calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst
+    calls = count_calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst
     return repeat(world, lambda: flops(order) * calls / seconds(product.multiply, calls, device), 10)
 
 

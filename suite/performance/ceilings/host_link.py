@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from suite.performance.ceilings.document import Findings, NotMeasured
-from suite.performance.ceilings.samples import Effort, agree, calls_for, repeat
+from suite.performance.ceilings.samples import Effort, agree, count_calls_for, repeat
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -42,7 +42,7 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
                 findings.not_measured.append(NotMeasured("host_link", f"{mode}: the time was over", name))
                 continue
             run(1)
-            calls = int(agree(world, [calls_for(10 * effort.sample_s, run(1))])[0])
+            calls = int(agree(world, [count_calls_for(10 * effort.sample_s, run(1))])[0])
 
             def rate(calls: int = calls, run: Callable[[int], float] = run) -> float:
                 return SIZE * calls / run(calls)

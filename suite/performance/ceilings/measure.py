@@ -21,7 +21,7 @@ from suite.machine.probes.root import is_simulated, machine_root
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
 from suite.performance.ceilings.document import Findings, NotMeasured, to_json
 from suite.performance.ceilings.samples import FULL, QUICK, Effort
-from suite.performance.ceilings.sizes import SweepPlan, free_bytes, plan_sweep
+from suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -45,7 +45,7 @@ def measure(
     busy = _busy_cores()
     root, allowance = machine_root(os.environ), usable()
     caches = list_data_caches(root, allowance.cpus)
-    free = free_bytes(world.allgather(allowance.memory_free))
+    free = find_free_bytes(world.allgather(allowance.memory_free))
     findings = Findings()
     steps: dict[str, Callable[[TimeLimit], Findings]] = {
         "compute": lambda part: compute.measure(world, effort, device, _free_for(device, free), part),

@@ -24,8 +24,16 @@ from numpy.typing import NDArray
 
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
 from suite.performance.ceilings.plateaus import CacheShare, Plateau, names, plateaus, sweep, with_one_memory
-from suite.performance.ceilings.samples import Effort, Samples, agree, calls_for, repeat
-from suite.performance.ceilings.sizes import ALIGNMENT, LINE, PAST_CACHE, SKEW, SweepPlan, mapped_bytes, visiting_order
+from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
+from suite.performance.ceilings.sizes import (
+    ALIGNMENT,
+    LINE,
+    PAST_CACHE,
+    SKEW,
+    SweepPlan,
+    compute_visiting_order,
+    count_mapped_bytes,
+)
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -90,7 +98,7 @@ def _sweep(
             part.tell(f"memory: {number + 1} of {len(sizes)} working sets with {kernel.name}")
 
     detector, *others = CPU_KERNELS
-    order = visiting_order(plan.sizes)
+    order = compute_visiting_order(plan.sizes)
     measure(detector, order, budget.until(FINDING * budget.length))
     planned = _planned(order, dict(sorted(sampled[detector].items())), effort, plan)
     for kernel in others:
@@ -143,7 +151,7 @@ def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: S
     larger = min((known for known in rates if known >= size), default=None)
     rate = rates[larger].slowest if larger else rates[max(rates)].slowest / BEYOND
     once = max(effort.sample_s, FEWEST_PASSES * size * plan.threads / rate)
-    return once * (2 + min(effort.repetitions, max(LEAST, calls_for(LONG_S, once))))
+    return once * (2 + min(effort.repetitions, max(LEAST, count_calls_for(LONG_S, once))))
 
 
 def measure_gpu(world: World, effort: Effort, device: torch.device, budget: TimeLimit) -> Findings:
@@ -155,11 +163,11 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
     largest = min(max(1 << 30, PAST_CACHE * l2), free // 4)
     rates = {}
     sizes = sweep(SMALLEST_GPU, largest, effort.points_per_octave, 4096)
-    for size in visiting_order(sizes):
+    for size in compute_visiting_order(sizes):
         if not budget.left():
             break
         launch = _gpu_triad(device, size)
-        calls = int(agree(world, [calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
+        calls = int(agree(world, [count_calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
         moved = size // 12 * 12 * GRAPH_LAUNCHES * calls  # a triad: two arrays of 4-byte numbers read and one written
 
         def rate(launch: Callable[[], None] = launch, calls: int = calls, moved: int = moved) -> float:
@@ -310,7 +318,7 @@ def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effor
     rate = moved / team.seconds(calls) / len(calls)
     passes = int(agree(world, [max(FEWEST_PASSES, round(rate * sample_s / size))])[0])
     calls, moved = prepared(passes)
-    enough = int(agree(world, [calls_for(LONG_S, passes * size / rate)])[0])
+    enough = int(agree(world, [count_calls_for(LONG_S, passes * size / rate)])[0])
     repetitions = min(effort.repetitions, max(LEAST, enough))
     return repeat(world, lambda: moved / team.seconds(calls), repetitions, budget=budget)
 
@@ -377,7 +385,7 @@ CPU_KERNELS = (
 
 def _buffer(size: int) -> NDArray[np.uint8]:
     """Map untouched pages, in huge pages and from their boundary on if the system has them."""
-    mapped = mmap.mmap(-1, mapped_bytes(size))
+    mapped = mmap.mmap(-1, count_mapped_bytes(size))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has no huge pages: use ordinary ones
             mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -137,6 +137,6 @@ def agree(world: World, numbers: Sequence[float]) -> list[float]:
     return [max(column) for column in zip(*world.allgather(list(numbers)), strict=True)]
 
 
-def calls_for(seconds: float, one_call_s: float) -> int:
+def count_calls_for(seconds: float, one_call_s: float) -> int:
     """Return the number of calls that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / max(one_call_s, 1e-9)))

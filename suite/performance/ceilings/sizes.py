@@ -48,10 +48,10 @@ class SweepPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes that all ranks of a node map."""
-        return self.threads * self.ranks * mapped_bytes(self.buffer_bytes)
+        return self.threads * self.ranks * count_mapped_bytes(self.buffer_bytes)
 
 
-def free_bytes(amounts: Iterable[int | None]) -> int:
+def find_free_bytes(amounts: Iterable[int | None]) -> int:
     """Return the memory that every rank agrees is free on its node: the minimum over ranks."""
     return min(UNKNOWN_FREE if amount is None else amount for amount in amounts)
 
@@ -69,7 +69,9 @@ def plan_sweep(
     wanted = max((PAST_CACHE * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
     wanted = max(wanted, LEAST_END)
     most = free // SHARE // active
-    buffer = max(most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1))  # `mapped_bytes` of it is at most ``most``
+    buffer = max(
+        most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1)
+    )  # `count_mapped_bytes` of it is at most ``most``
     largest = min(wanted, buffer - SKEW) // PAGE * PAGE
     cut = ""
     if largest < wanted // PAGE * PAGE:
@@ -80,7 +82,7 @@ def plan_sweep(
     return SweepPlan(tuple(shares), tuple(sweep(SMALLEST, largest, per_octave, PAGE)), threads, ranks, cut)
 
 
-def visiting_order(sizes: Sequence[int]) -> list[int]:
+def compute_visiting_order(sizes: Sequence[int]) -> list[int]:
     """Order the sizes from coarse to fine: steps of at most `STEP`, then the middles of gaps, widest first.
 
     The coarse steps begin with the smallest, so that each shows how long the next will take.
@@ -99,7 +101,7 @@ def visiting_order(sizes: Sequence[int]) -> list[int]:
     return [sizes[i] for i in order]
 
 
-def mapped_bytes(buffer_bytes: int) -> int:
+def count_mapped_bytes(buffer_bytes: int) -> int:
     """Return the bytes to map for a buffer. One of at least a huge page begins at a huge page's boundary."""
     return buffer_bytes + (2 * ALIGNMENT if buffer_bytes >= ALIGNMENT else PAGE)
 

@@ -86,7 +86,7 @@ def _none(reason: str) -> Findings:
     return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
 
 
-def resident_share(path: Path) -> float:
+def measure_resident_share(path: Path) -> float:
     """Return the share of a file's pages that are in the page cache, by mincore(2)."""
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
@@ -109,7 +109,7 @@ def evict(path: Path) -> bool:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    return resident_share(path) < COLD
+    return measure_resident_share(path) < COLD
 
 
 def write_file(path: Path, block: bytes, size: int) -> float:

@@ -22,7 +22,7 @@ from suite.descriptor import Descriptor
 from suite.errors import InputError
 from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
 from suite.performance.plans.remembered import RememberingFakeMode
-from suite.training.devices import loaded_ahead
+from suite.training.devices import count_prefetched_batches
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
 from suite.training.parallel.plan import ParallelPlan
@@ -203,7 +203,7 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     inputs = ahead = reads = None
     if batch:
         inputs = _bytes(batch.values())
-        ahead, reads = inputs * loaded_ahead(config.loader_threads), inputs * parts
+        ahead, reads = inputs * count_prefetched_batches(config.loader_threads), inputs * parts
     return Cost(
         plan=parallel.name,
         mesh=parallel.mesh.text(),

@@ -40,7 +40,7 @@ def sweep(
             refused.append({"plan": name, "mesh": "any", "reason": str(error)})
             continue
         for axes in meshes(plan, ranks):
-            key, text = frozenset(axes.items()), mesh_text(plan, axes, ranks)
+            key, text = frozenset(axes.items()), render_mesh(plan, axes, ranks)
             if key in known:
                 continue
             reason = next((why for part, why in blocked.items() if part <= key), None)
@@ -79,7 +79,7 @@ def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
         yield from ({EXPERT: e, TENSOR: t} for e in expert if ranks % (e * t) == 0)
 
 
-def mesh_text(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
+def render_mesh(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
     """Return the mesh in the form of `--mesh`. With ``tensor``, experts that are not spread are on every rank."""
     parts = 1
     for n in axes.values():

@@ -23,7 +23,7 @@ from suite.machine.node_samples import Better
 from suite.machine.probes.processor import CpuCache
 from suite.performance.ceilings import collectives, compute, memory, storage
 from suite.performance.ceilings.document import Resource
-from suite.performance.ceilings.samples import calls_for
+from suite.performance.ceilings.samples import count_calls_for
 from suite.performance.ceilings.sizes import SKEW
 from suite.workload import load_workload
 from suite.world import World
@@ -66,7 +66,7 @@ def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) 
     """Return how many calls fill a repetition, and a function that returns their seconds."""
     compute.seconds(call, 1, device)
     once = min(compute.seconds(call, floor, device) / floor for _ in range(3))
-    calls = max(floor, calls_for(REPETITION_S, once))
+    calls = max(floor, count_calls_for(REPETITION_S, once))
     return calls, lambda: compute.seconds(call, calls, device)
 
 
@@ -102,7 +102,7 @@ def _memory(place: Site, *, cached: bool) -> Repeat | None:
     calls, _ = prepared(memory.FEWEST_PASSES)
     team.seconds(calls)
     once = min(team.seconds(calls) for _ in range(3)) / memory.FEWEST_PASSES
-    calls, moved = prepared(max(memory.FEWEST_PASSES, calls_for(REPETITION_S, once)))
+    calls, moved = prepared(max(memory.FEWEST_PASSES, count_calls_for(REPETITION_S, once)))
     return lambda: moved / team.seconds(calls)
 
 
@@ -133,7 +133,7 @@ def _collective(resource: Resource, place: Site) -> Repeat | None:
     message = torch.zeros(MESSAGE_BYTES // 4 // world.size * world.size, device=place.device)
     call = dict(collectives.COLLECTIVES)[resource](message, dist.group.WORLD)
     calls, seconds = _together(world, call, place.device)
-    sent = collectives.bus_share(resource, world.size) * message.numel() * 4
+    sent = collectives.compute_bus_share(resource, world.size) * message.numel() * 4
     return lambda: sent * calls / seconds()
 
 
@@ -160,7 +160,7 @@ def _together(world: World, call: Callable[[], object], device: torch.device) ->
     """Return the same as `_timed`, for a call that all ranks make. They agree on the number of calls."""
     compute.seconds(call, 1, device)
     once = max(world.allgather(compute.seconds(call, 3, device) / 3))
-    calls = calls_for(REPETITION_S, once)
+    calls = count_calls_for(REPETITION_S, once)
     return calls, lambda: compute.seconds(call, calls, device)
 
 

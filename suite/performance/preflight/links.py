@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from suite.files import write_whole
 from suite.machine.node_samples import Sample, render
-from suite.performance.ceilings.collectives import bus_share
+from suite.performance.ceilings.collectives import compute_bus_share
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -124,7 +124,7 @@ def _all_but_one(world: World, device: torch.device, groups: list[object]) -> fl
     slowest: list[float] = [
         max(node[left] for n, node in enumerate(world.allgather(took)) if n != left) for left in range(world.size)
     ]
-    return bus_share("all_reduce", world.size - 1) * ALL_BYTES / slowest[world.rank]
+    return compute_bus_share("all_reduce", world.size - 1) * ALL_BYTES / slowest[world.rank]
 
 
 def _clock_offset(world: World) -> float:

@@ -18,7 +18,7 @@ from suite.machine.node_samples import Sample, render
 from suite.machine.probes.allowance import usable
 from suite.machine.probes.processor import list_data_caches, read_cpu
 from suite.machine.probes.root import machine_root
-from suite.performance.ceilings.sizes import free_bytes
+from suite.performance.ceilings.sizes import find_free_bytes
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.performance.preflight.benches import BENCHES, Bench, Repeat, Site, facts, step_benches
 from suite.world import World, node_name
@@ -48,7 +48,7 @@ def measure(
     world.init_torch(device)
     allowance = usable()
     caches = tuple(list_data_caches(machine_root(os.environ), allowance.cpus))
-    place = Site(world, device, directory, caches, free_bytes(world.allgather(allowance.memory_free)))
+    place = Site(world, device, directory, caches, find_free_bytes(world.allgather(allowance.memory_free)))
     node = _Node(
         node_name(),
         f"{hardware_of(device)}, {world.size} ranks of {torch.get_num_threads()} threads",

@@ -179,7 +179,7 @@ def _is_pointwise(name: str) -> bool:
     )
 
 
-def convolution_backward_flops(
+def count_convolution_backward_flops(
     grad_out: Shape,
     x: Shape,
     weight: Shape,
@@ -205,7 +205,7 @@ def convolution_backward_flops(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
+def count_grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
     """Count products of groups of rows (T K, E K N), of groups of columns, or of a batch. Offsets do not matter.
 
     torch counts none of them.
@@ -217,17 +217,19 @@ def grouped_mm_flops(left: Shape, right: Shape, *_: object, **__: object) -> int
     return 2 * prod(left) * right[-1]  # (E, M, K) x (K, N of all groups) or (E, K, N)
 
 
-def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+def count_attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
     """Count scores and weighted values over all pairs. CPU kernels compute the masked half of causal attention too."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def attention_backward_flops(grad_out: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+def count_attention_backward_flops(
+    grad_out: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object
+) -> int:
     """Count five products: the scores again, and the gradients of values, weights, queries and keys."""
     return int(sdpa_backward_flop_count(grad_out, query, key, value))  # type: ignore[no-untyped-call]
 
 
-def product_flops(*arguments: Any, **_: object) -> int:
+def count_product_flops(*arguments: Any, **_: object) -> int:
     """Count the product of the last two tensors. Of a sparse one only stored values count; torch counts it as dense."""
     left, right = [argument for argument in arguments if isinstance(argument, torch.Tensor)][-2:]
     if left.layout != torch.strided:
@@ -237,7 +239,7 @@ def product_flops(*arguments: Any, **_: object) -> int:
     return 2 * left.shape[0] * left.shape[1] * right.shape[1]
 
 
-def embedding_bag_flops(weight: Shape, indices: Shape, *arguments: Any, **keywords: Any) -> int:
+def count_embedding_bag_flops(weight: Shape, indices: Shape, *arguments: Any, **keywords: Any) -> int:
     """Count weighted sums of rows as products with a sparse matrix. Sums without weights only add and do not count."""
     per_row = keywords.get("per_sample_weights", arguments[4] if len(arguments) > 4 else None)
     return 0 if per_row is None else 2 * prod(indices) * weight[1]
@@ -247,38 +249,38 @@ def _stored(sparse: torch.Tensor) -> int:
     return int(sparse._nnz())
 
 
-def linear_flops(x: Shape, weight: Shape, *_: object, **__: object) -> int:
+def count_linear_flops(x: Shape, weight: Shape, *_: object, **__: object) -> int:
     """Count rows times a matrix (outputs, inputs). Operators that are fused with it do not count."""
     return 2 * prod(x) * weight[0]
 
 
-def distance_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
+def count_distance_flops(left: Shape, right: Shape, *_: object, **__: object) -> int:
     """Count distances of all pairs: one product of coordinates, with both squared lengths as two more columns."""
     return 2 * prod(left[:-1]) * right[-2] * (left[-1] + 2)
 
 
-product_flops._get_raw = True  # type: ignore[attr-defined]  # torch's mark for formulas that take tensors, not shapes
+count_product_flops._get_raw = True  # type: ignore[attr-defined]  # torch's mark for formulas that take tensors, not shapes
 
 FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.convolution_backward: convolution_backward_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+    aten.convolution_backward: count_convolution_backward_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu: count_attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: count_attention_backward_flops,
     aten.mv: lambda matrix, vector, **_: 2 * prod(matrix),
     aten.addmv: lambda _bias, matrix, vector, **_: 2 * prod(matrix),
     aten.dot: lambda left, right, **_: 2 * prod(left),
     aten.vdot: lambda left, right, **_: 2 * prod(left),
     aten.addbmm: lambda _bias, left, right, **_: 2 * prod(left) * right[-1],
     aten._addmm_activation: lambda _bias, left, right, **_: 2 * prod(left) * right[-1],
-    aten.mm: product_flops,
-    aten.addmm: product_flops,
-    aten._embedding_bag: embedding_bag_flops,
-    aten._embedding_bag_forward_only: embedding_bag_flops,
-    aten._euclidean_dist: distance_flops,
-    aten._sparse_mm: product_flops,
-    aten._sparse_addmm: product_flops,
+    aten.mm: count_product_flops,
+    aten.addmm: count_product_flops,
+    aten._embedding_bag: count_embedding_bag_flops,
+    aten._embedding_bag_forward_only: count_embedding_bag_flops,
+    aten._euclidean_dist: count_distance_flops,
+    aten._sparse_mm: count_product_flops,
+    aten._sparse_addmm: count_product_flops,
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    FORMULAS[torch.ops.mkldnn._linear_pointwise] = linear_flops
+    FORMULAS[torch.ops.mkldnn._linear_pointwise] = count_linear_flops
 for _name in ("_grouped_mm", "_scaled_grouped_mm"):  # newer than the oldest torch the suite runs on
     if hasattr(aten, _name):
-        FORMULAS[getattr(aten, _name)] = grouped_mm_flops
+        FORMULAS[getattr(aten, _name)] = count_grouped_mm_flops

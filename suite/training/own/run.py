@@ -43,8 +43,8 @@ from suite.training.progress import Progress
 from suite.training.records import OtherWork, Records
 from suite.training.startup import (
     InterruptedTrialError,
-    process_age_s,
-    watched_start,
+    compute_process_age_s,
+    watch_start,
 )
 from suite.training.statement import (
     Startup,
@@ -63,7 +63,7 @@ from suite.world import World
 
 Batch = TypeVar("Batch")
 _IMPORTED_S = time.perf_counter()
-_STARTUP = Startup(process_age_s() - (_IMPORTED_S - FIRST_LINE_S), _IMPORTED_S - FIRST_LINE_S, _IMPORTED_S)
+_STARTUP = Startup(compute_process_age_s() - (_IMPORTED_S - FIRST_LINE_S), _IMPORTED_S - FIRST_LINE_S, _IMPORTED_S)
 HEX_DIGITS = 64
 
 
@@ -146,7 +146,7 @@ class Run:
     def _open(self) -> None:
         """Connect the ranks, make the folder, look at machine and data, and begin the log with init_start."""
         config = self.config
-        with watched_start(config.watchdog):
+        with watch_start(config.watchdog):
             self._world = World.create()
         card = self._benchmark.card().size(config.size)
         now = datetime.now(UTC)

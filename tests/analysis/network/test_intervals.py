@@ -17,8 +17,8 @@ from analysis.network.intervals import (
     Interval,
     all_to_all_band,
     bounded_ranks,
-    carried_doublings,
     carried_ranks,
+    count_carried_doublings,
     crossover,
     gain_interval,
     layer_interval,
@@ -176,7 +176,7 @@ def test_the_data_carry_four_times_unless_back_tests_went_farther(fit: Fit) -> N
     far = FORESEEN
     assert carried_ranks(fit_sweep(far.sweep()))[-1] > 4 * 128  # the largest grids were foreseen from two nodes
     unforeseen = slowed(slowed(far.sweep(), 64, 1.5), 128, 2.0)
-    assert carried_doublings(fit_sweep(unforeseen)) == 2
+    assert count_carried_doublings(fit_sweep(unforeseen)) == 2
 
 
 def test_the_layer_and_the_ratio_have_intervals(fit: Fit) -> None:

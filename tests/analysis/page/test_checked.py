@@ -13,7 +13,7 @@ from analysis.page.checked import check_paths, finding_groups, findings_table
 from analysis.page.issues import Group, Issue, grouped
 from analysis.tables.ingest import ingest
 from suite.card import Card
-from suite.compliance.check import rulesets_of_logs
+from suite.compliance.check import find_rulesets_of_logs
 from suite.compliance.rules.base import Finding
 
 Build = Callable[..., Any]
@@ -92,8 +92,8 @@ def test_pruned_logs_and_those_behind_a_link_are_judged_alike(
     for path in (root, tmp_path / "link"):
         judged = ingest([path], cards, judging=True).judged
         assert check_paths([path], judged) == check_paths([path])
-    assert len(rulesets_of_logs(root)) == 4
-    assert set(rulesets_of_logs(root).values()) == {"2.0.0"}
+    assert len(find_rulesets_of_logs(root)) == 4
+    assert set(find_rulesets_of_logs(root).values()) == {"2.0.0"}
 
 
 def test_findings_stand_on_the_page_once_for_each_rule_and_result(tmp_path: Path, run_folder: Build) -> None:

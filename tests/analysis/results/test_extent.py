@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import views
-from analysis.results.extent import extent, unit_names, with_extent
+from analysis.results.extent import extent, find_unit_names, with_extent
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
 from tests.fixtures.charts import drawn
@@ -56,7 +56,7 @@ def test_a_unit_is_an_accelerator_where_the_system_has_one() -> None:
     systems = pd.DataFrame(
         {"system_key": list("abc"), "accelerators_per_node": [4, 0, None], "processors_per_node": [2, 2, None]}
     )
-    named = unit_names(pd.DataFrame({"system_key": list("cba")}), systems)
+    named = find_unit_names(pd.DataFrame({"system_key": list("cba")}), systems)
     assert named.fillna("unknown").tolist() == ["unknown", "processor", "accelerator"]
 
 

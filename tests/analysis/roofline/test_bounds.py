@@ -22,8 +22,8 @@ from analysis.roofline.bounds import (
     attainable,
     bounds,
     complexity,
+    find_network_scale,
     fit_ring,
-    network_scale,
     si,
 )
 
@@ -167,12 +167,12 @@ def test_the_scale_of_the_network_roof_is_the_first_at_which_it_takes_longer() -
     def network(ranks: float) -> float:
         return ring.seconds(ranks, 100e6)
 
-    found = network_scale(lambda ranks: 5.0 / ranks, network)
+    found = find_network_scale(lambda ranks: 5.0 / ranks, network)
     assert found is not None
     assert network(found) >= 5.0 / found
     assert network(found - 1) < 5.0 / (found - 1)
-    assert network_scale(lambda ranks: 1e-9, network) == 2
-    assert network_scale(lambda ranks: 1.0, lambda ranks: 0.0) is None
+    assert find_network_scale(lambda ranks: 1e-9, network) == 2
+    assert find_network_scale(lambda ranks: 1.0, lambda ranks: 0.0) is None
 
 
 @pytest.mark.parametrize(

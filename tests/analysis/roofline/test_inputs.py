@@ -17,7 +17,7 @@ from analysis.figures import views
 from analysis.roofline.bounds import Demand, Resource
 from analysis.roofline.cases import Case, measured_cases, published_cases
 from analysis.roofline.points import machines
-from analysis.roofline.regime import Work, memory_levels, roofs_of, scaled
+from analysis.roofline.regime import Work, find_roofs_of, memory_levels, scaled
 from analysis.sources.ceilings import Inputs, MeasuredRoof
 from analysis.sources.readers import read_ceilings, read_inputs
 from analysis.study import NotAnswerableError, Study, study
@@ -165,7 +165,7 @@ def test_a_gpu_is_not_shared_and_its_formats_have_their_own_roofs(tmp_path: Path
 
     def got(precision: str, ranks: float) -> dict[str, float]:
         demands: dict[Resource, Demand] = {"host_link": Demand(1e6, "logged", "samples")}
-        found = roofs_of(file, Work(ranks, 1.0, 2.0, None, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
+        found = find_roofs_of(file, Work(ranks, 1.0, 2.0, None, 1.0, precision, demands, {}, 0.0, {}, 0.0, 0.0))
         return {name: roof.per_s for name, roof in found.items() if not isinstance(roof, str)}
 
     assert got("float32", 8) == {"compute": 50e12, "host_link": 55e9}

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from analysis.published.scores import published
 from analysis.results.names import FAMILY, MACHINES
-from analysis.roofline.published import modelled, numbers, table, vendor_roofs
+from analysis.roofline.published import list_vendor_roofs, modelled, numbers, table
 from suite.workload import load_workload
 
 
@@ -51,10 +51,10 @@ def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
 
 
 def test_vendors_peaks_match_the_number_format() -> None:
-    assert [roof.per_s for roof in vendor_roofs("NVIDIA H100 80GB HBM3", "bfloat16")] == [989.5e12]
-    assert vendor_roofs("NVIDIA H100 80GB HBM3", "float32") == []
-    assert [roof.origin for roof in vendor_roofs("FUJITSU Processor A64FX", "float32")] == ["vendor"]
-    assert vendor_roofs("Abacus", "float32") == []
+    assert [roof.per_s for roof in list_vendor_roofs("NVIDIA H100 80GB HBM3", "bfloat16")] == [989.5e12]
+    assert list_vendor_roofs("NVIDIA H100 80GB HBM3", "float32") == []
+    assert [roof.origin for roof in list_vendor_roofs("FUJITSU Processor A64FX", "float32")] == ["vendor"]
+    assert list_vendor_roofs("Abacus", "float32") == []
 
 
 def test_an_unknown_device_has_no_model() -> None:

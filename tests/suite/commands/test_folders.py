@@ -10,7 +10,7 @@ import pytest
 
 from suite.exit_codes import code_of
 from suite.launch.ranks import start_ranks
-from suite.log.run_folder import RunFolder, way_to_continue
+from suite.log.run_folder import RunFolder, explain_continue
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import run_folder
@@ -23,15 +23,17 @@ def test_an_existing_run_folder_with_runs_left_names_the_command_that_continues_
     (half / "result_4.txt").unlink()
     RunFolder(saved).checkpoint(2).parent.mkdir()
     RunFolder(saved).checkpoint(2).touch()
-    assert way_to_continue(whole) is None
-    assert way_to_continue(tmp_path) is None
+    assert explain_continue(whole) is None
+    assert explain_continue(tmp_path) is None
     for folder in (half, saved):
         done = mlhpc(*RUN, "-o", folder)
         assert done.returncode == 2
         assert done.stderr.rstrip().endswith("--resume")
     assert "'" + str(half) + "' --resume" in mlhpc(*RUN, "-o", half).stderr, "a name with a blank is quoted"
     (half / "job.sbatch").touch()
-    submitted = mlhpc("submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "1", "-o", half)
+    submitted = mlhpc(
+        "submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "1", "-o", half
+    )
     assert submitted.stderr.rstrip().endswith(f"to continue it: sbatch '{half}/job.sbatch'")
 
 

@@ -20,7 +20,7 @@ from suite.compliance.check import Verdict, check
 from suite.compliance.exchange.document import SCHEMA, VerdictDocument, as_json, schema
 from suite.compliance.exchange.rcp_file import read_given_points
 from suite.compliance.exchange.waivers import read_waivers, waive
-from suite.compliance.explanations import explanation, rule_texts, rules_page
+from suite.compliance.explanations import explanation, read_rule_texts, render_rules_page
 from suite.compliance.output import as_junit
 from suite.compliance.rules.base import OURS, PAGE, Finding, Waiver
 from suite.compliance.ruleset import ruleset, ruleset_names
@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_texts_of_rules_are_sentences() -> None:
-    assert rule_texts().keys() <= RULES.keys()
-    for rule, text in rule_texts().items():
+    assert read_rule_texts().keys() <= RULES.keys()
+    for rule, text in read_rule_texts().items():
         assert text.why.endswith("."), rule
         assert text.mend.endswith("."), rule
 
@@ -52,7 +52,7 @@ def test_the_schema_is_that_of_the_code() -> None:
 
 
 def test_the_page_has_a_place_for_every_finding_to_link_to() -> None:
-    headings = re.findall(r"^### (.*)$", rules_page(), re.MULTILINE)
+    headings = re.findall(r"^### (.*)$", render_rules_page(), re.MULTILINE)
     assert sorted(headings) == sorted(RULES)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.data.balance import Balance, padded_shares, summed_shares
+from suite.data.balance import Balance, split_by_padding, split_by_sum
 from suite.data.sampling import train_batches
 
 LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 @given(LENGTHS, st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
 def test_sums_are_nearly_even(costs: list[int], ranks: int) -> None:
-    shares = summed_shares(np.array(costs), ranks)
+    shares = split_by_sum(np.array(costs), ranks)
     assert len(shares) == ranks
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
     if len(costs) >= ranks:
@@ -32,7 +32,7 @@ def test_sums_are_nearly_even(costs: list[int], ranks: int) -> None:
 def test_padded_shares_are_no_worse_than_even_ones(costs: list[int], ranks: int) -> None:
     if len(costs) < ranks:
         return
-    shares = padded_shares(np.array(costs), ranks)
+    shares = split_by_padding(np.array(costs), ranks)
     assert len(shares) == ranks
     assert sorted(np.concatenate(shares).tolist()) == list(range(len(costs)))
     assert min(map(len, shares)) >= 1
@@ -48,14 +48,14 @@ def test_no_other_division_has_a_smaller_padded_share(costs: list[int], ranks: i
         for owner in product(range(ranks), repeat=len(costs))
         if set(owner) == set(range(ranks))
     )
-    assert padded(costs, padded_shares(np.array(costs), ranks)) == min(every)
+    assert padded(costs, split_by_padding(np.array(costs), ranks)) == min(every)
 
 
 def padded(costs: list[int], shares: list[list[int]] | list[np.ndarray]) -> int:
     return max(len(share) * max(costs[place] for place in share) for share in shares)
 
 
-@pytest.mark.parametrize("divide", [summed_shares, padded_shares])
+@pytest.mark.parametrize("divide", [split_by_sum, split_by_padding])
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (4, 1), (2, 2), (1, 4)])
 def test_the_global_batch_stays_the_same(divide: object, ranks: int, parts: int) -> None:
     cost = np.random.default_rng(0).integers(1, 100, 50)

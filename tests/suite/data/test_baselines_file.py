@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.data.baselines import BASELINES_NAME, baselines_problem, read_baselines
+from suite.data.baselines import BASELINES_NAME, find_baselines_problem, read_baselines
 
 GOOD = {"version": 1, "data_manifest": "a" * 64, "metric": "m", "values": {"mean": 0.5}, "attainable": {"oracle": 0.1}}
 TEXT = json.dumps(GOOD)
@@ -27,7 +27,7 @@ DAMAGED = {
 def test_damaged_baselines_are_said(tmp_path: Path, name: str) -> None:
     (tmp_path / BASELINES_NAME).write_text(DAMAGED[name])
     assert read_baselines(tmp_path, "a" * 64) == ({}, {})
-    problem = baselines_problem(tmp_path, "a" * 64)
+    problem = find_baselines_problem(tmp_path, "a" * 64)
     assert problem is not None
     assert BASELINES_NAME in problem
     assert "\n" not in problem
@@ -37,4 +37,4 @@ def test_damaged_baselines_are_said(tmp_path: Path, name: str) -> None:
 def test_sound_baselines_have_no_problem(tmp_path: Path) -> None:
     (tmp_path / BASELINES_NAME).write_text(TEXT)
     assert read_baselines(tmp_path, "a" * 64) == ({"mean": 0.5}, {"oracle": 0.1})
-    assert baselines_problem(tmp_path, "a" * 64) is None
+    assert find_baselines_problem(tmp_path, "a" * 64) is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.sampling import check_batch, draws, epoch_order, eval_batches, steps_per_epoch, train_batches
+from suite.data.sampling import check_batch, compute_epoch_order, draws, eval_batches, steps_per_epoch, train_batches
 from suite.errors import InputError
 
 
@@ -31,9 +31,9 @@ def test_evaluation_meets_every_sample_exactly_once(n: int, batch: int, size: in
 
 
 def test_epochs_and_seeds_give_different_orders_and_the_same_one_twice() -> None:
-    orders = [tuple(epoch_order(50, seed=s, epoch=e)) for s in (1, 2) for e in (1, 2)]
+    orders = [tuple(compute_epoch_order(50, seed=s, epoch=e)) for s in (1, 2) for e in (1, 2)]
     assert len(set(orders)) == 4
-    assert tuple(epoch_order(50, seed=1, epoch=1)) == orders[0]
+    assert tuple(compute_epoch_order(50, seed=1, epoch=1)) == orders[0]
 
 
 def test_a_resumed_epoch_continues_with_the_same_batches() -> None:

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from suite.data.columns import page_runs
 from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
-from suite.data.shards import Compression, ShardReader, bytes_read, shard_entry, shard_path, write_shard
+from suite.data.shards import Compression, ShardReader, count_read_bytes, shard_entry, shard_path, write_shard
 from suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
@@ -64,11 +64,11 @@ def test_parts_of_samples_are_those_of_the_whole_and_count_what_is_touched(root:
     reader, chosen = ShardReader(root, "train"), [12, 0, 7]
     whole = reader.read(chosen)["x"]
     wanted = [np.array([1]), np.array([7, 0, 3]), np.arange(2, 4)]
-    before = bytes_read()
+    before = count_read_bytes()
     parts = reader.read_parts("x", chosen, [wanted] * 3)
     for part, sample in zip(parts, whole, strict=True):
         np.testing.assert_array_equal(part, sample[1:2][:, [7, 0, 3]][:, :, 2:4])
-    assert bytes_read() - before == (sum(part.nbytes for part in parts) if "none" in root.name else whole.nbytes)
+    assert count_read_bytes() - before == (sum(part.nbytes for part in parts) if "none" in root.name else whole.nbytes)
     with pytest.raises(IndexError, match="expected one or more of"):
         reader.read_parts("x", [99], [wanted])
 

@@ -19,7 +19,7 @@ from msgspec import structs
 from suite.data import node_folder
 from suite.data.manifest import Manifest, ShardEntry, verify, write_manifest
 from suite.data.shards import shard_path, write_shard
-from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, stage, staged_root, turns
+from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, find_staged_root, stage, turns
 from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.warm import warm_python
@@ -246,7 +246,7 @@ def test_what_another_user_put_where_everybody_may_write_is_refused(source: Path
     public.chmod(0o1777)
     elsewhere.mkdir()
     way = planted.endswith("on the way")
-    target = staged_root(public / "stage" if way else public, _manifest(source), "n")
+    target = find_staged_root(public / "stage" if way else public, _manifest(source), "n")
     place = target.parent if way else target
     if planted.startswith("link"):
         place.symlink_to(tmp_path / "nowhere" if planted == "link to nothing" else elsewhere)
@@ -280,7 +280,7 @@ def test_a_place_where_everybody_may_rename_is_refused(source: Path, tmp_path: P
     public.chmod(0o777)
     with pytest.raises(InputError, match=f"^{public}: everybody may write here and rename"):
         stage(source, public, World.create())
-    own = staged_root(tmp_path, _manifest(source), "n")
+    own = find_staged_root(tmp_path, _manifest(source), "n")
     own.mkdir()
     own.chmod(0o777)
     with pytest.raises(InputError, match=f"^{own}: everybody may write into this folder"):

@@ -63,7 +63,7 @@ def living(tmp_path: Path) -> list[str]:
 
 
 def test_worker_command_is_the_documented_one() -> None:
-    command = local.worker_command(
+    command = local.make_worker_command(
         "cosmoflow", config="mini", run=Path("r"), trial=3, seed=7, overrides=["max_epochs=2"], resume=True, python="py"
     )
     assert " ".join(command) == (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.goodput_rates import TRUTHS, look
-from suite.log.checkpoint_interval import daly_s, expected_ratio, find_advice, learned_mtbf_s, young_s
+from suite.log.checkpoint_interval import daly_s, estimate_mtbf_s, expected_ratio, find_advice, young_s
 from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -235,10 +235,10 @@ def test_the_expected_ratio_is_best_near_dalys_interval() -> None:
 
 
 def test_the_learned_time_between_failures_has_an_interval() -> None:
-    mean, low, high = learned_mtbf_s(36_000, 4)
+    mean, low, high = estimate_mtbf_s(36_000, 4)
     assert mean == 9_000
     assert low < mean < high
-    mean, low, high = learned_mtbf_s(36_000, 0)
+    mean, low, high = estimate_mtbf_s(36_000, 0)
     assert (mean, high) == (math.inf, math.inf)
     assert 10_000 < low < 20_000
 

@@ -16,9 +16,9 @@ from suite.machine.probes.cpu_time import (
     PROC_STAT,
     TICKS,
     NodeUse,
+    compute_use,
     read_node_times,
     read_own_s,
-    work_out_use,
 )
 from tests.fixtures.zoo import Machine, every_machine, machine
 
@@ -57,7 +57,7 @@ def used(root: Path, own_s: float, busy: dict[int, float], stolen: float = 0.0) 
     lay_times(root, cpus, {})
     begin = read_node_times(root)
     lay_times(root, cpus, busy, stolen=stolen)
-    return work_out_use(begin, read_node_times(root), allowed.cpus, own_s, allowed.cores)
+    return compute_use(begin, read_node_times(root), allowed.cpus, own_s, allowed.cores)
 
 
 @every_machine
@@ -75,7 +75,7 @@ def test_only_the_cpus_that_the_job_may_use_count(machine: Machine, zoo_root: Pa
 def test_a_machine_that_counts_nothing_says_so(machine: Machine, zoo_root: Path) -> None:
     begin = read_node_times(zoo_root)
     allowed = read_allowance(zoo_root)
-    found = work_out_use(begin, read_node_times(zoo_root), allowed.cpus, 30.0, allowed.cores)
+    found = compute_use(begin, read_node_times(zoo_root), allowed.cpus, 30.0, allowed.cores)
     assert (found.other_s, found.source) == (0.0, None)
     assert found.absent is not None
 
@@ -88,7 +88,7 @@ def test_in_a_container_whose_proc_stat_is_empty_its_group_counts(tmp_path: Path
     write(root, usage, "5000000000000\n")
     begin = read_node_times(root)
     write(root, usage, "5020000000000\n")
-    found = work_out_use(begin, read_node_times(root), frozenset(range(64)), 12.0, 6)
+    found = compute_use(begin, read_node_times(root), frozenset(range(64)), 12.0, 6)
     assert (found.source, found.cpus, found.own_s, found.other_s) == (CONTROL_GROUP, 6, 12.0, pytest.approx(8.0))
 
 
@@ -100,7 +100,7 @@ def test_the_widest_group_of_version_2_counts(tmp_path: Path) -> None:
         write(root, f"{job}/cpu.stat", f"usage_usec {usage}\nuser_usec 1\n")
         write(root, f"{job}/step_0/cpu.stat", f"usage_usec {usage // 2}\n")
         begin = begin or read_node_times(root)
-    found = work_out_use(begin, read_node_times(root), frozenset({16, 17, 18, 19}), 30.0, 4)  # type: ignore[arg-type]
+    found = compute_use(begin, read_node_times(root), frozenset({16, 17, 18, 19}), 30.0, 4)  # type: ignore[arg-type]
     assert (found.source, found.other_s) == (CONTROL_GROUP, pytest.approx(10.0))
 
 
@@ -109,14 +109,14 @@ def test_times_of_other_cpus_than_the_kernel_lists_are_not_taken(tmp_path: Path)
     lay_times(tmp_path, range(4), {})
     begin = read_node_times(tmp_path)
     lay_times(tmp_path, range(4), dict.fromkeys(range(4), 10.0))
-    assert work_out_use(begin, read_node_times(tmp_path), frozenset({16, 17}), 1.0, 2).absent
+    assert compute_use(begin, read_node_times(tmp_path), frozenset({16, 17}), 1.0, 2).absent
 
 
 def test_counts_that_went_back_are_no_negative_time(tmp_path: Path) -> None:
     lay_times(tmp_path, [0], {0: 9.0}, stolen=3.0)
     begin = read_node_times(tmp_path)
     lay_times(tmp_path, [0], {}, stolen=1.0)
-    found = work_out_use(begin, read_node_times(tmp_path), frozenset({0}), 0.5, 1)
+    found = compute_use(begin, read_node_times(tmp_path), frozenset({0}), 0.5, 1)
     assert (found.other_s, found.stolen_s) == (0.0, 0.0)
 
 
@@ -160,13 +160,13 @@ def test_a_process_that_the_kernel_tells_nothing_of_used_nothing(tmp_path: Path)
 MEASURED = """
 import sys, time
 from pathlib import Path
-from suite.machine.probes.cpu_time import read_node_times, read_own_s, work_out_use
+from suite.machine.probes.cpu_time import read_node_times, read_own_s, compute_use
 root, cpu = Path("/"), int(sys.argv[1])
 begin, own = read_node_times(root), read_own_s(root)
 sys.stdout.write("begun\\n"); sys.stdout.flush()
 spent = time.process_time() + 0.4
 while time.process_time() < spent: pass
-use = work_out_use(begin, read_node_times(root), {cpu}, read_own_s(root) - own, 1)
+use = compute_use(begin, read_node_times(root), {cpu}, read_own_s(root) - own, 1)
 print(use.own_s, use.other_s, use.source)
 """
 

@@ -11,7 +11,7 @@ from suite.config import RunConfig, load_config
 from suite.descriptor import descriptor
 from suite.machine.choice import layout
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.layout import LAYOUTS, pointwise_convolutions
+from suite.machine.choice.layout import LAYOUTS, list_pointwise_convolutions
 from suite.machine.choice.store import Store
 from suite.workload import Workload, load_workload
 from suite.world import World
@@ -50,7 +50,7 @@ def test_measuring_leaves_the_model_and_random_states_as_they_were(name: str) ->
     assert choice.seconds.keys() == OF[name]
     chosen = LAYOUTS[choice.value]
     assert (model.channels_last, torch._C._get_mkldnn_enabled()) == chosen[:2]
-    dilations = {each.dilation for each in pointwise_convolutions(model)}
+    dilations = {each.dilation for each in list_pointwise_convolutions(model)}
     assert dilations == (set() if name == "cosmoflow" else {(2, 2) if chosen.pointwise else (1, 1)})
 
 

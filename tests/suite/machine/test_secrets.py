@@ -1,7 +1,5 @@
 """Secrets are recognised by name, place, form and by how random they look; words, paths and numbers are left."""
 
-
-
 from __future__ import annotations
 
 import json
@@ -15,7 +13,7 @@ import suite
 from suite import REDACTED
 from suite.machine import secrets
 from suite.machine.probes.collect import SLURM, TUNING, collect_facts
-from suite.machine.secrets import looks_random, redact_random, redact_secrets, redact_variable
+from suite.machine.secrets import has_random_word, redact_random, redact_secrets, redact_variable
 
 SECRETS = {
     "NCCL_AUTH_TOKEN": "abc",
@@ -69,7 +67,7 @@ def test_changes_keep_their_checksums_and_lose_their_keys() -> None:
     assert "0a1b2c3d4e5f" in redacted
     assert "q8Zr2LmX0vTn5KbYw3Hd7Js" not in redacted
     assert "suite.training.statement" in redacted
-    assert not looks_random("workloads/moe_lm/config/smoke.yaml and CosmoFlowConfig2 of mlperf_hpc_results_v3")
+    assert not has_random_word("workloads/moe_lm/config/smoke.yaml and CosmoFlowConfig2 of mlperf_hpc_results_v3")
 
 
 # The word SECRET in each line stands for the secret.

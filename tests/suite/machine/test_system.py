@@ -13,11 +13,11 @@ from suite.machine.system import (
     REQUIRED,
     System,
     describe_system,
+    describe_system_of,
     differences,
+    make_system_description,
     read_description,
     read_nodes,
-    system_description,
-    system_of,
 )
 
 FILE = """
@@ -40,7 +40,7 @@ def here() -> Facts:
 
 
 def test_every_field_is_there_and_none_is_empty(here: Facts) -> None:
-    text = system_description(
+    text = make_system_description(
         describe_system([here]),
         submitter="ACME",
         division="closed",
@@ -58,7 +58,7 @@ def test_every_field_is_there_and_none_is_empty(here: Facts) -> None:
 
 
 def test_nothing_known_is_unknown_in_every_field() -> None:
-    text = system_description(System(), submitter="A", division="open", status="preview", nodes=1)
+    text = make_system_description(System(), submitter="A", division="open", status="preview", nodes=1)
     assert {key for key, value in text.items() if value != "unknown"} == {
         "submitter",
         "division",
@@ -70,7 +70,7 @@ def test_nothing_known_is_unknown_in_every_field() -> None:
 def test_the_official_checker_accepts_it(here: Facts, tmp_path: Path) -> None:
     checker = pytest.importorskip("mlperf_logging.system_desc_checker.system_desc_checker")
     path = tmp_path / "system.json"
-    text = system_description(describe_system([here]), submitter="A", division="closed", status="onprem", nodes=1)
+    text = make_system_description(describe_system([here]), submitter="A", division="closed", status="onprem", nodes=1)
     path.write_text(json.dumps(text))
     valid, name, *_ = checker.check_system_desc(str(path), "hpc", "3.0.0")
     assert valid
@@ -82,7 +82,7 @@ def test_a_system_file_wins_over_the_facts_and_its_launcher_block_is_not_ours(he
     path.write_text(FILE)
     system = describe_system([here], read_description(path))
     assert (system.system_name, system.cooling, system.memory_per_node_gib) == ("Big Iron", "liquid", 512)
-    assert system.processor_model == system_of(here).processor_model
+    assert system.processor_model == describe_system_of(here).processor_model
     assert system.software["cuda"] == "12.4"
     assert system.software["python"] == here.software.python
 

@@ -20,7 +20,7 @@ from suite.machine.probes.allowance import read_allowance, usable
 from suite.machine.probes.collect import collect_facts
 from suite.machine.probes.processor import list_data_caches
 from suite.machine.probes.root import VARIABLE, machine_root
-from suite.machine.system import System, describe_system, system_description, system_of
+from suite.machine.system import System, describe_system, describe_system_of, make_system_description
 from suite.performance.ceilings.sizes import SweepPlan, plan_sweep
 from suite.training.devices import threads_per_rank
 from tests.fixtures.zoo import GIB, Machine, every_machine, machine, machines
@@ -52,7 +52,7 @@ def test_facts_and_system_description(machine: Machine, zoo_root: Path, tmp_path
         part: Any = found.software if name == "container" else found if name == "product" else found.cpu
         told = getattr(part, {"numa": "numa_nodes", "mhz": "max_frequency_mhz"}.get(name, name))
         assert (list(told) if isinstance(told, tuple) else told) == value, name
-    system = system_of(found)
+    system = describe_system_of(found)
     assert system.processor_caches == machine.expected["caches"]
     assert system.threads_per_node == machine.expected["facts"]["threads"]
     assert found.limits.memory_gib == machine.expected["limit_gib"]
@@ -162,9 +162,9 @@ def test_a_root_that_is_no_folder_is_the_users_mistake(tmp_path: Path) -> None:
 def test_results_of_a_simulated_machine_say_so_whatever_the_system_file_says(tmp_path: Path) -> None:
     facts = collect_facts({VARIABLE: str(machine("grace").lay_out(tmp_path))})
     system = describe_system([facts], System(system_name="Alps", hardware_notes="none", processor_model="NVIDIA Grace"))
-    text = json.dumps(system_description(system, submitter="A", division="closed", status="onprem", nodes=1))
+    text = json.dumps(make_system_description(system, submitter="A", division="closed", status="onprem", nodes=1))
     assert json.loads(text)["system_name"] == "simulated machine: Alps"
     assert facts.software.packages, "the software is real"
     real = collect_facts({}, root=Path("/"), run=lambda command: "")
     assert not real.simulated
-    assert "simulated" not in (system_of(real).system_name or "")
+    assert "simulated" not in (describe_system_of(real).system_name or "")

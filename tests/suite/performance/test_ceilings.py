@@ -22,7 +22,7 @@ from suite.commands.machine.ceilings import ceilings
 from suite.machine.probes.allowance import read_allowance
 from suite.machine.probes.processor import CpuCache, list_data_caches
 from suite.performance.ceilings import memory, sizes, storage
-from suite.performance.ceilings.collectives import bus_share, group_sizes
+from suite.performance.ceilings.collectives import compute_bus_share, group_sizes
 from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
 from suite.performance.ceilings.memory import CPU_KERNELS, Kernel
 from suite.performance.ceilings.plateaus import CacheShare, names, plateaus, sweep, with_one_memory
@@ -32,10 +32,10 @@ from suite.performance.ceilings.sizes import (
     SHORTEST,
     SKEW,
     SweepPlan,
+    compute_visiting_order,
+    find_free_bytes,
     fits,
-    free_bytes,
     plan_sweep,
-    visiting_order,
 )
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
@@ -186,8 +186,8 @@ def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
 
 
 def test_memory_that_nobody_knows_is_taken_as_little() -> None:
-    assert free_bytes([None, 8 << 30]) == 1 << 30
-    assert free_bytes([5 << 20, 8 << 30]) == 5 << 20
+    assert find_free_bytes([None, 8 << 30]) == 1 << 30
+    assert find_free_bytes([5 << 20, 8 << 30]) == 5 << 20
     assert fits(100, 2, 800)
     assert not fits(101, 2, 800)
 
@@ -195,7 +195,7 @@ def test_memory_that_nobody_knows_is_taken_as_little() -> None:
 @given(st.integers(8 * KIB, 1 << 34))
 def test_a_sweep_is_visited_from_coarse_to_fine(largest: int) -> None:
     sizes = sweep(8 * KIB, largest, 3, 4096)
-    order = visiting_order(sizes)
+    order = compute_visiting_order(sizes)
     assert sorted(order) == sizes
     ladder = order[: order.index(sizes[-1]) + 1]
     assert ladder == sorted(ladder)
@@ -242,7 +242,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
     allowed = read_allowance(zoo_root)
     caches = list_data_caches(zoo_root, allowed.cpus)
     made = plan_sweep(
-        caches, allowed.cpus, allowed.cores, 1, free_bytes([allowed.memory_free]), QUICK.points_per_octave
+        caches, allowed.cpus, allowed.cores, 1, find_free_bytes([allowed.memory_free]), QUICK.points_per_octave
     )
     assert isinstance(made, SweepPlan)
     team = ModelledTeam(made.threads, made.buffer_bytes, machine=machine, rate=rate, start_s=60e-6)
@@ -271,8 +271,8 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
 
 
 def test_bytes_of_collectives_are_those_a_rank_must_send() -> None:
-    assert bus_share("all_reduce", 2) == 1.0
-    assert bus_share("all_to_all", 4) == 0.75
+    assert compute_bus_share("all_reduce", 2) == 1.0
+    assert compute_bus_share("all_to_all", 4) == 0.75
     assert (group_sizes(2), group_sizes(6), group_sizes(8)) == ([2], [2, 4, 6], [2, 4, 8])
 
 
@@ -295,7 +295,7 @@ def test_storage_is_read_cold_or_said_not_to_be(tmp_path: Path) -> None:
 def test_the_page_cache_is_looked_into(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(1 << 20))
-    assert storage.resident_share(path) == 1.0
+    assert storage.measure_resident_share(path) == 1.0
 
 
 def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from suite.performance.cost_model import (
     all_gather,
     all_reduce,
     best_r,
-    einsum_flops,
+    compute_einsum_flops,
+    compute_traffic_bytes,
     layer_s,
-    linear_all_to_all,
-    pipelined_s,
+    predict_linear_all_to_all,
+    predict_pipelined_s,
+    predict_two_level_all_to_all,
     ranked,
-    traffic_bytes,
-    two_level_all_to_all,
     valid_r,
 )
 
@@ -52,30 +52,31 @@ def test_pipelining_equals_the_simulation(
 ) -> None:
     transfer = Transfer(latency_s, streaming_s)
     expected = simulate(compute_s, transfer, degree, loss)
-    assert pipelined_s(compute_s, transfer, degree, split_loss=loss) == pytest.approx(expected, rel=1e-12)
+    assert predict_pipelined_s(compute_s, transfer, degree, split_loss=loss) == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_overlap_the_parts_add_up() -> None:
-    assert pipelined_s(3.0, Transfer(0.5, 1.0), 1) == pytest.approx(6.0)
+    assert predict_pipelined_s(3.0, Transfer(0.5, 1.0), 1) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize(("ranks", "paper_ms", "error"), [(16, 189.1, 0.02), (64, 323.8, 0.02), (256, 491.3, 0.085)])
 def test_table_2_all_to_all(ranks: int, paper_ms: float, error: float) -> None:
-    transfer = linear_all_to_all(AZURE_NDV4, ranks, TABLE_2.dispatch_bytes)
+    transfer = predict_linear_all_to_all(AZURE_NDV4, ranks, TABLE_2.dispatch_bytes)
     assert 4e3 * transfer.total_s == pytest.approx(paper_ms, rel=error)
 
 
 def test_2dh_at_2048_ranks_and_small_messages() -> None:
     """Up to 20.7x in the paper: with equal costs per message the gain is bounded by about m = 8, so the protocol changed."""
-    linear = linear_all_to_all(AZURE_NDV4, 2048, MIB).total_s
-    assert linear / two_level_all_to_all(AZURE_NDV4, 2048, MIB).total_s == pytest.approx(7.9, abs=0.1)
+    linear = predict_linear_all_to_all(AZURE_NDV4, 2048, MIB).total_s
+    assert linear / predict_two_level_all_to_all(AZURE_NDV4, 2048, MIB).total_s == pytest.approx(7.9, abs=0.1)
     quick = replace(AZURE_NDV4, two_level_latency_s=9.5e-6)
-    assert linear / two_level_all_to_all(quick, 2048, MIB).total_s == pytest.approx(20.7, rel=0.05)
+    assert linear / predict_two_level_all_to_all(quick, 2048, MIB).total_s == pytest.approx(20.7, rel=0.05)
 
 
 def test_2dh_loses_at_few_ranks_and_large_messages() -> None:
     gain = {
-        n: linear_all_to_all(AZURE_NDV4, n, 256 * MIB).total_s / two_level_all_to_all(AZURE_NDV4, n, 256 * MIB).total_s
+        n: predict_linear_all_to_all(AZURE_NDV4, n, 256 * MIB).total_s
+        / predict_two_level_all_to_all(AZURE_NDV4, n, 256 * MIB).total_s
         for n in (16, 64, 256)
     }
     assert gain[16] == pytest.approx(0.75, abs=0.02)
@@ -86,23 +87,28 @@ def test_2dh_loses_at_few_ranks_and_large_messages() -> None:
 def test_2dh_on_the_layer_at_2048_ranks() -> None:
     """Paper 4.25x."""
     compute = 3 * LAYER.forward_flops / FFN_FLOPS
-    linear = compute + 4 * linear_all_to_all(AZURE_NDV4, 2048, LAYER.dispatch_bytes).total_s
-    two_level = compute + 4 * two_level_all_to_all(AZURE_NDV4, 2048, LAYER.dispatch_bytes).total_s
+    linear = compute + 4 * predict_linear_all_to_all(AZURE_NDV4, 2048, LAYER.dispatch_bytes).total_s
+    two_level = compute + 4 * predict_two_level_all_to_all(AZURE_NDV4, 2048, LAYER.dispatch_bytes).total_s
     assert linear / two_level == pytest.approx(4.25, rel=0.06)
 
 
 def test_sparse_encode_and_decode_at_16_ranks() -> None:
     """Paper 3.52x."""
-    rest = 3 * LAYER.forward_flops / FFN_FLOPS + 4 * linear_all_to_all(AZURE_NDV4, 16, LAYER.dispatch_bytes).total_s
-    masks = einsum_flops(LAYER.tokens, LAYER.width, LAYER.top_k) / EINSUM_FLOPS
+    rest = (
+        3 * LAYER.forward_flops / FFN_FLOPS
+        + 4 * predict_linear_all_to_all(AZURE_NDV4, 16, LAYER.dispatch_bytes).total_s
+    )
+    masks = compute_einsum_flops(LAYER.tokens, LAYER.width, LAYER.top_k) / EINSUM_FLOPS
     assert (rest + masks) / rest == pytest.approx(3.52, rel=0.03)
 
 
 def test_pipelining_at_16_ranks() -> None:
     """Paper 1.43x; degrees above 8 never pay."""
-    transfer = linear_all_to_all(AZURE_NDV4, 16, LAYER.dispatch_bytes)
+    transfer = predict_linear_all_to_all(AZURE_NDV4, 16, LAYER.dispatch_bytes)
     compute = LAYER.forward_flops / FFN_FLOPS
-    gain = {d: pipelined_s(compute, transfer, 1) / pipelined_s(compute, transfer, d) for d in (2, 4, 8, 16)}
+    gain = {
+        d: predict_pipelined_s(compute, transfer, 1) / predict_pipelined_s(compute, transfer, d) for d in (2, 4, 8, 16)
+    }
     assert gain[2] == pytest.approx(1.43, rel=0.04)
     assert gain[2] > gain[4] > gain[8] > gain[16]
 
@@ -120,8 +126,8 @@ def test_the_parallelism_of_the_large_model(load: int, r: int) -> None:
 
 def test_full_slicing_gathers_no_weights_and_r_zero_moves_no_token() -> None:
     shape = LayerShape(100, 8, 16, 2, 1)
-    assert traffic_bytes(shape, 8, 4) == 4 * 4 * shape.dispatch_bytes
-    assert traffic_bytes(shape, 8, 0) == traffic_bytes(replace(shape, tokens=10**6), 8, 0)
+    assert compute_traffic_bytes(shape, 8, 4) == 4 * 4 * shape.dispatch_bytes
+    assert compute_traffic_bytes(shape, 8, 0) == compute_traffic_bytes(replace(shape, tokens=10**6), 8, 0)
     assert valid_r(2, 8) == (0, 1, 2, 4)
     assert valid_r(16, 8) == (0, 1)
 
@@ -129,7 +135,10 @@ def test_full_slicing_gathers_no_weights_and_r_zero_moves_no_token() -> None:
 def test_one_node_has_no_second_level() -> None:
     """Inside a node the linear form wins at every size: 2DH only adds copies."""
     for size in (1e3, 1e6, 1e9):
-        assert linear_all_to_all(AZURE_NDV4, 8, size).total_s < two_level_all_to_all(AZURE_NDV4, 8, size).total_s
+        assert (
+            predict_linear_all_to_all(AZURE_NDV4, 8, size).total_s
+            < predict_two_level_all_to_all(AZURE_NDV4, 8, size).total_s
+        )
 
 
 def test_rings() -> None:

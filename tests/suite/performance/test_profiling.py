@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
 from suite.commands.machine.profile import lines_of, profile
-from suite.performance.profiling import _layers_named, _Session, layer_times
+from suite.performance.profiling import _layers_named, _Session, measure_layer_times
 from suite.training.counts.flops import count
 from suite.training.state import TrainingState
 from suite.training.timing import PhaseTimer, device_clock
@@ -52,7 +52,8 @@ def test_backward_time_is_charged_to_the_layer_of_the_forward_operator() -> None
         for _ in range(2):
             model(x).sum().backward()
     layers = {
-        layer.path: layer for layer in layer_times(trace, model, count(lambda: model(x), model), 2, on_device=False)
+        layer.path: layer
+        for layer in measure_layer_times(trace, model, count(lambda: model(x), model), 2, on_device=False)
     }
     assert list(layers) == ["(model)", "0", "1", "1.0", "1.1"]
     assert layers["1.0"].backward_s > 0.02

@@ -11,7 +11,7 @@ import pytest
 
 from suite.config import Watching
 from suite.training import startup
-from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, watched_start
+from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, watch_start
 
 
 @pytest.fixture(autouse=True)
@@ -45,5 +45,5 @@ def test_before_training_a_signal_interrupts_at_once() -> None:
 def test_a_start_is_watched_where_stderr_has_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is in a notebook."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with watched_start(Watching(silence_s=60.0)):
+    with watch_start(Watching(silence_s=60.0)):
         pass

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import torch
 import torch.distributed as dist
-from suite.training.startup import leave_compiler_unloaded
+from suite.training.startup import keep_compiler_unloaded
 
-leave_compiler_unloaded()
+keep_compiler_unloaded()
 stand_in = sys.modules["torch._dynamo"]
 with tempfile.TemporaryDirectory() as folder:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
@@ -42,7 +42,7 @@ assert sys.modules["torch._dynamo"] is torch._dynamo is not stand_in
 assert torch._dynamo.utils.get_optimize_ddp_mode() == stand_in.utils.get_optimize_ddp_mode()
 assert stand_in.explain is torch._dynamo.explain and stand_in.utils.counters is torch._dynamo.utils.counters
 real = torch._dynamo
-leave_compiler_unloaded()
+keep_compiler_unloaded()
 assert sys.modules["torch._dynamo"] is real
 optimizers[0].zero_grad()
 print("done")

@@ -28,8 +28,8 @@ ORPHAN = """
 import subprocess, sys, time
 child = '''
 import sys, time
-from suite.training.startup import ended_with_launcher
-with ended_with_launcher():
+from suite.training.startup import end_with_launcher
+with end_with_launcher():
     print("starting", flush=True)
     time.sleep(float(sys.argv[1]))
 print("connected", flush=True)

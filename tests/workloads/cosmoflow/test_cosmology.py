@@ -33,7 +33,7 @@ def test_growth(z: float, expected: float) -> None:
 
 def test_growth_is_the_scale_factor_in_an_einstein_de_sitter_universe() -> None:
     assert cosmology.growth(0.25, 1.0) == pytest.approx(0.25, rel=1e-12)
-    assert cosmology.second_order_growth(0.25, 1.0) == pytest.approx(-3 / 7 / 16, rel=1e-12)
+    assert cosmology.compute_second_order_growth(0.25, 1.0) == pytest.approx(-3 / 7 / 16, rel=1e-12)
 
 
 def test_targets_span_thirty_percent_around_the_fiducial_universe() -> None:
@@ -44,7 +44,7 @@ def test_targets_span_thirty_percent_around_the_fiducial_universe() -> None:
 def test_density_has_the_variance_of_its_spectrum() -> None:
     n, box = 32, 256.0
     noise = np.random.default_rng(0).standard_normal((n, n, n), dtype=np.float32)
-    density = np.fft.irfftn(cosmology.linear_modes(noise, FIDUCIAL, box), s=(n,) * 3, axes=(0, 1, 2))
+    density = np.fft.irfftn(cosmology.compute_linear_modes(noise, FIDUCIAL, box), s=(n,) * 3, axes=(0, 1, 2))
     wave = 2 * np.pi / box * np.sqrt(sum(np.meshgrid(*(np.fft.fftfreq(n) * n,) * 3)[i] ** 2 for i in range(3))).ravel()
     expected = cosmology.power(wave[1:], FIDUCIAL).sum() / box**3
     assert density.var() == pytest.approx(expected, rel=0.1)
@@ -67,7 +67,7 @@ def test_second_order_has_the_sign_and_size_of_spherical_collapse(amplitude: flo
 
     delta = 3 * amplitude
     assert stretch(first) == pytest.approx(-delta / 3, rel=1e-3)
-    d2 = cosmology.second_order_growth(1.0, 1.0)
+    d2 = cosmology.compute_second_order_growth(1.0, 1.0)
     assert d2 * stretch(second) == pytest.approx(-(delta**2) / 21, rel=1e-2)
     side = 1 + stretch(first) + d2 * stretch(second)
     assert side**-3 == pytest.approx(1 + delta + 17 / 21 * delta**2, abs=abs(delta) ** 3)
@@ -93,7 +93,7 @@ def test_mesh_force_on_a_small_wave_is_its_displacement() -> None:
     n = 32
     first, _ = cosmology.displacements(np.fft.rfftn(three_waves(0.02, n)).astype(np.complex64))
     start = np.stack(np.meshgrid(*(np.arange(n, dtype=np.float32) + np.float32(0.5),) * 3, indexing="ij"))
-    force = cosmology.mesh_force(start + first)
+    force = cosmology.compute_mesh_force(start + first)
     assert np.sum(force * first) / np.sum(first * first) == pytest.approx(1, abs=0.05)
     assert np.corrcoef(force.ravel(), first.ravel())[0, 1] > 0.99
 

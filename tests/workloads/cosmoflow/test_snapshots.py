@@ -11,7 +11,7 @@ import pytest
 from suite.data.manifest import read_manifest
 from suite.world import World
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import baselines, features, moment_count
+from workloads.cosmoflow.baselines import baselines, count_moments, features
 from workloads.cosmoflow.config import TARGETS
 from workloads.cosmoflow.snapshots import COUPLINGS, DENSE, THIN, WEAKEST, Snapshots, universe
 
@@ -50,7 +50,7 @@ def test_a_snapshot_follows_its_pair_as_often_as_its_coupling_says(universes: tu
 def test_swapping_thin_and_dense_swaps_the_couplings_and_no_spectrum(universes: tuple[np.ndarray, np.ndarray]) -> None:
     x = universes[0][:8]
     here, there = features(x), features((THIN + DENSE - x).astype(np.int16))
-    first, pairs = moment_count(4), len(list(combinations(range(4), 2)))
+    first, pairs = count_moments(4), len(list(combinations(range(4), 2)))
     shells = (here.shape[1] - first - 4) // (2 * (4 + pairs))
     logs = slice(
         first + shells * (4 + pairs), -4

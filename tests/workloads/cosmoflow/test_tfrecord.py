@@ -12,7 +12,7 @@ import pytest
 
 from suite.errors import InputError
 from tests.fixtures.export_cosmoflow import encode_example, write_tfrecord
-from workloads.cosmoflow.tfrecord import decode_example, masked_crc32c, read_tfrecord
+from workloads.cosmoflow.tfrecord import compute_masked_crc32c, decode_example, read_tfrecord
 
 X = np.arange(-4, 4, dtype=np.int16).repeat(4).reshape(2, 2, 2, 4)
 Y = np.array([0.5, -0.25, 1.0, -1.0], dtype=np.float32)
@@ -26,7 +26,7 @@ def sample(side: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_masked_crc_of_the_crc32c_check_value() -> None:
     """CRC-32C of "123456789" is e3069283 (RFC 3720, B.4); TFRecord rotates right by 15 and adds a282ead8."""
     rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF
-    assert masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) % 2**32
+    assert compute_masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) % 2**32
 
 
 def test_golden_example() -> None:

@@ -13,13 +13,13 @@ from msgspec import structs
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
 from suite.data.sampling import draws
-from suite.data.shards import ShardReader, bytes_read
+from suite.data.shards import ShardReader, count_read_bytes
 from suite.errors import InputError
 from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import baselines, features, moment_count
+from workloads.cosmoflow.baselines import baselines, count_moments, features
 from workloads.cosmoflow.config import TARGETS
 from workloads.cosmoflow.cosmology import Simulation, universe
 from workloads.cosmoflow.data import augment
@@ -82,12 +82,12 @@ def test_a_slab_is_cut_out_of_the_whole_sample_and_nothing_else_is_read(tiny_dat
     chosen, size = [3, 0, 4], data.load([0], seed=1, epoch=2)["x"].shape[1]
     whole = data.load(chosen, seed=1, epoch=2)
     for slab in (((0, 1), (0, size), (0, size)), ((2, 5), (1, size), (0, 3)), ((0, size),) * 3):
-        before = bytes_read()
+        before = count_read_bytes()
         part = data.load_slab(chosen, {"x": (*slab, (0, 4))}, seed=1, epoch=2)
         (a, b), (c, d), (e, f) = slab
         assert torch.equal(part["x"], whole["x"][:, a:b, c:d, e:f])
         assert torch.equal(part["y"], whole["y"])
-        assert bytes_read() - before == part["x"].nbytes + part["y"].nbytes
+        assert count_read_bytes() - before == part["x"].nbytes + part["y"].nbytes
 
 
 def test_validation_is_never_augmented(tiny_data: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_one_point_regression_sees_no_neighbours() -> None:
     x = universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
     mixed = np.random.default_rng(0).permutation(x.reshape(1, -1, 4), axis=1).reshape(x.shape)
     first, second = features(x), features(mixed)
-    moments = moment_count(4)
+    moments = count_moments(4)
     np.testing.assert_allclose(first[:, :moments], second[:, :moments], rtol=1e-4)
     assert np.abs(first[:, moments:] - second[:, moments:]).max() > 0.5
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
-from suite.data.shards import ShardReader, bytes_read
+from suite.data.shards import ShardReader, count_read_bytes
 from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
@@ -41,9 +41,9 @@ def test_a_sample_is_the_same_in_any_batch_and_epoch(tiny_data: Path, tiny_confi
 def test_a_slab_is_cut_out_of_the_whole_sample(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:
     data = DeepCam(tiny_config()).dataset("train", tiny_data)
     whole, slab = data.load([3, 0], seed=1, epoch=2), ((4, 16), (0, 9))
-    before = bytes_read()
+    before = count_read_bytes()
     part = data.load_slab([3, 0], {"x": (*slab, (0, 16)), "y": slab}, seed=1, epoch=2)
-    assert bytes_read() - before == part["x"].nbytes + part["y"].nbytes
+    assert count_read_bytes() - before == part["x"].nbytes + part["y"].nbytes
     for name in ("x", "y"):
         assert torch.equal(part[name], whole[name][:, 4:16, 0:9])
     labels_whole = data.load_slab([3, 0], {"x": (*slab, (0, 16))}, seed=1, epoch=2)

@@ -25,7 +25,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.workloads.moe.oracle import dense_layer, queue_lengths, tutel_capacity
-from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
 from workloads.moe.experts import Experts, Weights
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh
@@ -195,7 +195,7 @@ def reference(ranks: int, case: Case, gate_ED: Tensor, weights: Weights, x: list
     x = [part.clone().requires_grad_() for part in x]
     choices = [(part @ gate_ED.t()).topk(case.top_k, dim=1).indices.tolist() for part in x]
     longest = max(max(queue_lengths(rows, case.experts)) for rows in choices)
-    alignment = case.degree * ranks_per_expert(case.experts, ranks)
+    alignment = case.degree * count_ranks_per_expert(case.experts, ranks)
     factor = 1.0 if case.factor is None else case.factor
     total, ys, kept = torch.zeros((), dtype=torch.float64), [], []
     for part, gradient in zip(x, dy, strict=True):

@@ -24,12 +24,12 @@ from suite.training.timing import HostClock
 from tests.fixtures.device_steps import counted_reads
 from workloads.moe import phases
 from workloads.moe.all_to_all import gather_slices
-from workloads.moe.autotune import Autotuner, measure_flops, measure_network, trial_timer
-from workloads.moe.config import MoEConfig, ranks_per_expert, valid_r
+from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import LayerTimer
-from workloads.moe.routes import exchange_counts, known_traffic, shares
+from workloads.moe.routes import compute_known_traffic, exchange_counts, shares
 
 EXPERTS, WIDTH = 2, 8
 
@@ -110,7 +110,7 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     assert isinstance(network, Network)
     tuner = Autotuner(network, measure_flops(layer, 64), shortlist=2)
     before = layer.execution
-    measure = trial_timer(layer, x, repeats=1)
+    measure = make_trial_timer(layer, x, repeats=1)
     decision = tuner.decide(layer, 64, 64, measure)
     assert layer.execution == before
     assert layer.load.read().rows == 0.0
@@ -195,14 +195,14 @@ def ranks_launch_transfers_in_one_order(mesh: ExpertMesh) -> None:
 def a_known_traffic_is_the_exchanged_one(mesh: ExpertMesh) -> None:
     """What follows from the capacities equals what ranks would tell each other."""
     for experts, capacity in product((1, 2, 8), (0, 13)):
-        sharers = ranks_per_expert(experts, mesh.size)
+        sharers = count_ranks_per_expert(experts, mesh.size)
         capacity_W = torch.tensor([capacity + 3 * rank for rank in range(mesh.size)])
         for r, degree, algorithm in product(valid_r(experts, mesh.size)[1:], (1, 3), ("linear", "2dh")):
             mine_E = torch.full((experts,), int(capacity_W[mesh.rank]))
             _, counts_JWL = shares(mine_E, mesh.size, sharers, r, degree)
             told = exchange_counts(mesh, counts_JWL, algorithm)
             form = (experts, sharers, r, degree, algorithm, torch.device("cpu"))
-            known = known_traffic(mesh, capacity_W, *form)
+            known = compute_known_traffic(mesh, capacity_W, *form)
             for one, other in ((told.sent, known.sent), (told.received, known.received), (told.passed, known.passed)):
                 assert (one is None) == (other is None)
                 assert one is None or torch.equal(one.host, other.host)

@@ -13,7 +13,14 @@ from suite.machine.choice.chooser import Chooser
 from suite.machine.choice.store import Store
 from suite.world import World
 from workloads.moe import experts
-from workloads.moe.backend_selection import ExpertShape, _inputs, choose_backend, decide, even_rows, uneven_rows
+from workloads.moe.backend_selection import (
+    ExpertShape,
+    _inputs,
+    choose_backend,
+    decide,
+    make_even_rows,
+    make_uneven_rows,
+)
 from workloads.moe.config import MoEConfig
 from workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
 
@@ -100,7 +107,7 @@ def test_no_other_text_is_a_choice(text: str) -> None:
 @pytest.mark.parametrize("text", ["loop", "onednn", "grouped_mm, bmm to 1.25"])
 def test_a_choice_computes_what_the_loop_does(text: str) -> None:
     rows, weights = _inputs(SHAPE, CPU)
-    for rows_E in (even_rows(96, 4), uneven_rows(96, 4), torch.tensor([96, 0, 0, 0])):
+    for rows_E in (make_even_rows(96, 4), make_uneven_rows(96, 4), torch.tensor([96, 0, 0, 0])):
         chosen = SelectedBackend.parse(text)
         assert chosen is not None
         found, wanted = (run_experts(rows, rows_E, weights, "gelu", each) for each in (chosen, "loop"))
@@ -109,18 +116,18 @@ def test_a_choice_computes_what_the_loop_does(text: str) -> None:
 
 def test_a_choice_that_cannot_multiply_the_rows_gives_way_to_the_rule() -> None:
     rows, weights = _inputs(replace(SHAPE, dtype=torch.float64), CPU)
-    rows_E = even_rows(96, 4)
+    rows_E = make_even_rows(96, 4)
     found = run_experts(rows, rows_E, weights, "gelu", SelectedBackend("grouped_mm"))
     assert torch.equal(found, run_experts(rows, rows_E, weights, "gelu", "loop"))
 
 
 @pytest.mark.parametrize(("rows", "experts"), [(1, 1), (3, 7), (100, 8), (8192, 64), (5, 64)])
 def test_loads_sum_to_their_rows(rows: int, experts: int) -> None:
-    for load in (even_rows(rows, experts), uneven_rows(rows, experts)):
+    for load in (make_even_rows(rows, experts), make_uneven_rows(rows, experts)):
         assert int(load.sum()) == rows
         assert int(load.min()) >= 0
     if rows >= 8 * experts > 8:
-        assert 1.2 < float(uneven_rows(rows, experts).max()) * experts / rows < 1.6
+        assert 1.2 < float(make_uneven_rows(rows, experts).max()) * experts / rows < 1.6
 
 
 @pytest.mark.parametrize(

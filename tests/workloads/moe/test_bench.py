@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from suite.errors import InputError
 from tests.fixtures.warm import warm_python
 from workloads.commands.moe import moe
-from workloads.moe.bench import Shape, given_experts, grid_sizes
+from workloads.moe.bench import Shape, choose_given_experts, list_grid_sizes
 from workloads.moe.config import MoEConfig
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]
@@ -40,7 +40,10 @@ def test_layer_benchmark(tmp_path: Path) -> None:
     [
         (("--experts", "4", "--top-k", "5"), "top_k 5 is more than the 4 experts"),
         (("--capacity", "1.0"), "capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity"),
-        (("--experts", "4", "--dispatch", "capacity", "--capacity", "5"), "capacity_factor 5 is more than the 4 experts"),
+        (
+            ("--experts", "4", "--dispatch", "capacity", "--capacity", "5"),
+            "capacity_factor 5 is more than the 4 experts",
+        ),
     ],
 )
 def test_the_layer_obeys_the_rules_that_a_run_has(words: tuple[str, ...], expected: str) -> None:
@@ -117,13 +120,13 @@ def test_it_sweeps_ever_larger_grids(tmp_path: Path) -> None:
     [(4, 4, [2, 4]), (6, 2, [2, 4, 6]), (16, 4, [2, 4, 8, 16]), (12, 3, [2, 3, 6, 12]), (2, 1, [2])],
 )
 def test_grids(ranks: int, per_node: int, sizes: list[int]) -> None:
-    assert grid_sizes(ranks, per_node) == sizes
+    assert list_grid_sizes(ranks, per_node) == sizes
 
 
 def test_given_loads() -> None:
     config = MoEConfig(experts=64, top_k=2, hidden=8)
     for load, least, most in (("uniform", 1.0, 1.0), ("skewed", 20.0, 23.0)):
-        chosen = given_experts(Shape(4096, 8, config, load), torch.Generator().manual_seed(0))
+        chosen = choose_given_experts(Shape(4096, 8, config, load), torch.Generator().manual_seed(0))
         counts = torch.bincount(chosen.flatten(), minlength=64)
         assert least <= float(counts.max()) / (4096 * 2 / 64) <= most
         assert (chosen[:, 0] != chosen[:, 1]).all()

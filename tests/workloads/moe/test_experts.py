@@ -7,7 +7,7 @@ import torch
 
 from suite.errors import InputError
 from workloads.moe.config import MoEConfig
-from workloads.moe.experts import Experts, grouped_problem, onednn_problem, run_experts
+from workloads.moe.experts import Experts, explain_grouped_problem, explain_onednn_problem, run_experts
 from workloads.moe.layer import Dispatched, MoELayer
 from workloads.moe.router import Routing
 
@@ -54,9 +54,9 @@ def test_no_rows_at_all() -> None:
 
 
 def test_grouped_mm_says_why_it_cannot() -> None:
-    assert "float64" in str(grouped_problem(torch.zeros(1, 8, dtype=torch.float64), make().weights()))
+    assert "float64" in str(explain_grouped_problem(torch.zeros(1, 8, dtype=torch.float64), make().weights()))
     odd = make(width=6)
-    assert "16 bytes" in str(grouped_problem(torch.zeros(1, 6), odd.weights()))
+    assert "16 bytes" in str(explain_grouped_problem(torch.zeros(1, 6), odd.weights()))
     with pytest.raises(InputError, match="choose loop or bmm"):
         run_experts(torch.zeros(3, 6), torch.ones(3, dtype=torch.int64), odd.weights(), "gelu", "grouped_mm")
 
@@ -65,7 +65,7 @@ def test_onednn_says_why_it_cannot_and_auto_takes_it_where_it_can() -> None:
     rows, counts, experts = torch.randn(6, 8), torch.tensor([2, 2, 2]), make()
     with pytest.raises(InputError, match="float32 on a CPU, not torch.float64 on cpu"):
         run_experts(rows.double(), counts, experts.double().weights(), "gelu", "onednn")
-    wanted = "loop" if onednn_problem(rows) else "onednn"
+    wanted = "loop" if explain_onednn_problem(rows) else "onednn"
     weights = make().weights()
     assert run_experts(rows, counts, weights, "gelu", "auto").equal(run_experts(rows, counts, weights, "gelu", wanted))
 

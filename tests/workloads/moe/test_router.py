@@ -8,7 +8,7 @@ import torch
 from suite.documents import convert
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
-from workloads.moe.router import Router, gshard_loss, importance_load_loss, z_loss
+from workloads.moe.router import Router, compute_gshard_loss, compute_importance_load_loss, compute_z_loss
 
 
 def config(**settings: object) -> MoEConfig:
@@ -50,17 +50,17 @@ def test_cosine_temperature_is_bounded(x_TD: torch.Tensor) -> None:
 
 def test_gshard_loss_is_one_if_balanced_and_e_if_collapsed() -> None:
     even = torch.full((8, 4), 0.25)
-    assert float(gshard_loss(even, torch.arange(8) % 4)) == pytest.approx(1.0)
+    assert float(compute_gshard_loss(even, torch.arange(8) % 4)) == pytest.approx(1.0)
     collapsed = torch.nn.functional.one_hot(torch.zeros(8, dtype=torch.int64), 4).float()
-    assert float(gshard_loss(collapsed, torch.zeros(8, dtype=torch.int64))) == pytest.approx(4.0)
+    assert float(compute_gshard_loss(collapsed, torch.zeros(8, dtype=torch.int64))) == pytest.approx(4.0)
 
 
 def test_importance_and_load_loss_is_zero_if_balanced() -> None:
     logits = torch.eye(4).repeat(4, 1)
-    assert float(importance_load_loss(logits, logits, 1, 0.5)) == pytest.approx(0.0, abs=1e-12)
+    assert float(compute_importance_load_loss(logits, logits, 1, 0.5)) == pytest.approx(0.0, abs=1e-12)
     skewed = logits.clone()
     skewed[:, 0] += 2
-    assert float(importance_load_loss(skewed, skewed, 1, 0.5)) > 0.5
+    assert float(compute_importance_load_loss(skewed, skewed, 1, 0.5)) > 0.5
 
 
 def test_load_is_the_chance_of_being_chosen_under_the_noise() -> None:
@@ -69,11 +69,11 @@ def test_load_is_the_chance_of_being_chosen_under_the_noise() -> None:
     load = torch.tensor([0.5, 0.15865525], dtype=torch.float64)
     importance = logits.softmax(1)[0]
     expected = sum(v.var() / v.mean() ** 2 for v in (load, importance)) / 2
-    assert float(importance_load_loss(logits, logits, 1, 1.0)) == pytest.approx(float(expected), rel=1e-6)
+    assert float(compute_importance_load_loss(logits, logits, 1, 1.0)) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_z_loss_of_uniform_logits() -> None:
-    assert float(z_loss(torch.zeros(5, 8))) == pytest.approx(float(torch.tensor(8.0).log() ** 2))
+    assert float(compute_z_loss(torch.zeros(5, 8))) == pytest.approx(float(torch.tensor(8.0).log() ** 2))
 
 
 def test_the_bias_selects_but_does_not_weigh(x_TD: torch.Tensor) -> None:

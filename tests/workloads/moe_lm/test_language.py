@@ -17,7 +17,7 @@ from workloads.moe_lm import DESCRIPTOR
 from workloads.moe_lm.baselines import baselines, compressed
 from workloads.moe_lm.generate import SIZES, generate
 from workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
-from workloads.moe_lm.ppm import ppm_bits
+from workloads.moe_lm.ppm import compute_ppm_bits
 from workloads.moe_lm.workload import MoELM
 
 MARGIN = 3  # standard errors that a target is better than every baseline
@@ -131,14 +131,14 @@ def test_chances_of_the_byte_models_sum_to_one() -> None:
     chances: dict[str, float] = {}
     for last in range(256):
         rows[-1, -1] = last
-        for name, bits in ppm_bits(lambda: [training], rows, ORDERS).items():
+        for name, bits in compute_ppm_bits(lambda: [training], rows, ORDERS).items():
             chances[name] = chances.get(name, 0.0) + 2 ** -bits[-1, -1]
     assert chances == pytest.approx(dict.fromkeys([*(f"ppm_{order}" for order in ORDERS), "ppm_mixed"], 1.0))
 
 
 def test_the_byte_model_counts_training_and_earlier_rows_as_written_out_by_hand() -> None:
     training, rows = np.frombuffer(b"abac", np.uint8)[None], np.frombuffer(b"abadabaz", np.uint8).reshape(2, 4)
-    bits = ppm_bits(lambda: [training], rows, (1,))["ppm_1"]
+    bits = compute_ppm_bits(lambda: [training], rows, (1,))["ppm_1"]
 
     def chance(hits: int, total: int, distinct: int) -> float:
         return (max(hits - 0.5, 0) + 0.5 * distinct / 256) / total

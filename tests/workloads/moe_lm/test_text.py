@@ -21,8 +21,8 @@ from workloads.moe_lm import DESCRIPTOR, text
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.duplicates import near_copies, shingles
-from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, training_rows, validation_rows
-from workloads.moe_lm.text import Package, corpus, in_validation, read_text
+from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, validation_rows
+from workloads.moe_lm.text import Package, corpus, is_validation, read_text
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
@@ -36,7 +36,7 @@ def prose(begin: int, words: int = 400) -> str:
 def projects(tmp_path: Path) -> Path:
     """A folder of twelve projects, two of them in validation, with two files each and no copy."""
     names = [f"project{number}" for number in range(300)]
-    held, kept = [n for n in names if in_validation(n)][:2], [n for n in names if not in_validation(n)][:10]
+    held, kept = [n for n in names if is_validation(n)][:2], [n for n in names if not is_validation(n)][:10]
     for place, name in enumerate((*held, *kept)):
         (tmp_path / "source" / name).mkdir(parents=True)
         for number in range(2):
@@ -52,7 +52,7 @@ def test_no_project_is_in_both_splits(projects: Path) -> None:
     for folder in projects.iterdir():
         for path in folder.iterdir():
             content = path.read_bytes()
-            held = in_validation(folder.name)
+            held = is_validation(folder.name)
             assert (content in found.validation, content in found.train) == (held, not held)
     assert found.facts["projects"] == {"train": 10, "validation": 2}
     assert found.facts["near_copies"] == 0
@@ -61,7 +61,7 @@ def test_no_project_is_in_both_splits(projects: Path) -> None:
 
 def test_near_copies_are_left_out_of_validation(projects: Path) -> None:
     """A copy with other case, spaces and a changed word in fifty stays where training has it."""
-    held, kept = ([f for f in sorted(projects.iterdir()) if in_validation(f.name) is each] for each in (True, False))
+    held, kept = ([f for f in sorted(projects.iterdir()) if is_validation(f.name) is each] for each in (True, False))
     words = (kept[0] / "0.rst").read_text().upper().split()
     words[::50] = ["another"] * len(words[::50])
     (held[0] / "copy.rst").write_text("\n".join(words))
@@ -91,7 +91,7 @@ def test_the_earlier_of_two_copies_is_kept() -> None:
 
 
 def test_only_text_is_read(projects: Path) -> None:
-    folder = next(each for each in projects.iterdir() if not in_validation(each.name))
+    folder = next(each for each in projects.iterdir() if not is_validation(each.name))
     (folder / "table.csv").write_text("comma")
     (folder / "latin.txt").write_bytes("ä latin".encode("latin-1"))
     (folder / "large.txt").write_bytes(b"large " * 100_000)
@@ -110,7 +110,10 @@ def test_validation_rows_predict_disjoint_bytes() -> None:
 
 
 def test_training_rows_are_the_text() -> None:
-    assert training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [list(range(8)), list(range(8, 16))]
+    assert split_training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [
+        list(range(8)),
+        list(range(8, 16)),
+    ]
 
 
 def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +146,7 @@ def test_a_piece_depends_on_seed_epoch_and_index_alone(
 
 
 def test_the_corpus_has_projects_for_both_splits() -> None:
-    held = [package.project for package in corpus() if in_validation(package.project)]
+    held = [package.project for package in corpus() if is_validation(package.project)]
     assert held == ["mypy", "sphinx"]
     assert len(corpus()) == len({package.file for package in corpus()}) > 15
     for package in corpus():

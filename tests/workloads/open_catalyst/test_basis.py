@@ -13,8 +13,8 @@ from workloads.open_catalyst.basis import (
     Envelope,
     RadialBasis,
     SphericalRadialBasis,
-    angular_basis,
-    bessel_zeros,
+    compute_angular_basis,
+    compute_bessel_zeros,
     normalised_bessel,
 )
 
@@ -22,7 +22,7 @@ X = torch.linspace(0.1, 0.999, 200)
 
 
 def test_zeros_are_those_of_the_spherical_bessel_functions_and_none_is_left_out() -> None:
-    zeros = bessel_zeros(7, 6)
+    zeros = compute_bessel_zeros(7, 6)
     assert zeros.shape == (7, 6)
     for order in range(7):
         np.testing.assert_allclose(spherical_jn(order, zeros[order]), 0, atol=1e-12)
@@ -33,7 +33,7 @@ def test_zeros_are_those_of_the_spherical_bessel_functions_and_none_is_left_out(
 
 def test_the_functions_of_one_order_are_orthonormal_in_the_sphere() -> None:
     x = np.linspace(0, 1, 4001)
-    for order, zeros in enumerate(bessel_zeros(7, 6)):
+    for order, zeros in enumerate(compute_bessel_zeros(7, 6)):
         values = np.stack([normalised_bessel(order, zero, x) for zero in zeros])
         overlap = np.trapezoid(values[:, None] * values[None] * x**2, x, axis=2)
         np.testing.assert_allclose(overlap, np.eye(6), atol=2e-5)
@@ -44,7 +44,7 @@ def test_the_fitted_basis_is_scipys_spherical_bessel_functions(angular: int, rad
     basis = SphericalRadialBasis(angular, radial, Envelope(5))
     found = (basis(X) / basis.envelope(X)[:, None, None]).numpy()
     assert found.shape == (200, angular, radial)
-    for order, zeros in enumerate(bessel_zeros(angular, radial)):
+    for order, zeros in enumerate(compute_bessel_zeros(angular, radial)):
         for place, zero in enumerate(zeros):
             expected = normalised_bessel(order, zero, X.double().numpy())
             np.testing.assert_allclose(found[:, order, place], expected, atol=3e-5)
@@ -58,7 +58,7 @@ def test_derivatives_of_the_fitted_basis_are_scipys() -> None:
     ).view(-1, 7, 6)
     x = X.double().requires_grad_()
     values = basis(x)
-    for order, zeros in enumerate(bessel_zeros(7, 6)):
+    for order, zeros in enumerate(compute_bessel_zeros(7, 6)):
         for place, zero in enumerate(zeros):
             (slope,) = torch.autograd.grad(values[:, order, place].sum(), x, retain_graph=True)
             norm = math.sqrt(2) / abs(spherical_jn(order + 1, zero))
@@ -96,7 +96,7 @@ def test_radial_functions_start_as_the_zeroth_spherical_bessel_functions() -> No
 
 def test_the_angular_basis_is_legendres_polynomials_as_spherical_harmonics() -> None:
     cosine = torch.linspace(-1, 1, 101)
-    found = angular_basis(cosine, 7).numpy()
+    found = compute_angular_basis(cosine, 7).numpy()
     for order in range(7):
         expected = math.sqrt((2 * order + 1) / (4 * math.pi)) * eval_legendre(order, cosine.double().numpy())
         np.testing.assert_allclose(found[:, order], expected, atol=2e-6)
@@ -104,4 +104,4 @@ def test_the_angular_basis_is_legendres_polynomials_as_spherical_harmonics() -> 
 
 def test_the_angular_basis_has_finite_derivatives_on_a_line() -> None:
     cosine = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda c: angular_basis(c, 5), (cosine,))
+    assert torch.autograd.gradgradcheck(lambda c: compute_angular_basis(c, 5), (cosine,))

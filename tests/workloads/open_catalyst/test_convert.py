@@ -29,7 +29,7 @@ from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
-from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, record_fields
+from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, read_record_fields
 from workloads.open_catalyst.structures import Structure
 
 EXTXYZ = """3
@@ -206,7 +206,7 @@ def test_the_command_line_has_the_word_of_trust(pwned: Path, tmp_path: Path) -> 
 
 def test_records_have_no_behaviour(geometric: None) -> None:
     record = load_restricted(pickle.dumps(public_data(random_structure(0), version="1.7")))
-    assert record_fields(record)["natoms"] == 7
+    assert read_record_fields(record)["natoms"] == 7
     assert type(record).__module__.startswith("workloads.")
 
 
@@ -351,7 +351,7 @@ def test_an_exported_sample_is_data_of_torch_geometric_with_the_edges_of_the_dat
     named = {text for code, text, _ in pickletools.genops(value) if code.name in ("GLOBAL", "STACK_GLOBAL")}
     tensors = {"torch._utils _rebuild_tensor_v2", "torch.storage _load_from_bytes", "collections OrderedDict"}
     assert named == {"torch_geometric.data.data Data", *tensors}
-    reader, fields = ShardReader(tiny_data, "validation"), record_fields(load_restricted(value))
+    reader, fields = ShardReader(tiny_data, "validation"), read_record_fields(load_restricted(value))
     stored = reader.read([1])
     assert fields["edge_index"].shape == (2, stored["edges"][0])
     assert length == read_manifest(tiny_data).splits["validation"][0].samples

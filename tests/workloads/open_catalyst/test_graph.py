@@ -9,7 +9,7 @@ import pytest
 
 from suite.errors import InputError
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.graph import Edges, concatenate, inverse_cell, neighbours, triplets
+from workloads.open_catalyst.graph import Edges, compute_inverse_cell, concatenate, neighbours, triplets
 
 
 def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tuple[int, ...]]:
@@ -19,7 +19,7 @@ def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tu
 
 
 def by_definition(position: np.ndarray, cell: np.ndarray, cutoff: float) -> set[tuple[int, ...]]:
-    reach = [int(np.ceil(cutoff * np.linalg.norm(column))) + 2 for column in inverse_cell(cell).T]
+    reach = [int(np.ceil(cutoff * np.linalg.norm(column))) + 2 for column in compute_inverse_cell(cell).T]
     found = set()
     for shift in product(*(range(-n, n + 1) for n in reach)):
         for j, i in product(range(len(position)), repeat=2):

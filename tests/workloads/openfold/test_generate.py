@@ -17,9 +17,9 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, features, residues
 from workloads.openfold import generate as generator
-from workloads.openfold.baselines import affinity, baselines, contact_potential
+from workloads.openfold.baselines import affinity, baselines, fit_contact_potential
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.features import SLOTTED, alignment, drawn_recycles, sample
+from workloads.openfold.features import SLOTTED, alignment, sample, sample_recycles
 from workloads.openfold.losses import sample_lddt_ca
 from workloads.openfold.proteins import (
     HELIX,
@@ -105,7 +105,7 @@ def test_coupled_residues_touch_and_have_fitting_letters() -> None:
 
 
 def test_alignments_show_what_one_sequence_hides() -> None:
-    potential = contact_potential(families(FOLDS, 0, range(100)))
+    potential = fit_contact_potential(families(FOLDS, 0, range(100)))
     drawn = [draw(FOLDS, 0, number) for number in range(100, 160)]
     assert _partners_found(drawn, potential, 16) > 0.7
     assert _partners_found(drawn, potential, 1) < 0.4
@@ -171,7 +171,7 @@ def test_rows_are_clustered_by_the_whole_chain_then_cropped() -> None:
     settings = structs.replace(SMALL_NET, max_templates=0)
     got = sample(protein, settings, np.random.default_rng(7), length=10, training=True)
     rng = np.random.default_rng(7)
-    recycles = drawn_recycles(settings, rng)
+    recycles = sample_recycles(settings, rng)
     rng.random()  # of the clamp
     begin = int(rng.integers(31))
     slots = [alignment(protein.msa, protein.deletions, settings, rng) for _ in range(recycles + 1)]

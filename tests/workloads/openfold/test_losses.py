@@ -15,29 +15,29 @@ from workloads.openfold.data import OpenFoldData
 from workloads.openfold.features import EXACT
 from workloads.openfold.geometry import (
     Frame,
-    atoms_of,
-    backbone_frames,
+    compute_backbone_frames,
+    compute_known_groups,
+    compute_torsions_of,
     dihedral,
     group_frames,
-    known_groups,
+    place_atoms_of,
     table,
-    torsions_of,
 )
 from workloads.openfold.losses import (
     EPS,
     Naming,
-    backbone_fape,
-    distogram_loss,
+    compute_backbone_fape,
+    compute_distogram_loss,
+    compute_mean_distance,
     fape,
     lddt_ca,
     losses,
-    mean_distance,
     renamed,
     sample_lddt_ca,
     sidechain_fape,
 )
 from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.structure import frame_update
+from workloads.openfold.structure import compute_frame_update
 
 
 def chain(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -47,19 +47,19 @@ def chain(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     angle = torch.randn(1, length, 7, 2, generator=generator, dtype=torch.float64)
     angle = angle / angle.norm(dim=-1, keepdim=True)
     update = torch.randn(1, length, 6, generator=generator, dtype=torch.float64)
-    frame = frame_update(update * torch.tensor([1.0, 1, 1, 8, 8, 8]))
-    atoms = atoms_of(aatype, group_frames(aatype, frame, angle))
+    frame = compute_frame_update(update * torch.tensor([1.0, 1, 1, 8, 8, 8]))
+    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle))
     return aatype, atoms, table("ATOM_MASK", torch.device("cpu"))[aatype].double(), angle
 
 
 def moved(points: Tensor, seed: int = 4) -> Tensor:
-    turn = frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).to(points)).rotation
+    turn = compute_frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).to(points)).rotation
     return points @ turn.T + torch.tensor([5.0, -7.0, 11.0]).to(points)
 
 
 def test_torsions_and_frames_are_found_again_in_the_atoms_they_made() -> None:
     aatype, atoms, mask, angle = chain(200)
-    found = torsions_of(aatype, atoms, mask)
+    found = compute_torsions_of(aatype, atoms, mask)
     error = ((found.angle - angle) * found.mask[..., None])[..., 2:, :]
     assert float(error.abs().max()) < 1e-6
     assert found.mask[..., 3:].sum() == table("CHI_MASK", aatype.device)[aatype].sum()
@@ -74,7 +74,7 @@ def test_rings_that_no_bond_length_was_given_for_close(residue: str, pair: tuple
     aatype = torch.tensor([[residues.LETTERS.index(residue)]])
     angle = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(1, 1, 7, 2).clone()
     frame = Frame(torch.eye(3, dtype=torch.float64).expand(1, 1, 3, 3), torch.zeros(1, 1, 3, dtype=torch.float64))
-    atoms = atoms_of(aatype, group_frames(aatype, frame, angle))[0, 0]
+    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle))[0, 0]
     names = residues.ATOM_NAMES[int(aatype)]
     distance = float((atoms[names.index(pair[0])] - atoms[names.index(pair[1])]).norm())
     assert distance == pytest.approx(length, abs=0.05)
@@ -96,13 +96,13 @@ def test_dihedral_has_the_sign_of_iupac() -> None:
 def test_fape_equals_the_definition_and_does_not_change_under_rigid_motion() -> None:
     _, one, _, _ = chain(6, 1)
     _, other, _, _ = chain(6, 2)
-    frames, true = backbone_frames(one), backbone_frames(other)
+    frames, true = compute_backbone_frames(one), compute_backbone_frames(other)
     got = fape(frames, one[:, :, 1], true, other[:, :, 1])
     for i in range(6):
         for j in range(6):
             seen = [f.rotation[0, i].T @ (x[0, j, 1] - f.translation[0, i]) for f, x in ((frames, one), (true, other))]
             torch.testing.assert_close(got[0, i, :, j], seen[0] - seen[1])
-    motion = backbone_frames(moved(one))
+    motion = compute_backbone_frames(moved(one))
     again = fape(motion, moved(one)[:, :, 1], true, other[:, :, 1])
     torch.testing.assert_close(again, got, atol=1e-6, rtol=1e-6)
 
@@ -112,7 +112,7 @@ def test_the_mean_distance_and_its_gradient_are_those_of_the_definition() -> Non
     vectors = torch.randn(3, 2, 5, 3, 7, generator=generator, dtype=torch.float64).requires_grad_()
     rows, columns = (torch.rand(2, n, generator=generator) > 0.3 for n in (5, 7))
     limit = torch.tensor([1.5, math.inf], dtype=torch.float64)[:, None, None]
-    found = mean_distance(vectors, limit, rows.double(), columns.double())
+    found = compute_mean_distance(vectors, limit, rows.double(), columns.double())
     distance = torch.minimum((vectors.square().sum(-2) + EPS).sqrt(), limit)
     both = (rows[:, :, None] & columns[:, None]).double()
     expected = (distance * both).sum((-1, -2)) / (both.sum((-1, -2)) + EPS)
@@ -128,14 +128,14 @@ def test_fape_of_the_truth_is_nothing_and_of_the_mirror_image_is_not() -> None:
     clamp = torch.ones(1, dtype=torch.float64)
 
     def both(predicted: Tensor) -> tuple[float, float]:
-        frames = backbone_frames(predicted)
-        held = known_groups(aatype, predicted, mask, torch.zeros(1, 12))[0]
+        frames = compute_backbone_frames(predicted)
+        held = compute_known_groups(aatype, predicted, mask, torch.zeros(1, 12))[0]
         pair = [torch.cat([each[:, :, :1], each[:, :, :1], each[:, :, :1], each[:, :, 1:]], 2) for each in held]
         groups = Frame(*pair)  # those of omega and phi hold nothing
         naming = Naming(atoms, mask, torch.zeros(1, 12))
         stacked = Frame(frames.rotation[None], frames.translation[None])
         return (
-            float(backbone_fape(stacked, atoms, mask, clamp)),
+            float(compute_backbone_fape(stacked, atoms, mask, clamp)),
             float(sidechain_fape(groups, predicted, aatype, atoms, mask, naming)),
         )
 
@@ -147,9 +147,9 @@ def test_backbone_fape_is_clamped_only_where_asked() -> None:
     _, atoms, mask, _ = chain(8)
     far = atoms.clone()
     far[:, 4:] += 1000.0
-    frames = backbone_frames(far)
+    frames = compute_backbone_frames(far)
     stacked = Frame(frames.rotation[None], frames.translation[None])
-    clamped, free = (float(backbone_fape(stacked, atoms, mask, torch.tensor([c]).double())) for c in (1.0, 0.0))
+    clamped, free = (float(compute_backbone_fape(stacked, atoms, mask, torch.tensor([c]).double())) for c in (1.0, 0.0))
     assert clamped < 1.0 < free
 
 
@@ -157,8 +157,8 @@ def test_symmetric_side_chains_take_the_better_name() -> None:
     aatype = torch.tensor([[residues.LETTERS.index(letter) for letter in "FDAYE"]])
     _, atoms, _, _ = chain(5)
     angle = torch.randn(1, 5, 7, 2, dtype=torch.float64)
-    frame = backbone_frames(atoms)
-    atoms = atoms_of(aatype, group_frames(aatype, frame, angle / angle.norm(dim=-1, keepdim=True)))
+    frame = compute_backbone_frames(atoms)
+    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle / angle.norm(dim=-1, keepdim=True)))
     mask = table("ATOM_MASK", aatype.device)[aatype].double()
     swapped = atoms.gather(2, table("SWAP", aatype.device)[aatype][..., None].expand_as(atoms))
     assert float((swapped - atoms).abs().max()) > 1
@@ -169,22 +169,24 @@ def test_symmetric_side_chains_take_the_better_name() -> None:
     torch.testing.assert_close(same.atoms, swapped)
     assert not same.swapped.any()
     # the frames of the truth are then those of the atoms with the better names
-    frames = [known_groups(aatype, *pair)[0] for pair in ((swapped, mask, back.swapped), (atoms, mask, same.swapped))]
+    frames = [
+        compute_known_groups(aatype, *pair)[0] for pair in ((swapped, mask, back.swapped), (atoms, mask, same.swapped))
+    ]
     torch.testing.assert_close(frames[0].rotation, frames[1].rotation)
 
 
 def test_a_side_chain_s_frame_needs_only_its_own_atoms() -> None:
     """As in the reference; real structures lack atoms, and their geometry is not ideal."""
     aatype, atoms, mask, angle = chain(20)
-    groups = group_frames(aatype, backbone_frames(atoms), angle)
-    frames, known = known_groups(aatype, atoms, mask, torch.zeros(1, 20))
+    groups = group_frames(aatype, compute_backbone_frames(atoms), angle)
+    frames, known = compute_known_groups(aatype, atoms, mask, torch.zeros(1, 20))
     for number, group in enumerate((0, 3, 4, 5, 6, 7)):
         there = known[..., number] > 0
         torch.testing.assert_close(frames.rotation[:, :, number][there], groups.rotation[:, :, group][there])
         torch.testing.assert_close(frames.translation[:, :, number][there], groups.translation[:, :, group][there])
     without_n = mask.clone()
     without_n[..., residues.N] = 0
-    lost = known - known_groups(aatype, atoms, without_n, torch.zeros(1, 20))[1]
+    lost = known - compute_known_groups(aatype, atoms, without_n, torch.zeros(1, 20))[1]
     assert lost[..., 0].all()
     assert float(lost[..., 1:].abs().sum()) == 0
 
@@ -225,8 +227,10 @@ def test_distogram_loss_is_least_at_the_true_bins() -> None:
     cb = torch.where((aatype == 7)[..., None], atoms[:, :, 1], atoms[:, :, 4])
     bins = (torch.cdist(cb, cb)[..., None] > edges).sum(-1)
     sharp = 50 * torch.nn.functional.one_hot(bins, 64).float()
-    assert float(distogram_loss(sharp, aatype, atoms, mask)) < 1e-3
-    assert float(distogram_loss(torch.zeros_like(sharp), aatype, atoms, mask)) == pytest.approx(math.log(64), rel=1e-4)
+    assert float(compute_distogram_loss(sharp, aatype, atoms, mask)) < 1e-3
+    assert float(compute_distogram_loss(torch.zeros_like(sharp), aatype, atoms, mask)) == pytest.approx(
+        math.log(64), rel=1e-4
+    )
 
 
 def test_plddt_is_learned_from_structures_of_good_resolution_only(train: OpenFoldData) -> None:

@@ -15,14 +15,14 @@ from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, binned_distance
+from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, encode_distances
 from workloads.openfold.features import Protein, sample
 from workloads.openfold.geometry import Frame
 from workloads.openfold.losses import losses
-from workloads.openfold.model import PSI, OpenFoldNet, template_features
+from workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
 from workloads.openfold.primitives import Attention
 from workloads.openfold.proteins import Families, families
-from workloads.openfold.structure import InvariantPointAttention, frame_update
+from workloads.openfold.structure import InvariantPointAttention, compute_frame_update
 from workloads.openfold.work import forward, work
 
 # reference: mlcommons/hpc openfold; its log says model_parameters_count 93229082
@@ -77,7 +77,7 @@ def test_attention_and_its_gradient_are_those_of_the_definition(itself: bool) ->
 
 
 def rotation(seed: int) -> Tensor:
-    return frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).double()).rotation
+    return compute_frame_update(torch.randn(6, generator=torch.Generator().manual_seed(seed)).double()).rotation
 
 
 def positions(prediction) -> Tensor:
@@ -168,7 +168,7 @@ def test_point_attention_is_invariant_under_rigid_motion() -> None:
     layer = scrambled(InvariantPointAttention(SMALL_NET)).double()
     single, pair = SMALL_NET.single_channels, SMALL_NET.pair_channels
     s, z, mask = torch.randn(2, 7, single).double(), torch.randn(2, 7, 7, pair).double(), torch.ones(2, 7).double()
-    frame = Frame(frame_update(torch.randn(2, 7, 6).double()).rotation, torch.randn(2, 7, 3).double())
+    frame = Frame(compute_frame_update(torch.randn(2, 7, 6).double()).rotation, torch.randn(2, 7, 3).double())
     turn, shift = rotation(1), torch.tensor([3.0, -1.0, 2.0]).double()
     moved = Frame(turn @ frame.rotation, frame.translation @ turn.T + shift)
     bias = layer.pair_bias(z, mask)
@@ -176,7 +176,7 @@ def test_point_attention_is_invariant_under_rigid_motion() -> None:
 
 
 def test_frame_updates_are_rotations() -> None:
-    turn = frame_update(torch.randn(50, 6)).rotation
+    turn = compute_frame_update(torch.randn(50, 6)).rotation
     torch.testing.assert_close(turn @ turn.mT, torch.eye(3).expand(50, 3, 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.linalg.det(turn), torch.ones(50))
 
@@ -189,7 +189,7 @@ def test_a_frame_update_turns_as_its_quaternion() -> None:
         [2 * (b * c + d), 1 - b * b + c * c - d * d, 2 * (c * d - b)],
         [2 * (b * d - c), 2 * (c * d + b), 1 - b * b - c * c + d * d],
     ]
-    found = frame_update(torch.tensor([*vector, 4.0, 5.0, 6.0], dtype=torch.float64))
+    found = compute_frame_update(torch.tensor([*vector, 4.0, 5.0, 6.0], dtype=torch.float64))
     torch.testing.assert_close(found.rotation, torch.tensor(expected, dtype=torch.float64) / norm)
     assert found.translation.tolist() == [4.0, 5.0, 6.0]
 
@@ -243,7 +243,7 @@ def test_templates_are_seen_only_where_their_backbone_is_known_and_without_direc
     atoms = np.where(mask[..., None] > 0, whole.atoms[None], 0).astype(np.float32)
     protein = replace(whole, template_aatype=kinds, template_atoms=atoms, template_mask=mask)
     batch = template_batch(protein, 20)
-    pair, angle = template_features(batch)
+    pair, angle = compute_template_features(batch)
     assert float(pair[0, 0, 4].abs().sum() + pair[0, 0, :, 4].abs().sum()) == 0  # residue types too
     types = pair[0, 0, :, :, 40:62].argmax(-1)
     known = [n for n in range(20) if n != 4]
@@ -280,7 +280,7 @@ def test_a_template_without_known_atoms_in_the_crop_still_is_a_template() -> Non
 
 def test_distances_fall_into_one_bin_or_none() -> None:
     position = torch.tensor([[[0.0, 0, 0], [4.0, 0, 0], [1.0, 0, 0], [500.0, 0, 0]]])
-    bins = binned_distance(position, 3.25, 20.75, 15, 600.0)
+    bins = encode_distances(position, 3.25, 20.75, 15, 600.0)
     assert bins[0, 0].sum(-1).tolist() == [0, 1, 0, 1]
     assert bins[0, 0, 3, 14] == 1
     assert bins[0, 0, 1, 0] == 1

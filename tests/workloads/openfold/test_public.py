@@ -23,12 +23,12 @@ from tests.fixtures.openfold_layouts import NO_ATOMS, SELENIUM, MadeEntry, entri
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
 from workloads.openfold.cluster_sampling import weights
-from workloads.openfold.clusters import align, cluster, needed_identity, read_clusters, similar
+from workloads.openfold.clusters import align, cluster, compute_needed_identity, read_clusters, similar
 from workloads.openfold.convert import convert
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.features import Protein
 from workloads.openfold.public.chains import ChainRecord
-from workloads.openfold.public.selection import Dates, read_targets, training_chains, validation_chains
+from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
 from workloads.openfold.public.templates import read_hits
 from workloads.openfold.shard_form import proteins_of
 
@@ -161,7 +161,10 @@ def test_templates_are_the_acceptable_hits_best_first(data: dict[str, Path], mad
 def test_the_filters_are_those_of_the_supplement() -> None:
     good = ChainRecord("1abc", "A", ("A",), "2021-09-16", 8.99, 3, "ACDEFACDEF")
     assert (
-        training_chains([good, replace(good, resolution=math.nan), replace(good, sequence="AAAAAAAACD")], Dates()) != []
+        select_training_chains(
+            [good, replace(good, resolution=math.nan), replace(good, sequence="AAAAAAAACD")], Dates()
+        )
+        != []
     )
     for change in (
         {"release_date": "2021-09-17"},
@@ -170,8 +173,8 @@ def test_the_filters_are_those_of_the_supplement() -> None:
         {"sequence": ""},
         {"cluster": -1},
     ):
-        assert training_chains([replace(good, **change)], Dates()) == []
-    assert len(training_chains([good, replace(good, sequence="AAAAAAAACD")], Dates())) == 2  # 80 % is allowed
+        assert select_training_chains([replace(good, **change)], Dates()) == []
+    assert len(select_training_chains([good, replace(good, sequence="AAAAAAAACD")], Dates())) == 2  # 80 % is allowed
 
 
 def test_a_target_names_a_label_and_only_then_an_author_s_chain() -> None:
@@ -182,8 +185,8 @@ def test_a_target_names_a_label_and_only_then_an_author_s_chain() -> None:
         ChainRecord("3fab", "A", ("A",), "2021-12-01", 2.0, 0, "G" * 701),
     ]
     targets = {"2021-09-16": ["2fab_D"], "2021-09-17": ["1fab_A", "2fab_X"], "2021-12-11": ["3fab_A"]}
-    assert [each.name for each in validation_chains(crossed, targets, Dates())] == ["1fab_H"]
-    assert [each.name for each in validation_chains(crossed, {"2021-10-01": ["2fab_L"]}, Dates())] == ["2fab_L"]
+    assert [each.name for each in select_validation_chains(crossed, targets, Dates())] == ["1fab_H"]
+    assert [each.name for each in select_validation_chains(crossed, {"2021-10-01": ["2fab_L"]}, Dates())] == ["2fab_L"]
 
 
 def test_targets_are_read_as_data(tmp_path: Path) -> None:
@@ -272,9 +275,9 @@ def test_similar_chains_are_one_cluster_and_others_are_not() -> None:
 
 
 def test_short_chains_need_more_identity() -> None:
-    assert needed_identity(12) == pytest.approx(0.987, abs=0.002)
-    assert needed_identity(50) == pytest.approx(0.418, abs=0.002)
-    assert needed_identity(300) == 0.4
+    assert compute_needed_identity(12) == pytest.approx(0.987, abs=0.002)
+    assert compute_needed_identity(50) == pytest.approx(0.418, abs=0.002)
+    assert compute_needed_identity(300) == 0.4
 
 
 def test_alignment_pairs_places_and_leaves_out_what_one_lacks() -> None:

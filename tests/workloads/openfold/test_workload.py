@@ -17,7 +17,7 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR
 from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.data import batch_work
+from workloads.openfold.data import compute_batch_work
 from workloads.openfold.public.selection import Dates
 from workloads.openfold.work import forward, work
 from workloads.openfold.workload import OpenFold
@@ -95,7 +95,9 @@ def test_balanced_ranks_share_the_batch_by_work_and_its_mean_loss_stays(tiny_dat
                     assert batch["msa"].shape[-1] <= 14
                     with torch.no_grad():
                         parts.append(float(workload.loss(model, batch)))
-                    loads.append(batch_work(own, len(batch["msa"]), batch["msa"].shape[-1], batch["msa"].shape[1] - 1))
+                    loads.append(
+                        compute_batch_work(own, len(batch["msa"]), batch["msa"].shape[-1], batch["msa"].shape[1] - 1)
+                    )
                 assert samples == 6
                 results[balanced].append(sum(parts) / 2)
                 work[balanced].append(loads)

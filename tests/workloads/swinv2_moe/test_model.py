@@ -22,10 +22,10 @@ from workloads.swinv2_moe.model import (
     SwinBlock,
     SwinV2MoE,
     WindowAttention,
-    from_windows,
+    join_windows,
     log_offsets,
     shift_mask,
-    to_windows,
+    split_windows,
 )
 
 SIZES = ("smoke", "mini", "small", "full")
@@ -184,7 +184,7 @@ def test_the_mask_lets_tokens_see_those_that_were_near(resolution: int, window: 
     """Tokens of one window of the shifted grid may attend if they were less than a window apart before the shift."""
     side = torch.arange(resolution)
     place = torch.stack(torch.meshgrid(side, side, indexing="ij"), dim=-1)[None].float()
-    place_WL2 = to_windows(place.roll((-shift, -shift), (1, 2)), window)[0]
+    place_WL2 = split_windows(place.roll((-shift, -shift), (1, 2)), window)[0]
     apart = (place_WL2[:, :, None] - place_WL2[:, None, :]).abs().amax(dim=-1)
     mask = shift_mask(resolution, window, shift)
     assert torch.equal(mask == 0, apart < window)
@@ -206,8 +206,8 @@ def test_nothing_crosses_the_seam() -> None:
 
 def test_windows_come_back() -> None:
     x = torch.randn(2, 12, 12, 5)
-    torch.testing.assert_close(from_windows(to_windows(x, 4), 12), x)
-    assert torch.equal(to_windows(x, 4)[1, 5, 6], x[1, 4 + 1, 8 + 2])
+    torch.testing.assert_close(join_windows(split_windows(x, 4), 12), x)
+    assert torch.equal(split_windows(x, 4)[1, 5, 6], x[1, 4 + 1, 8 + 2])
 
 
 def test_the_position_bias_goes_over_to_another_window() -> None:

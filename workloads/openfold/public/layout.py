@@ -30,7 +30,7 @@ from workloads.openfold.public.alignments import (
     Alignments,
 )
 from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, read_chains, survey
-from workloads.openfold.public.selection import Dates, read_targets, training_chains, validation_chains
+from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
 from workloads.openfold.public.structures import Dictionaries, MmcifFiles, Structures
 from workloads.openfold.public.templates import Library, find_templates
 from workloads.openfold.shard_form import NO_TEMPLATES
@@ -103,8 +103,8 @@ def open_public(source: Path, dates: Dates, world: World) -> PublicData:
     alignments = _alignments(source)
     library = Library.of(records, _find(source, "obsolete.dat"), structures)
     chosen = {
-        "train": training_chains(records, dates),
-        "validation": validation_chains(records, read_targets(_targets(source)), dates),
+        "train": select_training_chains(records, dates),
+        "validation": select_validation_chains(records, read_targets(_targets(source)), dates),
     }
     facts["chains"] = len(records)
     aligned = {}

@@ -35,7 +35,7 @@ class Dates:
         return asdict(self) | {"initial_training_dataloader_type": "InitialTrainingDataloaderPT"}
 
 
-def training_chains(records: Sequence[ChainRecord], dates: Dates) -> list[ChainRecord]:
+def select_training_chains(records: Sequence[ChainRecord], dates: Dates) -> list[ChainRecord]:
     """Select the chains to train on, in their order."""
     return [
         record
@@ -47,7 +47,7 @@ def training_chains(records: Sequence[ChainRecord], dates: Dates) -> list[ChainR
     ]
 
 
-def validation_chains(
+def select_validation_chains(
     records: Sequence[ChainRecord], targets: Mapping[str, Sequence[str]], dates: Dates
 ) -> list[ChainRecord]:
     """Select the chains that are CAMEO's targets of the days, in their order.

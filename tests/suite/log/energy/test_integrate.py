@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from suite.log.energy.integrate import LOCKED, curve, phase_lock, resolution_w, sampling_halfwidth_j
+from suite.log.energy.integrate import (
+    LOCKED,
+    compute_sampling_halfwidth_j,
+    curve,
+    estimate_resolution_w,
+    measure_phase_lock,
+)
 from suite.log.energy.power_log import read_power_log
 from tests.fixtures.power import START_S, line, power_log
 
@@ -102,7 +108,7 @@ def covered(seed: int, *, duty: float | None, seconds: float = 120.0) -> bool:
         readings.append((at - before, watts))
         before = at
     energy = math.fsum(seconds_ * watts for seconds_, watts in readings)
-    half = sampling_halfwidth_j(readings, duty=duty or 1.0, most_w=max(watts for _, watts in readings))
+    half = compute_sampling_halfwidth_j(readings, duty=duty or 1.0, most_w=max(watts for _, watts in readings))
     assert half is not None
     return abs(energy - cumulated(edges, joules, before)) <= half
 
@@ -114,18 +120,18 @@ def test_the_interval_holds_the_truth(duty: float | None) -> None:
 
 
 def test_a_meter_that_counts_joules_misses_nothing_between_its_readings() -> None:
-    assert sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)], integrates=True) == 0.0
-    assert sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)]) is None
+    assert compute_sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)], integrates=True) == 0.0
+    assert compute_sampling_halfwidth_j([(1.0, 5.0), (1.0, 500.0)]) is None
 
 
 def test_readings_in_step_may_hide_any_power_up_to_the_most() -> None:
-    assert sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=500.0) == 5000.0
-    assert sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=1600.0) == 11_000.0
+    assert compute_sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=500.0) == 5000.0
+    assert compute_sampling_halfwidth_j([(1.0, 500.0)] * 10, most_w=1600.0) == 11_000.0
 
 
 def test_readings_in_step_have_no_interval_if_nothing_limits_the_power() -> None:
-    assert sampling_halfwidth_j([(1.0, 500.0)] * 10) is None
-    assert sampling_halfwidth_j([(step, 500.0) for step in jittered(100)]) is not None
+    assert compute_sampling_halfwidth_j([(1.0, 500.0)] * 10) is None
+    assert compute_sampling_halfwidth_j([(step, 500.0) for step in jittered(100)]) is not None
 
 
 def jittered(count: int, seed: int = 1) -> list[float]:
@@ -136,19 +142,19 @@ def jittered(count: int, seed: int = 1) -> list[float]:
 def test_equal_steps_marks_of_a_clock_and_two_steps_by_turns_are_in_step_and_random_steps_are_not() -> None:
     source = random.Random(2)
     marks = [second + 0.05 * source.random() for second in range(301)]
-    assert phase_lock([1.0] * 300) == pytest.approx(1.0)
-    assert phase_lock([b - a for a, b in pairwise(marks)]) > LOCKED
-    assert phase_lock([0.8, 1.0] * 150) > LOCKED
-    assert max(phase_lock(jittered(300, seed)) for seed in range(10)) < LOCKED
+    assert measure_phase_lock([1.0] * 300) == pytest.approx(1.0)
+    assert measure_phase_lock([b - a for a, b in pairwise(marks)]) > LOCKED
+    assert measure_phase_lock([0.8, 1.0] * 150) > LOCKED
+    assert max(measure_phase_lock(jittered(300, seed)) for seed in range(10)) < LOCKED
 
 
 def test_a_gap_and_a_power_that_few_readings_would_miss_widen_the_interval() -> None:
     steady = [(step, 500.0) for step in jittered(200)]
-    rated = sampling_halfwidth_j(steady, most_w=1500.0)
+    rated = compute_sampling_halfwidth_j(steady, most_w=1500.0)
     seconds = math.fsum(step for step, _ in steady)
     assert rated is not None
     assert 3 / 200 * 1000 * seconds <= rated <= 3 * 3 / 200 * 1000 * seconds
-    with_gap = sampling_halfwidth_j([*steady[:100], (20.0, 500.0), *steady[100:]], most_w=1500.0)
+    with_gap = compute_sampling_halfwidth_j([*steady[:100], (20.0, 500.0), *steady[100:]], most_w=1500.0)
     assert with_gap is not None
     assert with_gap >= rated + 20.0 * 1000
 
@@ -175,4 +181,4 @@ def test_a_clock_that_may_be_wrong_costs_the_energy_at_both_ends(tmp_path: Path)
 def test_the_resolution_is_the_power_of_ten_of_which_all_readings_are_multiples(
     watts: list[float], unit: float
 ) -> None:
-    assert resolution_w(watts) == pytest.approx(unit)
+    assert estimate_resolution_w(watts) == pytest.approx(unit)

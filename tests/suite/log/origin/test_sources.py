@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from suite.log.origin import sources
-from suite.log.origin.installed import digest_record, read_environment
+from suite.log.origin.installed import compute_record_digest, read_environment
 from suite.log.origin.sources import digest_suite, read_git_state
 from suite.plugins import name_and_version
 
@@ -93,11 +93,11 @@ INSTALLED = (
 
 
 def test_a_wheel_and_what_was_installed_from_it_have_one_digest() -> None:
-    assert digest_record(WHEEL) == digest_record(INSTALLED)
-    assert digest_record(WHEEL) != digest_record(WHEEL.replace("AAA", "AAB"))
-    assert digest_record(WHEEL) != digest_record(WHEEL.replace("a/__init__", "a/other"))
-    assert digest_record("") is None
-    assert digest_record("a.py,,\n") is None
+    assert compute_record_digest(WHEEL) == compute_record_digest(INSTALLED)
+    assert compute_record_digest(WHEEL) != compute_record_digest(WHEEL.replace("AAA", "AAB"))
+    assert compute_record_digest(WHEEL) != compute_record_digest(WHEEL.replace("a/__init__", "a/other"))
+    assert compute_record_digest("") is None
+    assert compute_record_digest("a.py,,\n") is None
 
 
 def installed(root: Path, name: str, version: str, **files: str) -> Distribution:
@@ -138,5 +138,5 @@ def test_an_environment_is_read_whatever_its_notes_say(tmp_path: Path) -> None:
     assert (found["plain-name"].version, found["plain-name"].tags) == ("1.0", ("py3-none-any",))
     assert (found["from-file"].source, found["from-file"].wheel_sha256) == ("file", "a" * 64)
     assert (found["editable"].source, found["editable"].record_sha256) == ("editable", None)
-    assert found["damaged"].record_sha256 == digest_record(WHEEL)
+    assert found["damaged"].record_sha256 == compute_record_digest(WHEEL)
     assert found["strange"].record_sha256 is None

@@ -13,7 +13,7 @@ from suite.machine.power.counters import (
     EnergyCounter,
     EnergyMeter,
     FoundCounters,
-    gpu_counter,
+    find_gpu_counter,
     node_counters,
 )
 
@@ -184,11 +184,11 @@ class Nvml:
 
 def test_a_gpu_is_found_by_its_uuid_and_counts_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml([0, 5_000, 12_000]))
-    found = gpu_counter("aa")
+    found = find_gpu_counter("aa")
     assert found.absent == {}
     assert EnergyMeter(found.counters).take().joules == {"nvml/gpu": 7.0}
-    assert gpu_counter("bb") == FoundCounters(absent={"nvml": "Not Found"})
+    assert find_gpu_counter("bb") == FoundCounters(absent={"nvml": "Not Found"})
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    found = gpu_counter("aa")
+    found = find_gpu_counter("aa")
     assert list(found.counters) == []
     assert found.absent["nvml"].startswith("the package nvidia-ml-py is not installed")

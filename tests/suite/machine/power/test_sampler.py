@@ -18,7 +18,7 @@ from suite.log.energy.integrate import curve
 from suite.log.energy.keys import START, STOP
 from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.machine.power import beside
-from suite.machine.power.beside import clock_offset, sampled_power
+from suite.machine.power.beside import clock_offset, record_power
 from suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, node_counters
 from suite.machine.power.sampler import Sampler, list_scopes
 from suite.machine.probes.root import VARIABLE
@@ -196,7 +196,7 @@ def test_beside_a_run_one_process_per_node_writes_the_nodes_log(
     monkeypatch.setenv(VARIABLE, str(rooted))
     world = World.create()
     file = tmp_path / "power" / "result_0" / "node_0.txt"
-    with sampled_power(tmp_path / "result_0.txt", world, None, wanted=True):
+    with record_power(tmp_path / "result_0.txt", world, None, wanted=True):
         wait_for(file.exists)
         time.sleep(0.1)
     log = read_power_log(file)
@@ -208,10 +208,10 @@ def test_beside_a_run_one_process_per_node_writes_the_nodes_log(
 def test_without_counters_or_where_it_is_not_wanted_nothing_is_written(
     tmp_path: Path, rooted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sampled_power(tmp_path / "result_0.txt", World.create(), None, wanted=False):
+    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=False):
         pass
     monkeypatch.setenv(VARIABLE, str(machine("two_gib").lay_out(tmp_path / "bare")))
-    with sampled_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 
@@ -222,7 +222,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
     monkeypatch.setenv(VARIABLE, str(rooted))
     monkeypatch.setattr(beside.sys, "executable", str(tmp_path / "no-python"))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with sampled_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 

@@ -13,7 +13,7 @@ from suite.package.reproduction.document import Difference, LevelOutcome
 from suite.package.reproduction.levels import (
     GROWTHS,
     compute_equivalence,
-    expected_mean,
+    compute_expected_mean,
     judge_epochs,
     judge_evaluations,
     judge_losses,
@@ -154,7 +154,7 @@ def test_the_interval_of_epochs_holds_its_error_rate() -> None:
     draw = random.Random(3)
     outside = 0
     for _ in range(4000):
-        low, high = expected_mean([draw.gauss(20, 3) for _ in range(8)], 2, 0.0)
+        low, high = compute_expected_mean([draw.gauss(20, 3) for _ in range(8)], 2, 0.0)
         outside += not low <= (draw.gauss(20, 3) + draw.gauss(20, 3)) / 2 <= high
     assert 21 <= outside <= 59
 

@@ -9,7 +9,7 @@ import pytest
 
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.performance.plans.sweep import NotLegalError, mesh_text, meshes, sweep
+from suite.performance.plans.sweep import NotLegalError, meshes, render_mesh, sweep
 from suite.training.parallel.mesh import parse_mesh
 from suite.training.parallel.plan import ParallelPlan, find_plan, read_plan
 
@@ -28,7 +28,7 @@ def plan(workload: str, name: str) -> ParallelPlan:
 @pytest.mark.parametrize(("workload", "name"), SHIPPED)
 def test_every_mesh_has_all_ranks_and_is_tried_once(workload: str, name: str, ranks: int) -> None:
     chosen = plan(workload, name)
-    texts = [mesh_text(chosen, axes, ranks) for axes in meshes(chosen, ranks)]
+    texts = [render_mesh(chosen, axes, ranks) for axes in meshes(chosen, ranks)]
     assert len(set(texts)) == len(texts)
     assert texts[0] == f"data={ranks}"
     for text in texts:
@@ -39,9 +39,9 @@ def test_every_mesh_has_all_ranks_and_is_tried_once(workload: str, name: str, ra
 
 def test_the_axes_of_a_plan_and_their_shapes() -> None:
     assert len(list(meshes(plan("cosmoflow", "spatial"), 8))) == sum(math.comb(n + 2, 2) for n in range(4))
-    found = [mesh_text(plan("openfold", "axial"), axes, 4) for axes in meshes(plan("openfold", "axial"), 4)]
+    found = [render_mesh(plan("openfold", "axial"), axes, 4) for axes in meshes(plan("openfold", "axial"), 4)]
     assert found[-2:] == ["data=2,axial=2", "data=1,axial=4"]
-    both = [mesh_text(plan("moe_lm", "tensor"), axes, 8) for axes in meshes(plan("moe_lm", "tensor"), 8)]
+    both = [render_mesh(plan("moe_lm", "tensor"), axes, 8) for axes in meshes(plan("moe_lm", "tensor"), 8)]
     assert both[-6:] == [
         *("data=4,expert=1,tensor=2", "data=2,expert=1,tensor=4", "data=1,expert=1,tensor=8"),
         *("data=2,expert=2,tensor=2", "data=1,expert=4,tensor=2", "data=1,expert=2,tensor=4"),
