@@ -50,7 +50,7 @@ def table(study: Study) -> pd.DataFrame:
         line["variance of log(seconds per epoch)"] = spread.variance_epoch_time
         line["2 x covariance"] = spread.covariance_twice
         line["from epochs [%]"] = 100 * spread.variance_epochs / total if total else np.nan
-        line["direction: along epochs [%]"] = 100 * spread.along_epochs
+        line["direction, along epochs [%]"] = 100 * spread.along_epochs
         rows.append(line)
     if not rows:
         raise NotAnswerableError("a result with at least two runs that reached the target")
@@ -61,7 +61,7 @@ def answer(study: Study) -> str:
     """Median spread, where it comes from, and whose runs differ most."""
     frame = table(study)
     spread = frame["time to train, std/mean [%]"]
-    along = int((frame["direction: along epochs [%]"] > 50).sum())
+    along = int((frame["direction, along epochs [%]"] > 50).sum())
     most = frame.loc[spread.idxmax()]
     return (
         f"std/mean of time {percent_text(spread.median())} (median over results); runs differ by epochs in {along} of "

@@ -74,7 +74,7 @@ def test_the_direction_of_the_spread_is_told(
         text = log(errors=(0.5,) * (1 + trial % 3) + (0.1,), start_s=1000.0 * trial, train_s=10.0, staging=None)
         text.write(root / "B/results/by-seed/strong/cosmoflow" / f"result_{trial}.txt")
     known = study([root], cards)
-    along = views()["run_to_run"].table(known).set_index("label")["direction: along epochs [%]"]
+    along = views()["run_to_run"].table(known).set_index("label")["direction, along epochs [%]"]
     assert along["by-machine"] == pytest.approx(0.0, abs=1e-6)
     assert along["by-seed"] == pytest.approx(100.0, abs=1e-6)
     said = views()["run_to_run"].answer(known)
