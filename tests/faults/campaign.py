@@ -282,6 +282,7 @@ def check_folder(chain: Chain) -> list[str]:
         problems += [f"{path.name}:{problem.line}: {problem.message}" for problem in log.problems]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "suite", "status", str(chain.root), "--format", "json"],
+        env=chain.environment,  # which Slurm to ask: a job that was cancelled leaves no exit code in the folder
         capture_output=True,
         text=True,
     )
