@@ -174,7 +174,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = subprocess.run(
         [
-            *(*warm_python(), "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
             *("-m", "suite", "run", "cosmoflow", "--size", "smoke", "--output", str(folder), "--trial", "0"),
             *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
         ],
