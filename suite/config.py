@@ -109,7 +109,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     def with_stated_precision(self, what: str) -> RunConfig:
         """Return this configuration with a stated precision, for ``what``. InputError for ``auto``."""
         if self.precision == "auto":
-            raise InputError(f"precision auto: {what} chooses none: expected --set precision=float32, tf32 or bfloat16")
+            raise InputError(
+                f"precision auto: {what} cannot choose one: give --set precision=float32, tf32 or bfloat16"
+            )
         return self
 
     def samples_per_pass(self, ranks: int) -> int:

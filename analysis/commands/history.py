@@ -72,7 +72,7 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
     known = record.read_history(folder) if folder.exists() else []
     scored = check_paths(list(paths)).results
     if not scored:
-        raise InputError(f"{', '.join(map(str, paths))}: no result_*.txt: nothing to add")
+        raise InputError(f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add")
     refused = [item for item in scored if not item.valid and not any_runs]
     for item in scored:
         if item in refused:

@@ -228,9 +228,9 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
     parts = (*PARTS, "figures") if forms else PARTS
     existing = [path for name in parts if (path := output / name).exists()]
     if existing and not force:
-        raise click.UsageError(f"{existing[0]} exists; --force replaces it")
+        raise click.UsageError(f"{existing[0]} exists already; --force replaces it")
     if output.exists() and not output.is_dir():
-        raise click.UsageError(f"-o {output}: is no folder; the report is one")
+        raise click.UsageError(f"-o {output}: is a file; choose a folder for the report")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError(f"--tables parquet: {not_installed('pyarrow')}")
     if forms and importlib.util.find_spec("vl_convert") is None:

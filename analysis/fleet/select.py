@@ -58,11 +58,13 @@ def read_spells(paths: Sequence[Path]) -> list[Spell]:
         for where, spell in _read_file(path):
             if spell.ended == "open":
                 if spell.node in in_job:
-                    raise InputError(f"{where}: node {spell.node!r} has an open spell in {in_job[spell.node]} too")
+                    raise InputError(
+                        f"{where}: node {spell.node!r} is in the job twice: {in_job[spell.node]} is open too"
+                    )
                 in_job[spell.node] = where
             found.append(spell)
     if not in_job:
-        raise InputError(f"{paths[0]}: no spell is open, so no node is in the job (ended: open)")
+        raise InputError(f"{paths[0]}: no row has ended = open, so the job has no nodes")
     return found
 
 
@@ -84,7 +86,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
             except msgspec.ValidationError as error:
                 raise InputError(f"{where}: {brief(cells, longest=120)}: {error}") from None
             if spell.ended == "incident" and spell.hours == 0.0:
-                raise InputError(f"{where}: hours = 0: an incident comes after some time")
+                raise InputError(f"{where}: hours = 0: expected more than 0 for an incident")
             yield where, spell
 
 
@@ -154,7 +156,7 @@ def learn(table: pd.DataFrame) -> Learned:
     """
     incidents, nodes = int(table["ended"].sum()), table["node"].nunique()
     if not incidents:
-        raise InputError("no spell ended in an incident, so no rate can be learned: state it with --mtbi")
+        raise InputError("no row ended in an incident, so no rate can be learned: state it with --mtbi")
     mtbi_h = float(table["hours"].sum()) / incidents
     constant = constant_rate(mtbi_h, incidents)
     if incidents < LEAST_INCIDENTS or table.loc[table["ended"], "node"].nunique() < LEAST_NODES:

@@ -91,7 +91,7 @@ def compute_record(scored: Result, now: datetime) -> Record:
     converged = [run.record for run in scored.score.runs if run.converged]
     starts = [run.run_start_s for run in converged if run.run_start_s is not None]
     if not converged or not starts:
-        raise InputError(f"{folder}: no run converged: there is no time to remember")
+        raise InputError(f"{folder}: no run reached the target, so there is no time to add")
     facts = _facts(scored, first)
     return Record(
         date=datetime.fromtimestamp(min(starts), UTC).isoformat(timespec="seconds"),

@@ -69,7 +69,7 @@ def _entries(text: str) -> list[tuple[str, str, str]]:
     except OSError as error:
         raise InputError(f"--price {text}: {error.strerror}; {FORM}, or a YAML file of them") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: no YAML: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or not content:
         raise InputError(f"{path}: expected lines such as H100: 2.50 USD/h")
     return [(str(device), str(rate), f"{path}: {device}") for device, rate in content.items()]
@@ -82,5 +82,5 @@ def _parse(rate: str, where: str) -> tuple[float, str]:
     except ValueError:
         amount = math.nan
     if match is None or not 0 < amount < math.inf:
-        raise InputError(f"{where}: {rate.strip()!r} is no price; {FORM}")
+        raise InputError(f"{where}: {rate.strip()!r} is not a price; {FORM}")
     return amount, match["unit"]

@@ -111,7 +111,7 @@ def check(
     elif write_official_rules is not None:
         print_line("\n".join(map(str, write_rules(write_official_rules))))
     elif not paths:
-        raise click.UsageError("Missing argument 'PATH...'")
+        raise click.UsageError("give PATHS to check, such as runs/mine; mlhpc help check says what they can be")
     else:
         verdict = _judge(paths, ruleset_name, waive_file, rcp)
         _show(verdict, style)

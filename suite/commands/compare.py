@@ -107,7 +107,7 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     """
     first, others = (paths[0], paths[1:]) if baseline is None else (baseline, paths)
     if not others:
-        raise click.UsageError(f"{first} alone: give what to compare it with")
+        raise click.UsageError(f"{first} has nothing to be compared with: give a second path")
     found, confidence = compare_results(first, others, tolerance, any_runs=any_runs)
     if style == JSON:
         rows = [as_data(item) for item in found]
@@ -191,12 +191,14 @@ def _pairs(a: Path, b: Path) -> list[tuple[Result, Result]]:
     first, second = _results(a), _results(b)
     shared = [kind for kind in first if kind in second]
     if not shared:
-        raise InputError(f"nothing in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}")
+        raise InputError(
+            f"{a} and {b} have no benchmark and size in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}"
+        )
     for path, results in ((a, first), (b, second)):
         for kind in shared:
             if len(results[kind]) > 1:
                 names = ", ".join(str(item.group.folder) for item in results[kind])
-                raise InputError(f"{path}: {len(results[kind])} results of {_kind(kind)}; choose one of {names}")
+                raise InputError(f"{path} has {len(results[kind])} results of {_kind(kind)}; give one of them: {names}")
     return [(first[kind][0], second[kind][0]) for kind in shared]
 
 

@@ -116,7 +116,7 @@ def convert(
     with _world() as world:
         function = _ability(chosen.load_generator(), workload, "convert")
         if trust_pickles and "trust_pickles" not in signature(function).parameters:
-            raise InputError(f"{workload}: --trust-pickles: its files hold no pickles")
+            raise InputError(f"--trust-pickles: the files of {workload} are no pickles; leave the option out")
         trust = {"trust_pickles": True} if trust_pickles else {}
         with progress(f"convert {workload}", shown=world.is_first) as tell:
             function(source, root, world=world, size=size, progress=tell, **trust)
@@ -135,7 +135,7 @@ def verify(root: Path, deep: bool) -> None:
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
     if not os.path.lexists(root / MANIFEST_NAME) and not any(root.glob("*/shard_*")):
-        raise InputError(f"{root}: no data set here (no {MANIFEST_NAME}, no shard)")
+        raise InputError(f"{root}: not a data set (no {MANIFEST_NAME} and no shard); mlhpc data generate makes one")
     begin = time.monotonic()
     try:
         manifest = read_manifest(root)
@@ -173,7 +173,7 @@ def describe(root: Path, output: Path | None) -> None:
     text = render_croissant(root, manifest, _about(manifest))
     path = output or root / CROISSANT_NAME
     if path.is_file() and path.read_bytes() != text.encode():
-        raise InputError(f"{path}: exists already and says something else; choose another file with -o")
+        raise InputError(f"{path}: exists already with other content; choose another file with -o")
     write_whole(path, text)
     print_line(f"{path}: Croissant 1.1 of {_summary(root, manifest)}")
 
@@ -215,7 +215,10 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
         )
     problems = find_problems(root, deep=False)  # deep would read every byte; `mlhpc data verify --deep` does
     if problems:
-        raise InputError(f"{problems[0]}; remove {root / MANIFEST_NAME} and the damaged files to make them again")
+        raise InputError(
+            f"{problems[0]}; to repair the data set, remove the damaged files and {root / MANIFEST_NAME}, "
+            "then repeat this command"
+        )
     print_line(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
     return True
 

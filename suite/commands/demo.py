@@ -96,7 +96,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
     root = output or default_folder(workload, size, datetime.now(UTC), under="demo")
     if root.exists():
-        raise InputError(f"{root}: exists already; the demo never writes into an earlier one (choose another -o)")
+        raise InputError(f"{root}: exists already; choose another folder with -o")
     make_folder(root)
     began = time.monotonic()
     outcomes: list[StepResult] = []

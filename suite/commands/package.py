@@ -167,7 +167,7 @@ def _verify(packages: tuple[Path, ...]) -> None:
     """Print how each package differs from its manifest; exit code 1 if any does. InputError for what is no package."""
     for folder in packages:
         if not any(os.path.lexists(folder / name) for name in (MANIFEST, "results", "systems")):
-            raise InputError(f"{folder}: no package here (no {MANIFEST}, no results/)")
+            raise InputError(f"{folder}: not a package (no {MANIFEST} and no results/); mlhpc package RUNS builds one")
     count = 0
     for folder in packages:
         changes = [f"{path}: {message}" for _, path, message in changed_files(folder)]

@@ -153,7 +153,7 @@ def _machine(stated: Stated, measured: Measured, precision: str) -> Machine | No
     machine = _stated_machine(*stated)
     if measured != (None, None, None):
         raise click.UsageError(
-            "--ceilings and --network stand for --tflops, --gigabytes-per-s, --latency-us: give one kind"
+            "--ceilings and --network replace --tflops, --gigabytes-per-s and --latency-us: give one group of them"
         )
     return machine
 
@@ -173,12 +173,12 @@ def _measured_machine(
     from suite.performance.plans.machine import read_machine
 
     if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
-        raise click.UsageError("--ceilings and --network belong together, and --reached to them")
+        raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
     if ceilings is None or network is None:
         return None
     part = None if reached is None else _span("--reached", reached)
     if part is not None and part.high > 1:
-        raise click.UsageError(f"--reached {reached}: expected at most 1, the whole roof")
+        raise click.UsageError(f"--reached {reached}: expected at most 1, the whole peak rate")
     return read_machine(ceilings, network, precision, part)
 
 

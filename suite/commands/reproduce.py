@@ -155,7 +155,7 @@ def reproduce(
     stamp = datetime.now(UTC)
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
     if root.exists() and any(root.iterdir()) and not _is_unfinished(root):
-        raise click.UsageError(f"-o {root}: exists already; a reproduction never writes into an earlier one")
+        raise click.UsageError(f"-o {root}: exists already; choose another folder with -o")
     limit_s = None if limit_minutes is None else limit_minutes * 60.0
     asked = _Asked(root, level, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
     root_was_there = root.exists()
@@ -211,7 +211,7 @@ def _highest_level(level: int | None, beside: Path | None, overrides: tuple[str,
     if level is None:
         level = 3 if run or beside is not None else 1
     if overrides and level < 4:
-        raise click.UsageError("--set says what is changed for level 4: give --level 4")
+        raise click.UsageError("--set changes a setting for level 4: give --level 4 too")
     return level
 
 

@@ -138,7 +138,7 @@ def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str)
     if not found and problems:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not found:
-        raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log with an event")
+        raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet")
     advice = find_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
     if style == JSON:
         trials = [asdict(each) | {"folder": str(each.folder), "ratio": each.ratio} for each in found]
@@ -224,7 +224,7 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
         if not path.exists():
             raise InputError(f"{path}: does not exist; expected a run folder, or a folder of run folders")
         if not below:
-            raise InputError(f"{path}: no run folder here (no run.json, nor in the two levels below)")
+            raise InputError(f"{path}: not a run folder, and none in the two levels below (no run.json)")
         outermost = [folder for folder in below if set(below).isdisjoint(folder.parents)]  # a run holds no other run
         for folder in sorted(outermost, key=lambda each: (os.path.realpath(each) != os.path.abspath(each), each)):  # noqa: PTH100
             folders.setdefault(os.path.realpath(folder), RunFolder(folder))

@@ -224,7 +224,7 @@ def _plan_all(
                 raise
             impossible.append(str(error))
     if not planned:
-        raise InputError(f"no size of the sweep is possible: {'; '.join(impossible)}")
+        raise InputError(f"no node count of --nodes is possible: {'; '.join(impossible)}")
     return planned, impossible
 
 
@@ -322,7 +322,7 @@ def _earlier(folder: Path) -> RunRecord:
         record = summarise(read_events(path))
         if any(epoch.complete for epoch in record.epochs):
             return record
-    raise InputError(f"{folder}: no log with a complete epoch to estimate from")
+    raise InputError(f"{folder}: no log has a complete epoch to estimate from; give another run folder")
 
 
 def _submit(folder: Path, job: Job, config: RunConfig) -> str:

@@ -41,7 +41,7 @@ def explanation(rule: str) -> str:
     """Render the text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
     if rule not in RULES:
         near = did_you_mean(rule, RULES) or ";"
-        raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules says each in a line")
+        raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules prints all")
     lines = [f"{rule} ({scope(rule)})", *(f"  {name}: {text}" for name, text in _fields(RULES[rule]))]
     return "\n".join([*lines, f"  page: {link(rule)}"])
 

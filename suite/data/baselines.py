@@ -102,5 +102,5 @@ def _read(root: Path, data_manifest: str) -> _File:
     path = root / BASELINES_NAME
     content = read_json_document(path, _File, "baselines", BASELINES_VERSION)
     if content.data_manifest != data_manifest:
-        raise InputError(f"{path}: the baselines of other data")
+        raise InputError(f"{path}: made for another data set; remove the file")
     return content

@@ -190,7 +190,7 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
     elif note.exists():
         existing = json.loads(note.read_text())
     elif root.exists() and any(path.suffix != PART_SUFFIX and path.name != LOCK_NAME for path in root.iterdir()):
-        raise InputError(f"{root}: not empty and not an unfinished data set; choose another folder")
+        raise InputError(f"{root}: not empty, and no unfinished data set; choose another folder with -o")
     else:
         write_whole(note, json.dumps(recipe, indent=1) + "\n")
         return False

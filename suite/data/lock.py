@@ -109,7 +109,7 @@ def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
                 make_folder(path.parent)
                 stack.enter_context(locked(path, what))
             except OSError as caught:
-                error = InputError(f"{path}: the lock cannot be made: {caught.strerror}")
+                error = InputError(f"{path}: the lock file cannot be created: {caught.strerror}")
             except InputError as caught:
                 error = caught
         try:
@@ -145,7 +145,9 @@ def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, si
     if found is not None and not found.is_gone(seeker, silent_s):
         raise LockedError(f"{path}: {what} is in use by {found}")
     if found is None and silent_s <= SILENT_S:
-        raise LockedError(f"{path}: {what} is in use: this lock names no owner, but is new; remove it if there is none")
+        raise LockedError(
+            f"{path}: {what} is in use: its lock is new and names no owner; if no other process uses it, remove the lock"
+        )
 
 
 def _acquire(path: Path, owner: Owner, what: str) -> None:

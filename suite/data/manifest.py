@@ -91,7 +91,7 @@ def read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST_NAME
     if not path.exists():
         reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
-        raise InputError(f"{path}: no manifest: {reason}")
+        raise InputError(f"{path}: the manifest of the data set cannot be read: {reason}")
     return read_manifest_file(path)
 
 

@@ -46,9 +46,9 @@ def wait_for_quiet(
         waited = clock() - begin
         if waited >= limit_s:
             raise InputError(
-                f"{found.text} after {duration_text(waited)} of waiting: end the other programs and go on with "
-                f"--resume, or leave --wait-for-quiet out and have a time that says little"
+                f"{found.text} after {duration_text(waited)} of waiting: end the other programs and continue with "
+                f"--resume; or leave --wait-for-quiet out, and do not trust the time"
             )
         tell(f"{found.text}: waiting for quiet, at most {duration_text(limit_s - waited)} more")
     if found is None:
-        tell("what other programs take of the CPUs is not known on this machine: not waiting")
+        tell("this machine does not show what other programs use of its CPUs: not waiting")

@@ -60,7 +60,7 @@ def read_series(paths: Sequence[Path]) -> Iterator[RunSeries]:
             clean(part) for part in Path(found.label).with_suffix("").parts if part not in ("/", ".", "..")
         )
         if label in seen:
-            raise InputError(f"{found.path}: another log is named {label} too; export them apart")
+            raise InputError(f"{found.path}: another log has the name {label} too; export them with separate commands")
         seen.add(label)
         log = read_events(found.path)
         yield RunSeries(found.path, label, summarise(log), _series(log))

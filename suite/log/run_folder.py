@@ -258,7 +258,7 @@ def refuse_existing(root: Path) -> None:
     """Raise InputError if a new run folder's path exists, unless a kill left it in `write_run_info`."""
     if root.exists() and not _is_begun(root):
         way = f"; to continue it: {explain_continue(root)}" if explain_continue(root) else ""
-        raise InputError(f"{root}: exists already; a run never writes into an earlier one (choose another -o){way}")
+        raise InputError(f"{root}: exists already; choose another folder with -o{way}")
 
 
 def explain_continue(root: Path) -> str | None:

@@ -94,7 +94,7 @@ def build_package(
     status = status or _common(runs, "submission_status", lambda record: record.submission_status)
     results = tuple(group_results(runs, system))
     if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
-        raise InputError("a throughput result has no energy; expected neither --power nor --network-power")
+        raise InputError("a throughput result has no energy; leave --power and --network-power out")
     _check_failures(results, count_failed)
     _check_absent(results, package)
     _check_unchanged(package)
@@ -140,8 +140,8 @@ def _check_failures(results: Sequence[Result], count_failed: bool) -> None:
         for record in (*result.scored, *result.pruned):
             if record.run_stop_s is None and not count_failed:
                 raise InputError(
-                    f"{record.path}: no run_stop, the run failed without saying so; run it again, "
-                    "or take it as the one run that may fail with --count-failed"
+                    f"{record.path}: the log has no run_stop, so the run was cut off; "
+                    "run it again, or count it as the one run that may fail with --count-failed"
                 )
             why = failure(record, result.benchmark)
             if record.status == "success" and why is not None:
@@ -151,7 +151,9 @@ def _check_failures(results: Sequence[Result], count_failed: bool) -> None:
 def _check_absent(results: Sequence[Result], package: Path) -> None:
     for folder in (package / result.folder for result in results):
         if folder.exists():
-            raise InputError(f"{folder}: exists already; a result is never overwritten (choose another --system)")
+            raise InputError(
+                f"{folder}: exists already, and results are never overwritten; choose another --system or -o"
+            )
 
 
 def _check_unchanged(package: Path) -> None:
@@ -159,7 +161,9 @@ def _check_unchanged(package: Path) -> None:
     if not package.exists():
         return
     for _, path, message in changed_files(package):
-        raise InputError(f"{path}: {message}; a package to add to is unchanged since it was built")
+        raise InputError(
+            f"{path}: {message}; nothing can be added to a changed package: restore the file, or build the package anew"
+        )
 
 
 def _check_one_suite(runs: Sequence[Run]) -> None:
@@ -169,7 +173,7 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
             one, other = getattr(runs[0].info, what), getattr(run.info, what)
             if one != other:
                 raise InputError(
-                    f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them apart"
+                    f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them with separate commands"
                 )
 
 
@@ -180,8 +184,8 @@ def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
     submitter = find_default_submitter() or system_submitter
     if submitter is None:
         raise InputError(
-            f"no log names a submitter (submission_org is {NO_SUBMITTER!r}); expected --submitter ORG, "
-            f"which the package marks as late (for later runs, {SUBMITTER_HINT})"
+            f"no log names a submitter (submission_org is {NO_SUBMITTER!r}): give --submitter ORG, "
+            f"which the package marks as late (for later runs {SUBMITTER_HINT})"
         )
     return submitter
 
@@ -193,8 +197,8 @@ def _check_kept_files(runs: Sequence[Run]) -> None:
         path, problem = damaged[0]
         others = ", ".join(str(other) for other, _ in damaged[1:4])
         more = f"; {len(damaged) - 1} more damaged: {others}" if others else ""
-        way_on = "restore it, or move it away and package without it"
-        raise InputError(f"{path}: {problem}; a package keeps no damaged file: {way_on}{more}")
+        way_on = "restore it, or move it away to package without it"
+        raise InputError(f"{path}: {problem}; {way_on}{more}")
 
 
 def _damaged(run: Run) -> Iterator[tuple[Path, str]]:
@@ -220,7 +224,7 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
                 again = f"submission: {{org: {submitter}}} in the configuration of mlhpc.Run"
             raise InputError(
                 f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
-                f"logs are not edited: expected --submitter {record.org!r}, or runs made with {again}"
+                f"give --submitter {record.org!r}, or run again with {again}"
             )
 
 

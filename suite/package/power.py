@@ -32,9 +32,9 @@ def write_power(
         _write_meter(record, target, meter)
     if network_w is not None:
         if not target.is_dir():
-            raise InputError(f"{log}: has no power readings; the network alone is no energy")
+            raise InputError(f"{log}: has no power readings of nodes; --network-power alone gives no energy")
         if (target / "sw_0.txt").exists():
-            raise InputError(f"{own / 'sw_0.txt'}: the network's power is known already; expected no --network-power")
+            raise InputError(f"{own / 'sw_0.txt'}: the power of the network was measured; leave --network-power out")
         (target / "sw_0.txt").write_text(render_estimate(network_w, record.run_start_s or 0.0), encoding="utf-8")
 
 
@@ -42,7 +42,9 @@ def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
     """Write the readings of each node. The run's own readings have a narrower scope and stay as readings of a part."""
     start, stop = record.run_start_s, record.run_stop_s
     if start is None or stop is None:
-        raise InputError(f"{record.path}: no run_start or no run_stop; readings cannot be brought to it")
+        raise InputError(
+            f"{record.path}: no run_start or no run_stop, so readings cannot be assigned to it; leave this run out"
+        )
     staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
     scope = meter.columns.scope
     for node, points in meter.during(start + min(staging_s, 0.0) - _MARGIN_S, stop + _MARGIN_S).items():

@@ -87,7 +87,7 @@ def read_run(root: Path) -> Run:
     info = folder.read_info()
     logs = folder.results()
     if not logs:
-        raise InputError(f"{root}: no result_*.txt; the run left no log")
+        raise InputError(f"{root}: no result_*.txt, so there is no run to package; `mlhpc run` writes them")
     records = tuple(summarise(read_events(path)) for path in logs)
     return Run(folder, info, records, tuple(folder.resumed()), read_nodes(root))
 

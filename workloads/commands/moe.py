@@ -218,7 +218,7 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
 
     Prints bandwidth and latency of the links, the predicted times, and how wrong the prediction may be."""
     if not sweeps:
-        raise click.UsageError("give a sweep (mlhpc moe --sweep-network -o FILE)")
+        raise click.UsageError("give the file of a sweep; mlhpc moe --sweep-network -o FILE makes one")
     from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
 
     print_fits(sweeps, style)

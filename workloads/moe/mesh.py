@@ -106,7 +106,9 @@ class ExpertMesh:
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size // (copies * sharing) % ranks_per_node:
-            raise InputError(f"{size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+            raise InputError(
+                f"{size} ranks cannot be divided into nodes of {ranks_per_node}: give another --ranks-per-node"
+            )
         if device_type == "cuda":
             os.environ.setdefault(_LAUNCH_ORDER, "1")
         if copies * sharing > 1:

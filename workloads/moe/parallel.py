@@ -42,14 +42,12 @@ def ranks_of_node(per_node: int, ranks: int, size: int, sharing: int = 1) -> int
     InputError if that is not the same everywhere. ``sharing``: so many consecutive ranks are each of another mesh.
     """
     if per_node % sharing and sharing % per_node:
-        raise InputError(
-            f"tensor={sharing}: a node has {per_node} ranks: expected that one of the two divides the other"
-        )
+        raise InputError(f"tensor={sharing}: a node has {per_node} ranks; one of the two must divide the other")
     per_node, size = max(1, per_node // sharing), size // sharing
     if ranks == size or ranks % per_node == 0:
         return per_node
     if per_node % ranks:
-        raise InputError(f"expert={ranks}: a node has {per_node} ranks: expected that one of the two divides the other")
+        raise InputError(f"expert={ranks}: a node has {per_node} ranks; one of the two must divide the other")
     return ranks
 
 

@@ -59,7 +59,7 @@ class MoEWorkload(Workload):
         size = world.size if spread.note is None else spread.size
         self.layout = self._layout(size // spread.sharing)
         if moe.expert_parallel and spread.sharing > 1 and not spread.ranks and not self._training.dense:
-            raise InputError("experts are spread over all ranks, and ranks share samples: expected expert=N in --mesh")
+            raise InputError("ranks share samples, and experts are spread over all ranks: add expert=N to --mesh")
         ranks = spread.ranks or (size if moe.expert_parallel else 1)
         if self._training.dense or ranks == 1:
             return None

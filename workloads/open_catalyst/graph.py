@@ -49,7 +49,7 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     distance, nearest = tree.query(position, k=most + 1, distance_upper_bound=bound)
     if distance[:, 1].min() < COINCIDENT_ANGSTROM:
         atom = int(distance[:, 1].argmin())
-        raise InputError(f"atom {atom} and another one lie on each other")
+        raise InputError(f"atom {atom} and another atom have the same position")
     is_neighbour = np.isfinite(distance)
     is_neighbour[:, 0] = False  # the nearest of all is the atom itself
     target, column = np.nonzero(is_neighbour)

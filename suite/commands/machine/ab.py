@@ -137,7 +137,7 @@ def steps(
     a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. OUTPUT gets ab.json.
     """
     if plan_b is None and not own_a and not own_b:
-        raise click.UsageError("what is compared? expected --b PLAN, or --set-b KEY=VALUE (or --set-a)")
+        raise click.UsageError("A and B are the same: give --b PLAN, --set-b KEY=VALUE or --set-a KEY=VALUE")
     chosen = descriptor(workload)
     chosen.code()
     name = settings(size, config) or DEFAULT_SIZE
@@ -186,20 +186,18 @@ def _configured(
 ) -> RunConfig:
     """The configuration of one side. InputError names the side's option."""
     if plan == NONE and mesh is not None:
-        raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: expected --{side} NAME")
+        raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: give --{side} NAME too")
     given = ("plan=null", "mesh=null") if plan == NONE else plan_settings(plan, mesh)
     named = {override.partition("=")[0] for override in (*overrides, *own)} & {"plan", "mesh"}
     if named:
-        raise InputError(f"--set {named.pop()}: the plans of both sides are --a, --b, --mesh-a and --mesh-b")
+        raise InputError(f"--set {named.pop()}: give plans and meshes with --a, --b, --mesh-a and --mesh-b")
     common = {setting.partition("=")[0] for setting in own} & COMMON
     if common:
         key = common.pop()
-        raise InputError(f"--set-{side} {key}: both sides have the same {key}: expected --set {key}=VALUE")
+        raise InputError(f"--set-{side} {key}: both sides must have the same {key}: give --set {key}=VALUE")
     resolved = load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
     if resolved.compile:
-        raise InputError(
-            f"--set-{side} compile: steps are counted by operators, compiled ones cannot be: expected false"
-        )
+        raise InputError(f"--set-{side} compile: the FLOPs of compiled code cannot be counted: leave compile false")
     return resolved.with_stated_precision("mlhpc ab steps")
 
 
@@ -210,7 +208,7 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
     from suite.training.parallel.sharing import Parallel
 
     if folder.exists():
-        raise InputError(f"{folder}: exists already; a comparison never writes into an earlier one (choose another -o)")
+        raise InputError(f"{folder}: exists already; choose another folder with -o")
     for label, config in zip("ab", sides, strict=True):
         try:
             groups = Parallel.of(config, chosen, 0, ranks).mesh.data_size
@@ -221,8 +219,7 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
     pins = [side.choices.pinned.get("collectives") for side in sides]  # torch has one process group for both sides
     if pins[0] != pins[1]:
         raise InputError(
-            "choices.pinned.collectives: both sides use one process group: "
-            "expected --set choices.pinned={collectives: …}"
+            "choices.pinned.collectives: both sides share one process group: give --set choices.pinned={collectives: …}"
         )
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)
@@ -241,7 +238,7 @@ def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
     if other is not None:
         raise InputError(
             f"--set-b: {other} has shape {b.get(other)}, in A {a.get(other)}: "
-            "expected settings that leave the parameters as they are, for both sides begin at one checkpoint"
+            "both sides start from one checkpoint, so change no setting that changes the shape of a parameter"
         )
 
 

@@ -83,16 +83,14 @@ def profile(
     resolved = load_config(chosen, name, overrides).with_stated_precision("mlhpc profile")
     if resolved.plan is not None:
         raise InputError(
-            "--set plan: a profile is of ranks with samples of their own; mlhpc plan tells what a plan costs"
+            "--set plan: mlhpc profile does not support parallel plans; mlhpc plan predicts what a plan costs"
         )
     root = resolved.data or default_data_root(resolved.workload, resolved.size)
     folder = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="profiles")
 
     def check() -> None:
         if folder.exists():
-            raise InputError(
-                f"{folder}: exists already; a profile never writes into an earlier one (choose another -o)"
-            )
+            raise InputError(f"{folder}: exists already; choose another folder with -o")
         from suite.data.build import find_data
 
         find_data(root, resolved.workload, resolved.size)

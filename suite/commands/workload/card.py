@@ -166,7 +166,7 @@ def _filled(text: str, source: YamlSource, key: Sequence[str], value: float) -> 
     match = re.fullmatch(pattern, lines[number - 1]) if number is not None else None
     if match is None or number is None:
         raise InputError(
-            f"{source.where(*key)}: {'.'.join(key)} cannot be filled: expected '{key[-1]}: 0' on a line of its own"
+            f"{source.where(*key)}: {'.'.join(key)} cannot be filled in: write '{key[-1]}: 0' on a line of its own"
         )
     lines[number - 1] = f"{match[1]}{_plain(value)}{match[2]}"
     return "".join(lines)

@@ -36,7 +36,7 @@ def new(name: str, output: Path | None) -> None:
     _check_name(name)
     root = output or Path(name)
     if root.exists():
-        raise InputError(f"{root}: exists already; a skeleton never writes into something (choose another -o)")
+        raise InputError(f"{root}: exists already; choose another folder with -o")
     import jinja2  # here, because `mlhpc workload list` imports this module and would wait for it
 
     environment = jinja2.Environment(

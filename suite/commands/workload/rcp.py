@@ -100,7 +100,9 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
     not_converged: list[int] = []
     for item, seed in zip(logs, _distinct_seeds(logs), strict=True):
         if dict(item.hyperparameters) != dict(first.hyperparameters):
-            raise InputError(f"{item.path}: hyperparameters differ from those of {first.path}")
+            raise InputError(
+                f"{item.path}: hyperparameters differ from those of {first.path}; record runs with the same settings"
+            )
         reached = first_reaching(item, benchmark)
         if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
             epochs.append(reached.epoch)
@@ -129,8 +131,7 @@ def _distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
     for item in logs:
         if item.seed is None or (item.seed, item.data_manifest) in known:
             raise InputError(
-                f"{item.path}: seed {item.seed} is missing or given twice on the same data; "
-                "a point needs different runs"
+                f"{item.path}: seed {item.seed} is missing, or another run on the same data has it; leave out one of the two"
             )
         known.add((item.seed, item.data_manifest))
         seeds.append(item.seed)

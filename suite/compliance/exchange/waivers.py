@@ -42,12 +42,14 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
     # A submitter must not waive findings in his own package.
     inside = next((item for item in checked if path.resolve().is_relative_to(item.resolve())), None)
     if inside is not None:
-        raise InputError(f"{path}: lies in {inside}, which is judged: nobody waives his own findings")
+        raise InputError(
+            f"{path}: lies in {inside}, which is checked; a submitter cannot waive findings: keep waivers elsewhere"
+        )
     entries = YamlSource.read(path).convert(_File).waivers
     strange = next((entry.rule for entry in entries if entry.rule not in RULES), None)
     if strange is not None:
         raise InputError(
-            f"{path}: unknown rule {strange!r}{did_you_mean(strange, RULES) or ';'} mlhpc check --list-rules has them"
+            f"{path}: unknown rule {strange!r}{did_you_mean(strange, RULES) or ';'} mlhpc check --list-rules prints all"
         )
     return tuple(Waiver(**{name: text.strip() for name, text in structs.asdict(entry).items()}) for entry in entries)
 

@@ -96,7 +96,9 @@ class Contest:
     def rules(self) -> RaceRules:
         """The rules of the race. InputError with fewer than two entries."""
         if len(self.entries) < 2:
-            raise InputError(f"{self.root}: a contest needs two entries; there are {len(self.entries)}")
+            raise InputError(
+                f"{self.root}: a contest needs two entries and has {len(self.entries)}; mlhpc ab runs enter adds one"
+            )
         return RaceRules(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
 
     def path_of(self, entry: str) -> Path:
@@ -171,7 +173,7 @@ def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
     if not NAME.fullmatch(name):
         raise InputError(f"entry {name!r}: expected {NAME_TEXT}")
     if contest.read_journal().runs:
-        raise InputError(f"{contest.root}: runs were started: nobody can enter any more")
+        raise InputError(f"{contest.root}: runs have started, so no entry can be added; create a new contest")
     for other, its_config in contest.entries.items():
         if other.lower() == name.lower():
             raise InputError(f"entry {name!r}: there is an entry {other!r} already")

@@ -187,7 +187,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
     with locked(root / "contest.lock", f"contest {root}"):
         journal = contest.read_journal()
         for text in journal.changed(contest.digests()):
-            raise InputError(f"{root}: {text}: a contest goes on as it began")
+            raise InputError(f"{root}: {text}: a contest must continue as it began")
         journal.digests = contest.digests()
         for noted in journal.runs:
             if not noted.ended:  # the contest was killed while it ran: it counts as what its log says

@@ -247,8 +247,8 @@ def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Blo
     kept = [(type(side.trainer.state.optimization.optimizer), side.trainer.state.averaged is None) for side in (a, b)]
     if kept[0] != kept[1]:
         raise InputError(
-            "the sides differ in their optimizer, or in whether weights are averaged: expected settings of one kind, "
-            "for both sides begin at one checkpoint"
+            "the sides differ in their optimizer or in averaging of weights: "
+            "both start from one checkpoint, so give both the same of these"
         )
     a.block(0, schedule.warmup, restored=False)
     a.save()

@@ -279,13 +279,15 @@ def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, sample
     for axis, ranks in (("axial", parallel.mesh.axial), ("expert", parallel.mesh.expert)):
         if ranks > 1:
             raise InputError(
-                f"plan: what the {axis} axis sends is not known: the loss needs values, or inputs are missing"
+                f"plan: the bytes sent on the {axis} axis cannot be counted: the loss depends on values, or the plan lacks inputs"
             )
     if parallel.mesh.tensor == 1:
         return
     assert plan.tensor is not None
     if config.precision == "bfloat16":
-        raise InputError("plan: what the tensor axis sends is known for float32 only: expected --set precision=float32")
+        raise InputError(
+            "plan: the bytes sent on the tensor axis are counted for float32 only: give --set precision=float32"
+        )
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 
 

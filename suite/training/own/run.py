@@ -340,7 +340,7 @@ class Run:
 
     def _running(self, call: str) -> OwnSteps:
         if self._steps is None:
-            raise InputError(f"run.{call}(): comes after run.start()")
+            raise InputError(f"run.{call}(): call run.start() first")
         if self.over:
             raise InputError(f"run.{call}(): the run is over; the loop ends when run.evaluation() returns True")
         return self._steps

@@ -80,7 +80,7 @@ class OwnSteps:
     def step(self, loss: Any) -> None:
         """End a step."""
         if not self._open:
-            raise InputError("run.step(): comes after run.epoch()")
+            raise InputError("run.step(): call run.epoch() first")
         self.timer.mark(OTHER)
         self._last_s = time.perf_counter()
         self._done += 1
@@ -94,7 +94,7 @@ class OwnSteps:
     def evaluate(self, value: float | None, metrics: Mapping[str, float]) -> tuple[bool, str] | None:
         """End an evaluation, which began where the last step ended. Returns (reached, reason) if the run is over."""
         if not self._open:
-            raise InputError("run.evaluation(): comes after run.epoch() and its steps")
+            raise InputError("run.evaluation(): call run.epoch() and its steps first")
         agreed = self._agreed(value)
         self._end_training()
         target = self._plan.target
@@ -122,7 +122,7 @@ class OwnSteps:
         given = None if value is None else float(value)
         said = [(rank, each) for rank, each in enumerate(self._world.allgather(given)) if each is not None]
         if not said:
-            raise InputError("run.evaluation(None): at least one rank gives the value")
+            raise InputError("run.evaluation(): every rank passed None; one must pass the metric's value")
         first, agreed = said[0]
         agreed = float(agreed)
         for rank, other in said:
@@ -147,7 +147,7 @@ class OwnSteps:
         It ends with the last rank's last step. The log's clock stays held there.
         """
         if not self._done:
-            raise InputError(f"epoch {self._label} has no run.step()")
+            raise InputError(f"epoch {self._label} has no step: call run.step() after each update of the weights")
         self._check_steps()
         host_s = self._last_s - self._begin_s
         held = self._begin_ms + int(1e3 * host_s)

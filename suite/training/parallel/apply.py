@@ -53,17 +53,16 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     if any(isinstance(policy, Budget) for policy in plan.recompute.values()):
         if parallel.is_split:
             raise InputError(
-                "plan: recompute: a budget, and ranks share samples: expected full or selective, or another --mesh"
+                "plan: recompute: a memory budget does not work if ranks share samples: use full or selective, or another --mesh"
             )
         if parallel.is_sharded and plan.gather == "layer":
             raise InputError(
-                "plan: recompute: a budget beside gather: layer: expected gather: step, or full or selective"
+                "plan: recompute: a memory budget does not work with gather: layer: use gather: step, or full or selective"
             )
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(
-            "plan: the workload spreads experts over all ranks, and ranks share samples: expected expert=N in --mesh, "
-            "with tensor"
+            "plan: ranks share samples, and the workload spreads experts over all ranks: add expert=N to --mesh"
             if parallel.mesh.tensor > 1
             else "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and axial out of --mesh"
         )
@@ -77,7 +76,7 @@ def _check_experts(plan: ParallelPlan, spread: set[str], model: nn.Module) -> No
     for name, way in where.items():
         if is_spread(way) and name not in spread:
             raise InputError(
-                f"plan: parameter {name!r} is placed on {EXPERT} and is of no expert: expected another placement"
+                f"plan: parameter {name!r} is placed on {EXPERT} but belongs to no expert: place it otherwise"
             )
         if not is_spread(way) and name in spread:
             raise InputError(

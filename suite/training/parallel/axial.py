@@ -52,7 +52,7 @@ class Parts:
         known = self.extents.setdefault(name, n)
         if known != n:
             raise InputError(
-                f"plan: axial: {where} has {n} positions of {name!r}, others have {known}: is it cut twice?"
+                f"plan: axial: {where} has {n} positions of {name!r}, other inputs have {known}: the plan may split it twice"
             )
         if training and n < self.axis.size:
             raise InputError(f"plan: axial: {where} has {n} positions of {name!r}: expected {AXIAL}={n} or less")
@@ -192,7 +192,9 @@ def _turn(parts: Parts, x: Tensor, way: Operand, where: str, training: bool) -> 
 def _first(parts: Parts, x: Tensor, way: Operand, where: str, training: bool) -> Tensor:
     """Give all ranks what the first one has taken from position 0 of its part; they go on alike."""
     if way.along not in parts.extents:
-        raise InputError(f"plan: axial: {where}: no operand before it was cut along {way.along!r}")
+        raise InputError(
+            f"plan: axial: {where} needs an input that is split along {way.along!r}; no earlier operand is"
+        )
     first: Tensor = _First.apply(x, parts.axis)  # type: ignore[no-untyped-call]
     return first
 
@@ -205,7 +207,9 @@ def _check_part(parts: Parts, x: Tensor, way: Operand, where: str) -> int:
     """The dimension that lies in parts. InputError if it does not."""
     at = way.dims.index(way.along)
     if way.along not in parts.extents:
-        raise InputError(f"plan: axial: {where}: no operand before it was cut along {way.along!r}")
+        raise InputError(
+            f"plan: axial: {where} needs an input that is split along {way.along!r}; no earlier operand is"
+        )
     low, high = parts.own(way.along)
     if x.shape[at] != high - low:
         raise InputError(
@@ -232,7 +236,9 @@ class _Draw:
         if x.dim() != len(self._dims):
             raise InputError(f"plan: axial: {where} has {x.dim()} dimensions: its dims are {', '.join(self._dims)}")
         if self._along not in self._parts.extents:
-            raise InputError(f"plan: axial: {where}: no operand before it was cut along {self._along!r}")
+            raise InputError(
+                f"plan: axial: {where} needs an input that is split along {self._along!r}; no earlier operand is"
+            )
         shape = list(x.shape)
         shape[self._dims.index(self._along)] = self._parts.extents[self._along]
         return (x.new_ones(shape), *inputs[1:])

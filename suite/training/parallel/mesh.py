@@ -140,9 +140,9 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
     expert = sizes.get(EXPERT, (0,))[0]
     ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
     if len(ways) > 1:
-        raise InputError(f"--mesh {text}: ranks share a sample by {' or by '.join(ways[:2])}: expected one of the two")
+        raise InputError(f"--mesh {text}: {' and '.join(ways[:2])} cannot be combined: give one of them")
     if expert > 1 and ways and tensor == 1:
-        raise InputError(f"--mesh {text}: {EXPERT} does not go with {ways[0]}: leave one of the two out")
+        raise InputError(f"--mesh {text}: {EXPERT} and {ways[0]} cannot be combined: give one of them")
     parts = math.prod(spatial) * shard * tensor * axial * max(1, expert)
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:

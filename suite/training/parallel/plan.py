@@ -243,8 +243,8 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     growing = [name for name, value in plan.extents.items() if isinstance(value, str) and "* samples" in value]
     if plan.split and growing:
         raise InputError(
-            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples: a plan with split cannot "
-            "have it"
+            f"{source.where('extents', growing[0])}: {growing[0]!r} grows with the samples, "
+            f"which a plan with split does not support: remove it"
         )
     for name in plan.split:
         if name not in plan.extents:
@@ -252,13 +252,13 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     if len(set(plan.split)) != len(plan.split):
         raise InputError(f"{source.where('split')}: a dimension is named twice")
     if plan.split and not plan.inputs:
-        raise InputError(f"{source.where('split')}: dimensions are split, and no input is described")
+        raise InputError(f"{source.where('split')}: split needs a description of the inputs: add inputs")
     if "halos" in plan.beside and not plan.split:
-        raise InputError(f"{source.where('beside')}: halos beside computing, and no dimension is split: remove halos")
+        raise InputError(f"{source.where('beside')}: halos need a split dimension: remove halos, or add split")
     if "pieces" in plan.beside and (plan.gather != "layer" or "shard" not in plan.parameters.values()):
         raise InputError(
-            f"{source.where('beside')}: pieces beside computing: expected gather: layer and a parameter placed shard, "
-            "or beside without pieces"
+            f"{source.where('beside')}: pieces need gather: layer and a parameter placed shard: "
+            f"add these, or remove pieces"
         )
     if plan.tensor is not None:
         _check_tensor(plan.tensor, plan, source)
@@ -272,15 +272,13 @@ def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) ->
     if not tensor.along:
         named = [path for path, region in tensor.regions.items() if region.dims]
         if tensor.begins or tensor.ends or named:
-            raise InputError(
-                f"{source.where('tensor')}: without along nothing lies in parts: remove begins, ends and dims"
-            )
+            raise InputError(f"{source.where('tensor')}: begins, ends and dims need along: add it, or remove them")
         if not plan.inputs:
             raise InputError(
-                f"{source.where('tensor')}: a plan without along needs inputs, so that sums can be counted"
+                f"{source.where('tensor')}: a plan without along needs inputs, to count its sums: add inputs"
             )
     elif not (tensor.begins and tensor.ends):
-        raise InputError(f"{source.where('tensor')}: {tensor.along!r} lies in parts: expected begins and ends")
+        raise InputError(f"{source.where('tensor')}: along: {tensor.along} needs begins and ends: add them")
     regions = {path: region.dims for path, region in tensor.regions.items()}
     for part, modules in (("begins", tensor.begins), ("regions", regions), ("ends", tensor.ends)):
         for path, dims in modules.items() if tensor.along else ():
@@ -293,7 +291,7 @@ def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) ->
     for path, placement in plan.parameters.items():
         if isinstance(placement, Cut) and placement.units and placement.units not in plan.extents:
             raise InputError(
-                f"{source.where('parameters', path)}: units {placement.units!r} has no entry under extents"
+                f"{source.where('parameters', path)}: units {placement.units!r} have no entry under extents"
             )
 
 

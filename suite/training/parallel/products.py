@@ -158,10 +158,10 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
         ahead = [path[: at.start()] for at in re.finditer(r"\.|$", path)]
         if not any(fnmatchcase(each, pattern) for each in ahead for pattern in plan.regions):
             raise InputError(
-                f"plan: parameter {name!r} is added after a sum: expected it in a module of tensor.regions"
+                f"plan: parameter {name!r} is added after a sum, so it must be in a module of tensor.regions"
             )
         if not weights or (own == "bias" and ("weight" not in weights or weights["weight"].dimension == 0)):
-            raise InputError(f"plan: parameter {name!r} is added to no sum: no product beside it has its rows split")
+            raise InputError(f"plan: parameter {name!r} has after: sum, but no weight of its module has its rows split")
     for path, module in model.named_modules():
         biases = {
             name for name in module._parameters if path in split and "bias" in name and name not in vars(module)[SLICES]
@@ -169,9 +169,8 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
         whole = sorted(name for name in biases if module._parameters[name] is not None)
         if whole:
             raise InputError(
-                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole and the weight is split: each of {parts} ranks "
-                "would add it; "
-                "expected {after: sum}, or {split: 0} if the weight's columns are split"
+                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole but its weight is split: each of {parts} ranks would add it; "
+                f"give it {{after: sum}}, or {{split: 0}} if the weight's columns are split"
             )
         is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
         if is_region and not any(other == path or other.startswith(path + ".") for other in split):

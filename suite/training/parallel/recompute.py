@@ -100,7 +100,7 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute], *, gat
         inside = next((other for other, *_ in chosen if other.startswith(path + ".")), None)
         if inside:
             raise InputError(
-                f"plan: recompute: block {inside!r} lies in block {path!r}: expected patterns of one level"
+                f"plan: recompute: block {inside!r} lies in block {path!r}: give a pattern for one of the two"
             )
         if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in module.modules()):
             raise InputError(

@@ -56,15 +56,15 @@ class Parallel:
         """
         if config.plan is None:
             if config.mesh is not None:
-                raise InputError(f"--mesh {config.mesh}: a mesh needs a plan: expected --plan NAME")
+                raise InputError(f"--mesh {config.mesh}: a mesh needs a plan: give --plan NAME too")
             return Parallel(Mesh(rank, ranks))
         path = find_plan(descriptor, config.plan)
         plan, sha256 = read_plan(path)
         mesh = parse_mesh(config.mesh or plan.mesh, plan.split, rank=rank, ranks=ranks)
         if mesh.parts > 1 and config.compile:
-            raise InputError("plan: a split sample cannot be compiled: expected compile=false")
+            raise InputError("plan: torch.compile does not support split samples: give --set compile=false")
         if mesh.shard > 1 and config.compile:
-            raise InputError("plan: a model whose states are split cannot be compiled: expected compile=false")
+            raise InputError("plan: torch.compile does not support sharded parameters: give --set compile=false")
         if mesh.shard > 1 and "shard" not in plan.parameters.values():
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} shards no parameter: leave shard out")
         if mesh.expert > 1 and not any(map(is_spread, plan.parameters.values())):
@@ -76,7 +76,9 @@ class Parallel:
         if mesh.axial > 1 and plan.axial is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
-            raise InputError("plan: ranks that share a sample cannot balance batches: expected balanced_batches=false")
+            raise InputError(
+                "plan: batches cannot be balanced if ranks share samples: give --set hyperparameters.balanced_batches=false"
+            )
         extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
         return Parallel(mesh, plan, path.stem, sha256, extents, growing)
 

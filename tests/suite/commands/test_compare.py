@@ -60,7 +60,9 @@ def test_verdicts(interval: tuple[float, float], tolerance: float, expected: str
 def runs(folder: Path, factor: float) -> Path:
     """Five runs that take between 6 and 7 s, times ``factor``, without a trend."""
     return results(
-        folder, 5, lambda n: our_run(seed=n, start_ms=10**12 + n * 10**5, epoch_s=(2 + 0.05 * (1, 2, 4, 0, 3)[n]) * factor)
+        folder,
+        5,
+        lambda n: our_run(seed=n, start_ms=10**12 + n * 10**5, epoch_s=(2 + 0.05 * (1, 2, 4, 0, 3)[n]) * factor),
     )
 
 
@@ -69,7 +71,9 @@ def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code
     alike = mlhpc("compare", before, after)
     assert (alike.returncode, alike.stdout.count("\n")) == (4, 1), alike.stderr
     assert alike.stdout.startswith(f"cosmoflow smoke strong: {after} (B) takes 1.0")
-    assert re.search(r": inconclusive; more than 200 runs each would be needed to tell a ratio of 1\.0\d+\n$", alike.stdout)
+    assert re.search(
+        r": inconclusive; more than 200 runs each would be needed to tell a ratio of 1\.0\d+\n$", alike.stdout
+    )
     slower = mlhpc("compare", before, slow)
     assert (slower.returncode, slower.stdout.endswith(": slower\n")) == (1, True)
     within = mlhpc("compare", before, slow, "--tolerance", 80)
@@ -155,7 +159,7 @@ def test_sizes_are_never_compared(tmp_path: Path) -> None:
     mini = write(tmp_path / "b" / "result_0.txt", our_run("mini", values=(0.3, 0.25)))
     done = mlhpc("compare", runs(tmp_path / "a", 1.0), mini.parent)
     assert done.returncode == 2
-    assert "nothing in common" in done.stderr
+    assert "have no benchmark and size in common" in done.stderr
     assert "cosmoflow mini strong" in done.stderr
 
 
@@ -165,7 +169,7 @@ def test_two_results_of_one_kind_ask_for_a_choice(tmp_path: Path) -> None:
         runs(tmp_path / "b" / name, 1.0)
     done = mlhpc("compare", a, tmp_path / "b")
     assert done.returncode == 2
-    assert "2 results of cosmoflow smoke strong; choose one of" in done.stderr
+    assert "has 2 results of cosmoflow smoke strong; give one of them: " in done.stderr
 
 
 @pytest.mark.parametrize("tolerance", ["nan", "inf"])

@@ -190,7 +190,7 @@ def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
     assert calls == [{"trust": False}, {"trust": True}]
     generator.convert = lambda source, root, *, world, size, progress: None
     refused = invoke("convert", "toy", tmp_path, "-o", tmp_path / "new", "--trust-pickles")
-    assert str(refused.exception) == "toy: --trust-pickles: its files hold no pickles"
+    assert str(refused.exception) == "--trust-pickles: the files of toy are no pickles; leave the option out"
 
 
 def test_several_ranks_become_mpiexec_with_the_same_command(

@@ -110,8 +110,8 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
             ["--tflops", "2-1", "--gigabytes-per-s", "1", "--latency-us", "1"],
             "--tflops 2-1: expected a positive number",
         ),
-        (["--ceilings", "none.json"], "--ceilings and --network belong together"),
-        (["--reached", "0.5"], "belong together, and --reached to them"),
+        (["--ceilings", "none.json"], "--ceilings needs --network"),
+        (["--reached", "0.5"], "and --reached needs both"),
         (["--ceilings", "a", "--network", "b", "--reached", "1.5"], "--reached 1.5: expected at most 1"),
         (["--ceilings", "none.json", "--network", "none.json"], "none.json: cannot be read"),
         (
@@ -174,7 +174,7 @@ def test_a_plan_that_does_not_fit_the_model_is_refused_before_anything_runs(mist
 def test_a_profile_does_not_leave_a_plan_out_silently() -> None:
     done = mlhpc("profile", "cosmoflow", "--size", "smoke", "--set", "plan=spatial")
     assert done.returncode == 2
-    assert "mlhpc plan tells what a plan costs" in done.stderr
+    assert "mlhpc plan predicts what a plan costs" in done.stderr
 
 
 def test_pieces_of_states_are_the_closed_forms() -> None:

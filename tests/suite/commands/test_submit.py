@@ -158,7 +158,7 @@ def test_an_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "r" / "result_0.txt").write_text("earlier")
     done = mlhpc(tmp_path, *MINI, "--nodes", "1", "-o", "r")
     assert done.returncode == 2
-    assert "r: exists already; a run never writes into an earlier one" in done.stderr
+    assert "r: exists already; choose another folder with -o" in done.stderr
     assert (tmp_path / "r" / "result_0.txt").read_text() == "earlier"
 
 
@@ -312,7 +312,7 @@ def test_a_dry_run_of_a_sweep_shows_the_sizes_that_are_possible_and_names_the_ot
     )
     none = mlhpc(tmp_path, *MINI, "--nodes", "3,5", "--set", "global_batch_size=32", "-o", "r", "--dry-run")
     assert (none.returncode, none.stdout) == (2, "")
-    assert none.stderr.startswith("mlhpc: no size of the sweep is possible: --nodes 3 x 1")
+    assert none.stderr.startswith("mlhpc: no node count of --nodes is possible: --nodes 3 x 1")
     fake_sbatch(tmp_path, "echo 1")
     real = mlhpc(tmp_path, *MINI, "--nodes", "1,3", "--set", "global_batch_size=32", "-o", "r")
     assert (real.returncode, real.stdout) == (2, "")  # a sweep is submitted whole or not at all

@@ -215,7 +215,7 @@ def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_dat
     before = copy.read_text()
     done = mlhpc("workload", "card", "cosmoflow", "--size", "smoke", environment=ENV | {"MLHPC_DATA": str(smoke_data)})
     assert done.returncode == 2
-    assert "sizes.smoke.sample_bytes cannot be filled" in done.stderr
+    assert "sizes.smoke.sample_bytes cannot be filled in" in done.stderr
     assert copy.read_text() == before
 
 

@@ -134,7 +134,7 @@ def test_a_requeued_job_takes_over_its_own_lock(path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff\x00"])
 def test_a_lock_that_names_no_owner_counts_while_it_is_new(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(InputError, match="names no owner, but is new"):
+    with pytest.raises(InputError, match="its lock is new and names no owner"):
         take(path)
     os.utime(path, (time.time() - SILENT_S - 20,) * 2)
     take(path)

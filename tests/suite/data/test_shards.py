@@ -213,9 +213,9 @@ def test_a_manifest_that_is_not_one_says_file_key_and_value(
 
 
 def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no manifest: an incomplete data set or none"):
+    with pytest.raises(InputError, match="the manifest of the data set cannot be read: an incomplete data set or none"):
         read_manifest(tmp_path)
-    with pytest.raises(InputError, match="no manifest: the folder does not exist"):
+    with pytest.raises(InputError, match="the manifest of the data set cannot be read: the folder does not exist"):
         read_manifest(tmp_path / "absent")
     assert len(verify(tmp_path, deep=False)) == 1
     (tmp_path / "manifest.json").write_text('{"version": 1, "wor')

@@ -179,7 +179,7 @@ def test_other_data_gets_another_folder(source: Path, copy: Path, tmp_path: Path
 
 
 def test_without_a_manifest_at_the_source_nothing_is_staged(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"manifest\.json: no manifest"):
+    with pytest.raises(InputError, match=r"manifest\.json: the manifest of the data set cannot be read"):
         stage(tmp_path / "absent", tmp_path / "node", World.create())
     assert not (tmp_path / "node").exists()
 

@@ -35,7 +35,7 @@ def test_a_folder_with_anything_else_is_never_written_into(tmp_path: Path, name:
     root.mkdir()
     (root / "config.yaml").write_text("size: other\n")
     (root / name).write_text("mine")
-    with pytest.raises(InputError, match="exists already; a run never writes into an earlier one"):
+    with pytest.raises(InputError, match="exists already; choose another folder with -o"):
         create(root)
     assert (root / "config.yaml").read_text() == "size: other\n"
 

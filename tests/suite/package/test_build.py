@@ -105,7 +105,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     folder = build_package([run], system="bed", out=tmp_path / "out" / "ACME").folder
     before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match="exists already; a result is never overwritten"):
+    with pytest.raises(InputError, match="exists already, and results are never overwritten"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
@@ -129,7 +129,7 @@ def test_a_damaged_package_does_not_grow(tmp_path: Path, name: str) -> None:
     """A new manifest over all files would call the damaged ones whole."""
     folder = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
     (folder / name).write_text("{}")
-    with pytest.raises(InputError, match="a package to add to is unchanged since it was built"):
+    with pytest.raises(InputError, match="nothing can be added to a changed package"):
         build_package([run_folder(tmp_path / "b", ranks=4)], system="bed", out=folder)
     assert (folder / name).read_text() == "{}"
 
@@ -194,7 +194,7 @@ def test_a_run_that_failed_silently_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     out = tmp_path / "out" / "ACME"
     write(run / "result_1.txt", drop("run_stop")(our_run(seed=300, start_ms=START_MS + 5)))
-    with pytest.raises(InputError, match=r"result_1.txt: no run_stop, the run failed without saying so"):
+    with pytest.raises(InputError, match=r"result_1.txt: the log has no run_stop, so the run was cut off"):
         build_package([run], system="bed", out=out)
     built = build_package([run], system="bed", out=out, count_failed=True)
     assert "run-failed" in {finding.rule for finding in check([built.folder]).findings}
@@ -221,7 +221,10 @@ def test_an_organisation_that_is_not_the_logs_is_refused_in_one_line(tmp_path: P
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert "result_0.txt: submission_org is 'ACME', the submitter 'Other'; logs are not edited: " in line
+    assert (
+        "result_0.txt: submission_org is 'ACME', the submitter 'Other'; give --submitter 'ACME', or run again with "
+        in line
+    )
     assert not package.parent.exists()
 
 
@@ -264,7 +267,7 @@ def test_some_logs_may_name_the_submitter_that_others_get_late(tmp_path: Path) -
 def test_nobody_is_no_submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_folder(tmp_path / "a", org="unknown")
     for submitter in (None, "unknown"):
-        with pytest.raises(InputError, match="expected --submitter ORG|names nobody"):
+        with pytest.raises(InputError, match="give --submitter ORG|names nobody"):
             build_package([run], system="bed", out=tmp_path / "out" / "unknown", submitter=submitter)
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("MLHPC_ORG", "MINE")
@@ -305,7 +308,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 
     info = json.loads((second / "run.json").read_text())
     (second / "run.json").write_text(json.dumps(info | {"git": {"commit": "fff", "dirty": False}}))
-    with pytest.raises(InputError, match=r"git is .*fff.* package them apart"):
+    with pytest.raises(InputError, match=r"git is .*fff.* package them with separate commands"):
         build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
 
     (second / "run.json").write_text(json.dumps(info))
@@ -333,7 +336,7 @@ def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no log says number_of_nodes"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     (run / "result_0.txt").unlink()
-    with pytest.raises(InputError, match="the run left no log"):
+    with pytest.raises(InputError, match="so there is no run to package"):
         read_run(run)
     with pytest.raises(InputError, match="not a run folder"):
         read_run(tmp_path)

@@ -374,13 +374,13 @@ def test_the_run_ends_at_the_target_and_no_step_comes_after(card: Path) -> None:
 def test_calls_out_of_order_are_refused_with_the_order(card: Path) -> None:
     with make_run(card) as run:
         for call in (run.epoch, run.step, lambda: run.evaluation(0.1)):
-            with pytest.raises(InputError, match=r"comes after run\.start"):
+            with pytest.raises(InputError, match=r"call run\.start\(\) first"):
                 call()
         run.start(parameters=6, train_samples=40, eval_samples=7)
         with pytest.raises(InputError, match="has begun already"):
             run.start(parameters=6, train_samples=40, eval_samples=7)
         for call in (run.step, lambda: run.evaluation(0.1)):
-            with pytest.raises(InputError, match=r"comes after run\.epoch"):
+            with pytest.raises(InputError, match=r"call run\.epoch\(\)"):
                 call()
         run.epoch()
         with pytest.raises(InputError, match=r"no run\.step"):

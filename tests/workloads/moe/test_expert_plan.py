@@ -87,7 +87,7 @@ def test_what_experts_send_is_not_left_out_where_no_step_can_run(tmp_path: Path)
     done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "data=1,expert=2")
     assert done.returncode == 2
     assert done.stderr == (
-        "mlhpc: plan: what the expert axis sends is not known: the loss needs values, or inputs are missing\n"
+        "mlhpc: plan: the bytes sent on the expert axis cannot be counted: the loss depends on values, or the plan lacks inputs\n"
     )
     assert mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "data=2").returncode == 0
 
@@ -122,9 +122,7 @@ def test_gradients_of_copies_are_in_the_work() -> None:
 def test_ranks_of_a_node() -> None:
     assert [ranks_of_node(4, ranks, 16) for ranks in (2, 4, 8, 16)] == [2, 4, 4, 4]
     assert ranks_of_node(3, 4, 4) == 3  # all ranks: the grid is checked where it is made
-    with pytest.raises(
-        InputError, match="expert=6: a node has 4 ranks: expected that one of the two divides the other"
-    ):
+    with pytest.raises(InputError, match="expert=6: a node has 4 ranks; one of the two must divide the other"):
         ranks_of_node(4, 6, 12)
 
 
@@ -148,7 +146,7 @@ PRODUCTS = find_plan(descriptor("moe_lm"), "tensor").read_text()
             "up*: {split: 1, expert: true}\n  blocks.*.experts.down*: {split: 1}",
             "down_EHD' is spread over the ranks of expert: expected the placement expert, or expert: true beside",
         ),
-        ("norm.weight: shard\n  blocks.*.ffn_n", "norm.weight: expert\n  blocks.*.ffn_n", "is of no expert"),
+        ("norm.weight: shard\n  blocks.*.ffn_n", "norm.weight: expert\n  blocks.*.ffn_n", "belongs to no expert"),
         ("expert: true", "expert: some", "expert"),
         ("down.weight: {split: 1}", "down.weight: {split: 1, expert: true}", "down.weight' is placed on expert and is"),
     ],
@@ -194,7 +192,7 @@ def test_a_layer_of_one_rank_has_no_share() -> None:
 
 WRONG = {
     "a plan that places nothing": (None, ["--plan", "sharded", "--mesh", "expert=2"], "places no parameter on expert"),
-    "experts and rows of a sample": (None, ["--mesh", "axial=2,expert=2"], "expert does not go with axial"),
+    "experts and rows of a sample": (None, ["--mesh", "axial=2,expert=2"], "expert and axial cannot be combined"),
     "a plan without products": (None, ["--mesh", "tensor=2,expert=2"], "plan 'experts' splits no products"),
     "experts over all ranks beside products": (
         None,
@@ -225,7 +223,7 @@ WRONG = {
     "a router on the axis": (
         (SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\ngather: step\n'),
         ["--mesh", "expert=2"],
-        "'embedding.weight' is placed on expert and is of no expert",
+        "'embedding.weight' is placed on expert but belongs to no expert",
     ),
     "experts in pieces": (
         ("blocks.*.ffn.experts.*: expert", "blocks.*.ffn.experts.up*: expert\n  blocks.*.ffn.experts.d*: shard"),

@@ -283,7 +283,7 @@ BROKEN = [
     (("O  2.5", "Xx 2.5"), "unknown element 'Xx'"),
     (("T 2 0.0", "T 7 0.0"), "tag has values from 0 to 7, expected 0 to 2"),
     ((" T ", " F "), "all atoms are fixed"),
-    (("Pt 2.5 0.0 5.0", "Pt 0.0 0.0 5.0"), "lie on each other"),
+    (("Pt 2.5 0.0 5.0", "Pt 0.0 0.0 5.0"), "have the same position"),
     (("Cu 0.0 0.0 5.0", "Cu 0.0 0.0"), "atom 0 has 8 columns, Properties say 9"),
     ((":forces:R:3", ""), "atom 0 has 9 columns"),
     (('Lattice="6.0 0.0 0.0 0.0 7.0 0.0 0.0 0.0 20.0"', ""), "no 'Lattice'"),

@@ -121,5 +121,5 @@ def test_a_cell_without_volume_is_refused(cell: np.ndarray) -> None:
 
 
 def test_atoms_on_each_other_are_refused() -> None:
-    with pytest.raises(InputError, match="atom 0 and another one lie on each other"):
+    with pytest.raises(InputError, match="atom 0 and another atom have the same position"):
         neighbours(np.array([[0.0, 0, 0], [5.0, 0, 0]]), 5 * np.eye(3), cutoff=6.0, most=50)

@@ -117,9 +117,18 @@ def test_what_stays_on_a_rank_is_not_sent() -> None:
         ({"begi*": {"inputs": {0: {"cut": "i", "dims": DIMS}}}}, "'begin' is matched by 'begin' and 'begi.'"),
         ({"begin": {"inputs": {1: {"cut": "i", "dims": DIMS}}}}, "input 1 of 'begin' is no tensor"),
         ({"begin": {"inputs": {0: {"cut": "i", "dims": DIMS[:2]}}}}, "'begin' has 3 dimensions: its dims are sample, i"),
-        ({"begin": {"inputs": {0: {"gather": "i", "dims": DIMS}}}}, "'begin': no operand before it was cut along 'i'"),
-        ({"begin": {"inputs": {0: {"first": "i", "dims": DIMS}}}}, "'begin': no operand before it was cut along 'i'"),
-        ({"other": {"outputs": {0: {"cut": "i", "dims": DIMS}}}}, "has 2 positions of 'i', others have 4: is it cut twice"),
+        (
+            {"begin": {"inputs": {0: {"gather": "i", "dims": DIMS}}}},
+            "'begin' needs an input that is split along 'i'; no earlier operand is",
+        ),
+        (
+            {"begin": {"inputs": {0: {"first": "i", "dims": DIMS}}}},
+            "'begin' needs an input that is split along 'i'; no earlier operand is",
+        ),
+        (
+            {"other": {"outputs": {0: {"cut": "i", "dims": DIMS}}}},
+            "has 2 positions of 'i', other inputs have 4: the plan may split it twice",
+        ),
         ({"other": {"outputs": {0: {"turn": ("j", "i"), "dims": DIMS}}}}, "has 4 positions of 'j': this rank's part has 2"),
     ],
 )  # fmt: skip
@@ -189,11 +198,11 @@ def test_the_log_names_the_axis_and_former_plans_are_as_they_were() -> None:
 CUT = "{cut: i, dims: [sample, i, j, bin]}"
 WRONG: dict[str, Mistake] = {
     "a plan without rows": ("plan", "sharded", ["--mesh", "axial=2"], "plan 'sharded' splits no rows: leave axial out"),
-    "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|expected one of the two"),
-    "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "by tensor or by axial: expected one of the two"),
+    "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|cannot be combined: give one"),
+    "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "tensor and axial cannot be combined: give one of them"),
     "two numbers": ("", "", ["--mesh", "axial=2x2"], "axial is one number"),
     "balanced batches": ("", "", ["--set", "hyperparameters.balanced_batches=true"], "expected balanced_batches=false"),
-    "compiled": ("", "", ["--set", "compile=true"], "cannot be compiled"),
+    "compiled": ("", "", ["--set", "compile=true"], "torch.compile does not support split samples"),
     "ranks that do not fit": ("", "", ["--mesh", "axial=3", "--nodes", "4"], "expected a multiple of 3 ranks"),
     "a dimension that is not there": (CUT, "{cut: k, dims: [sample, i, j, bin]}", [], "yaml:\\d+: 'k' is not one of"),
     "two ways at once": (CUT, "{cut: i, end: i, dims: [sample, i, j, bin]}", [], "cut, end given: expected one of cut"),

@@ -251,7 +251,7 @@ WRONG: dict[str, Mistake] = {
         "inputs:\n  bytes: {dims: [sample, byte], dtype: uint8}\n",
         "",
         ["--set", "precision=bfloat16"],
-        "known for float32 only",
+        "counted for float32 only",
     ),
     "an unknown key": ("units: heads}", "units: heads, unit: 1}", [], "unit"),
 }
@@ -272,7 +272,7 @@ class Biased(nn.Module):
 
 def test_a_bias_that_every_rank_would_add_is_refused() -> None:
     assert PLAN.tensor is not None
-    with pytest.raises(InputError, match=r"'down.bias' is whole and the weight is split: each of 2 ranks would add it"):
+    with pytest.raises(InputError, match=r"'down.bias' is whole but its weight is split: each of 2 ranks would add it"):
         split_products(Biased(), PLAN.tensor, {"down.weight": Cut(split=1)}, EXTENTS, Axis("tensor", 0, 2), 0)
 
 

@@ -144,7 +144,7 @@ WRONG = {
     "a bias that each rank would add": (
         "ffn.down.bias: {after: sum}",
         "ffn.down.bias: shard",
-        r"'stages.0.0.ffn.down.bias' is whole and the weight is split: each of 2 ranks",
+        r"'stages.0.0.ffn.down.bias' is whole but its weight is split: each of 2 ranks",
     ),
     "experts' bias that each rank would add": (
         "down_bias_ED: {after: sum, expert: true}",
@@ -154,13 +154,13 @@ WRONG = {
     "a bias of columns": (
         "ffn.up.*: {split: 0}",
         "ffn.up.weight: {split: 0}\n  stages.*.ffn.up.bias: {after: sum}",
-        r"up.bias' is added to no sum",
+        r"up.bias' has after: sum, but no weight",
     ),
     "a bias outside of regions": ("head.*: shard", "head.*: {after: sum}", r"'head.weight' is added after a sum"),
     "a bias of a whole product": (
         "position_bias.hidden.*: shard",
         "position_bias.hidden.*: {after: sum}",
-        r"hidden.bias' is added to no sum|hidden.weight' is added to no sum",
+        r"hidden.bias' has after: sum, but no weight|hidden.weight' has after: sum, but no weight",
     ),
     "another word": ("ffn.down.bias: {after: sum}", "ffn.down.bias: {after: mean}", r"parameters"),
     "heads of the first stage": ("gather: step", "gather: step\nmesh: tensor=4", r"mesh|twice"),
@@ -207,7 +207,7 @@ def test_a_late_bias_needs_products_of_the_region() -> None:
     late = {"ffn.down.bias": Cut(after="sum")}
     split_products(Nested(), tensor, {"ffn.down.weight": Cut(split=1), **late}, {}, Axis("tensor", 0, 2), 0)
     for weights in ({}, {"ffn.down.weight": Cut(split=0)}):
-        with pytest.raises(InputError, match="'ffn.down.bias' is added to no sum"):
+        with pytest.raises(InputError, match="'ffn.down.bias' has after: sum, but no weight"):
             split_products(Nested(), tensor, {**weights, **late}, {}, Axis("tensor", 0, 2), 0)
 
 
