@@ -139,7 +139,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     *_, outcome, baselines, attainable = (folder / "output" / "trial_0.log").read_text().splitlines()
     assert outcome == "target not reached in 2 epochs"
     assert re.fullmatch(
-        r"without learning: train_mean 0\.\d{4}, one_point_ridge .*, power_spectrum_ridge .*", baselines
+        r"simple predictors reach: train_mean 0\.\d{4}, one_point_ridge .*, power_spectrum_ridge .*", baselines
     )
     assert re.fullmatch(r"attainable.*: snapshot_products_ridge 0\.\d{4}", attainable)
 

@@ -152,8 +152,12 @@ def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
     """Runs beside other work are slower and less alike than those on machines of their own."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
-        most = f"up to {percent(float(beside['other_work_share'].max()))} of their CPUs"
-        yield Issue("doubt", where, f"{len(beside)} of {len(runs)} runs had company: other work took {most}")
+        most = f"up to {percent(float(beside['other_work_share'].max()))}"
+        yield Issue(
+            "doubt",
+            where,
+            f"{len(beside)} of {len(runs)} runs shared their CPUs with other programs, which used {most}",
+        )
 
 
 def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:

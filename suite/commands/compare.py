@@ -168,9 +168,8 @@ def render(item: Comparison, tolerance: float, confidence: float, *, named: bool
     within = f" within {tolerance:g} %" if item.verdict == Outcome.EQUIVALENT else ""
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
-        f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level}, n={item.runs_b} and "
-        f"{item.runs_a}, {item.score_b} and {item.score_a}: "
-        f"{item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
+        f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level} ({item.runs_b} and {item.runs_a} runs, "
+        f"{item.score_b} and {item.score_a}): {item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
     )
 
 
@@ -277,7 +276,7 @@ def _lost_runs(side: str, scored: Result) -> list[str]:
     missed = sum(not run.converged for run in judged)
     if missed <= ALLOWED_TO_MISS:
         return []
-    return [f"{missed} of {len(judged)} runs of {side} missed the target, and the others' times alone favour {side}"]
+    return [f"{missed} of {len(judged)} runs of {side} missed the target, so its other times alone favour {side}"]
 
 
 def _doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> list[str]:
@@ -285,20 +284,20 @@ def _doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[flo
     if compared is not None:
         return list(compared.doubts)
     alone = [f"{side} has one run, which has no spread" for side, times in (("A", a), ("B", b)) if len(times) == 1]
-    return alone or ["all runs take the same time, so how much runs differ is not known"]
+    return alone or ["all runs take the same time, so their spread is not known"]
 
 
 def _runs_wanted(compared: TimeComparison) -> str:
     enough = runs_to_tell(compared)
     if enough is None:
-        return f"more than {MOST_RUNS} runs each would be needed to tell a ratio of {compared.ratio:.4f}"
-    return f"about {enough} runs each would tell a ratio of {compared.ratio:.3f}"
+        return f"more than {MOST_RUNS} runs each would be needed to show a ratio of {compared.ratio:.4f}"
+    return f"about {enough} runs each would show a ratio of {compared.ratio:.3f}"
 
 
 def _assumption(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     """Say what a verdict rests on if all runs of one side began before those of the other."""
     if max(a) < min(b) or max(b) < min(a):
-        return "holds if the machine was alike in both sessions (mlhpc ab runs both by turns)"
+        return "assumes that the machine was the same in both sessions (mlhpc ab runs them in turn)"
     return None
 
 

@@ -304,7 +304,7 @@ def _measure_baselines(chosen: Descriptor, root: Path) -> None:
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
         error = standard_error(value)
         shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
-        note = "attainable: told the rule of the data; " if is_oracle(value) else ""
+        note = "best possible (knows how the data were made); " if is_oracle(value) else ""
         print_line(f"  {card.metric_name} of {name}: {shown} ({note}target {card.threshold:g})")
 
 

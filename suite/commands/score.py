@@ -115,9 +115,7 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
         baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
     text += [f"  {line}" for line in baselines]
     if first.suite_version and not any(run.baselines for run in scored.runs):
-        text.append(
-            "  no baselines are logged: baselines.json of the data set was missing or damaged, or the loop is your own"
-        )
+        text.append("  simple predictors: not logged (no valid baselines.json in the data set, or a loop of your own)")
     ended = [run for run in runs if run.record.path not in scored.unfinished_logs]
     if not explain:  # the one run that may fail, or a log that was cut
         text += [f"  {run_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]
@@ -140,8 +138,8 @@ def _headline(scored: Result) -> str:
     factor = scored.scale_factor  # of a scaling.json that the package ships
     scaled = f"; with the shipped scaling.json {duration_text(result.mean_s * factor)}" if factor else ""
     return (
-        f"score {duration_text(result.mean_s)}, with staging {_time(result.mean_with_staging_s)}{scaled}; "
-        f"n={len(result.scored)} of {len(result.runs)}, {_spread(result)}"
+        f"score {duration_text(result.mean_s)} ({_time(result.mean_with_staging_s)} with staging){scaled}: "
+        f"mean of {len(result.scored)} of {len(result.runs)} runs, {_spread(result)}"
     )
 
 
@@ -150,8 +148,8 @@ def _spread(result: TimeToTrain) -> str:
         return "one run has no spread"
     low, high = result.interval_s
     return (
-        f"std {duration_text(result.std_s)}, {_time(result.fastest_s)} to {_time(result.slowest_s)}, "
-        f"95 % [{duration_text(low)}, {duration_text(high)}]"
+        f"{_time(result.fastest_s)} to {_time(result.slowest_s)}, std {duration_text(result.std_s)}; "
+        f"95 % interval {duration_text(low)} to {duration_text(high)}"
     )
 
 

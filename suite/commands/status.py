@@ -182,7 +182,8 @@ def goodput_line(trial: Goodput) -> str:
     share = "no part" if trial.ratio is None else f"{trial.ratio:.1%}"
     unfinished = "; it never finished" if trial.died else ""
     count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
-    return f"{trial.folder} trial {trial.trial}: {share} of {duration_text(trial.wall_s)} counts; {rest}; {count}{unfinished}"
+    useful = f"{share} of {duration_text(trial.wall_s)} was useful training"
+    return f"{trial.folder} trial {trial.trial}: {useful}; {rest}; {count}{unfinished}"
 
 
 def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:

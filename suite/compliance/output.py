@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from suite.compliance.check import Verdict
+from suite.compliance.explanations import rule_texts
 from suite.compliance.rules.base import NO_LOG, Finding, link
 from suite.compliance.ruleset import Severity
 from suite.files import printable
@@ -26,9 +27,7 @@ def as_table(verdict: Verdict) -> str:
     for finding, more in _ordered(verdict):
         text = _MORE.format(more) if more else f"{where(finding)}: {printable(_message(finding))}"
         lines.append(f"{_level(finding):7}  {finding.rule:20}  {text}")
-    if verdict.findings:
-        lines.append(_HELP)
-    return "\n".join([*lines, summary(verdict)])
+    return "\n".join([*lines, *_advice(verdict), summary(verdict)])
 
 
 def print_table(verdict: Verdict) -> None:
@@ -55,7 +54,7 @@ def print_table(verdict: Verdict) -> None:
     if verdict.findings:
         console.print(Text(shared, style="bold"))
         console.print(table)
-        console.print(Text(_HELP, style="dim"))
+        console.print(Text("\n".join(_advice(verdict)), style="dim"))
     console.print(Text(summary(verdict), style="bold green" if verdict.compliant else "bold red"))
 
 
@@ -88,8 +87,18 @@ def as_junit(verdict: Verdict) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-_HELP = "what a rule asks and how to mend a finding: mlhpc check --explain RULE"
+_HELP = "more about a rule: mlhpc check --explain RULE"
 _MORE = "... and {} more (--format json has all)"
+
+
+def _advice(verdict: Verdict) -> list[str]:
+    """Render how to mend the errors and warnings, one line for each rule, and where to read more."""
+    if not verdict.findings:
+        return []
+    counted = [finding for finding, _ in _ordered(verdict) if finding.waiver is None and finding.severity != "info"]
+    texts = rule_texts()
+    rules = [rule for rule in dict.fromkeys(finding.rule for finding in counted) if rule in texts]
+    return [*(f"to mend {rule}: {texts[rule].mend}" for rule in rules), _HELP]
 
 
 def _level(finding: Finding) -> str:

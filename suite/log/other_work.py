@@ -45,9 +45,9 @@ class OtherWork:
 
     @property
     def text(self) -> str:
-        """Text for people: ``other work took 23 % of the CPUs (0.46 of 2)``."""
+        """Text for people: ``other programs used 23 % of the CPUs (0.46 of 2)``."""
         by = f", {self.stolen:.2g} by the hypervisor" if self.stolen > self.taken / 2 else ""
-        return f"other work took {percent(self.share)} of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
+        return f"other programs used {percent(self.share)} of the CPUs ({self.taken:.2g} of {self.cpus}{by})"
 
 
 def percent(share: float) -> str:
@@ -69,7 +69,7 @@ def busy_text(found: Sequence[OtherWork | None]) -> str:
     by = ", part of it other guests of the hypervisor" if most.stolen > most.taken / 2 else ""
     return (
         f"warning: other programs used {up_to}{percent(most.share)} of the CPUs during {number}{by}; "
-        f"a time on a busy machine says little (mlhpc run --wait-for-quiet)"
+        "do not trust these times (mlhpc run --wait-for-quiet)"
     )
 
 

@@ -117,7 +117,7 @@ def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
             files = list(dict.fromkeys(path.as_posix() for path, _ in found))
             more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
             shown = ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
-            yield f"personal: {kind}: {shown} in {files[0]}{more}; --redact {kind} takes them out"
+            yield f"personal data: {kind} {shown} in {files[0]}{more}; --redact {kind} removes them"
 
 
 def _short_path(match: re.Match[str]) -> str:

@@ -79,7 +79,7 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
     )
     (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
-    assert doubt.text == "10 of 10 runs had company: other work took up to 23 % of their CPUs"
+    assert doubt.text == "10 of 10 runs shared their CPUs with other programs, which used up to 23 %"
     first = tiles(data, [])[0]
     assert (first.state, first.title, first.value) == ("bad", "Busy machine", "10 of 30 runs")
     assert "up to 23 % of the CPUs" in first.detail

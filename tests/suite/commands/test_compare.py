@@ -72,7 +72,7 @@ def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code
     assert (alike.returncode, alike.stdout.count("\n")) == (4, 1), alike.stderr
     assert alike.stdout.startswith(f"cosmoflow smoke strong: {after} (B) takes 1.0")
     assert re.search(
-        r": inconclusive; more than 200 runs each would be needed to tell a ratio of 1\.0\d+\n$", alike.stdout
+        r": inconclusive; more than 200 runs each would be needed to show a ratio of 1\.0\d+\n$", alike.stdout
     )
     slower = mlhpc("compare", before, slow)
     assert (slower.returncode, slower.stdout.endswith(": slower\n")) == (1, True)
@@ -101,7 +101,7 @@ def test_what_is_not_a_score_is_compared_only_when_asked(tmp_path: Path) -> None
     assert "times as long" not in done.stdout
     asked = mlhpc("compare", whole, few, "--any")
     assert asked.returncode in {0, 1, 4}
-    assert "n=3 and 5" in asked.stdout
+    assert "(3 and 5 runs, " in asked.stdout
     assert "no score" in asked.stdout
 
 

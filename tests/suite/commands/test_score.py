@@ -118,4 +118,4 @@ def test_a_cut_log_and_missing_baselines_are_said(tmp_path: Path) -> None:
     assert "no baselines" not in mlhpc("score", run).stdout
     for path in run.glob("result_*.txt"):
         path.write_text(re.sub(r'("key": "baseline", "value": )\{[^}]*\}', r"\1{}", path.read_text()))
-    assert "  no baselines are logged: baselines.json of the data set was missing or damaged" in mlhpc("score", run).stdout
+    assert "  simple predictors: not logged (no valid baselines.json in the data set" in mlhpc("score", run).stdout

@@ -243,7 +243,9 @@ def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         fails = "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1"
         (tools / name).write_text(f"#!/bin/sh\n{'exec sleep 20' if request.param == 'slow squeue' else fails}\n")
         (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:/nowhere" if request.param != "slow squeue" else f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv(
+        "PATH", f"{tools}:/nowhere" if request.param != "slow squeue" else f"{tools}:{os.environ['PATH']}"
+    )
     monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.3)
 
 
@@ -271,7 +273,10 @@ def test_a_trial_is_not_killed_where_slurm_does_not_answer(run: RunFolder) -> No
 
 
 def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in (("squeue", "echo 7 RUNNING"), ("scontrol", "echo slurm error: Invalid job id specified >&2; exit 1")):
+    for name, text in (
+        ("squeue", "echo 7 RUNNING"),
+        ("scontrol", "echo slurm error: Invalid job id specified >&2; exit 1"),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
@@ -323,7 +328,7 @@ def test_notes_stand_below_a_table_that_a_terminal_cannot_hold(
     columns: int, below: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    note = "other work took 94 % of the CPUs (1.9 of 2)"
+    note = "other programs used 94 % of the CPUs (1.9 of 2)"
     finished = [TrialStatus("runs/a", trial, "finished", 7, 0.93, 0.9, note=note) for trial in (0, 2)]
     status._print_table([*finished, TrialStatus("runs/a", 1, "queued"), TrialStatus("b", None, "unreadable", note="x")])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]

@@ -44,12 +44,12 @@ def notes(path: Path, lines: Lines, rules: str = "mlhpc-1.0") -> list[str]:
 
 
 FOUND = {
-    "half of two CPUs": (told(node(other_s=6.5, own_s=6.0)), "other work took 50 % of the CPUs (1 of 2)"),
+    "half of two CPUs": (told(node(other_s=6.5, own_s=6.0)), "other programs used 50 % of the CPUs (1 of 2)"),
     "just above 5 %": (told(node(other_s=0.67)), "took 5.2 % of the CPUs (0.1 of 2)"),
     "the hypervisor": (told(node(stolen_s=2.0)), "took 15 % of the CPUs (0.31 of 2, 0.31 by the hypervisor)"),
     "others and the hypervisor together": (told(node(other_s=0.4, stolen_s=0.4)), "took 6.2 % of the CPUs"),
     "the worst of three nodes": (
-        told(node(0), node(1, other_s=3.0), node(2, other_s=0.1)), "node 1: other work took 23 % of the CPUs"
+        told(node(0), node(1, other_s=3.0), node(2, other_s=0.1)), "node 1: other programs used 23 % of the CPUs"
     ),
     "one busy process on 128 CPUs": (
         told(node(cpus=128, other_s=7.0, own_s=700.0)), "took 0.84 % of the CPUs (1.1 of 128)"
@@ -129,7 +129,7 @@ def test_status_and_the_last_line_of_a_run_say_it(tmp_path: Path) -> None:
     assert _busy(folder).startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
     record = summarise(read_events(folder.result(1)))
     said = judge(record, JobStatus(), 0.0, resumable=False, sign=Sign())
-    assert said == ("finished", "other work took 23 % of the CPUs (0.46 of 2)")
+    assert said == ("finished", "other programs used 23 % of the CPUs (0.46 of 2)")
     quiet = summarise(read_events(folder.result(0)))
     assert judge(quiet, JobStatus(), 0.0, resumable=False, sign=Sign()) == ("finished", "")
 

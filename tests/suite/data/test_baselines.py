@@ -72,7 +72,7 @@ def test_the_folder_of_the_data_keeps_values_and_standard_errors(
 
 def test_the_baselines_stand_beside_a_score(tmp_path: Path) -> None:
     done = CliRunner().invoke(score, [str(our_runs(tmp_path / "r"))])
-    assert "  without learning: mean 0.5000" in done.output.splitlines()
+    assert "  simple predictors reach: mean 0.5000" in done.output.splitlines()
     assert render_baselines({}, {}) == []
 
 
@@ -84,5 +84,5 @@ def test_what_is_attainable_is_logged_and_shown_apart_from_baselines(tmp_path: P
         record = summarise(read_events(log))
         assert (dict(record.baselines), dict(record.attainable)) == ({"mean": 0.5}, {"knows": 0.1})
     lines = CliRunner().invoke(score, [str(tmp_path / "r")]).output.splitlines()
-    assert "  without learning: mean 0.5000" in lines
-    assert "  attainable, told the rule of the data: knows 0.1000" in lines
+    assert "  simple predictors reach: mean 0.5000" in lines
+    assert "  best possible, by solvers that know how the data were made: knows 0.1000" in lines

@@ -31,8 +31,8 @@ def wait(found: list[OtherWork | None], limit_s: float = 60.0) -> list[str]:
 def test_it_waits_until_a_look_finds_no_more_than_a_log_lets_pass() -> None:
     assert wait([others(0.05)]) == []
     assert wait([others(1.04), others(0.4), others(0.1)]) == [
-        "other work took 52 % of the CPUs (1 of 2): waiting for quiet, at most 50 s more",
-        "other work took 20 % of the CPUs (0.4 of 2): waiting for quiet, at most 40 s more",
+        "other programs used 52 % of the CPUs (1 of 2): waiting for quiet, at most 50 s more",
+        "other programs used 20 % of the CPUs (0.4 of 2): waiting for quiet, at most 40 s more",
     ]
 
 
@@ -42,7 +42,9 @@ def test_the_threshold_is_that_of_a_run(taken: float, cpus: int, counts: bool) -
 
 
 def test_the_wait_ends_with_a_line_that_names_the_way_on() -> None:
-    with pytest.raises(InputError, match=r"52 % of the CPUs .* after 60 s of waiting: end the other programs and continue with"):
+    with pytest.raises(
+        InputError, match=r"52 % of the CPUs .* after 60 s of waiting: end the other programs and continue with"
+    ):
         wait([others(1.04)] * 6)
 
 

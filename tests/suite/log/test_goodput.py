@@ -119,7 +119,7 @@ def test_logs_in_which_no_time_passed_are_no_number(tmp_path: Path, attempts: in
         log(tmp_path / "resumed_0_1.txt", event(0, "init_start"))
     describe(tmp_path, count=1)
     said = mlhpc("status", tmp_path, "--goodput").stdout
-    assert said.startswith(f"{tmp_path} trial 0: no part of 0 s counts; ")
+    assert said.startswith(f"{tmp_path} trial 0: no part of 0 s was useful training; ")
     data = json.loads(mlhpc("status", tmp_path, "--goodput", "--format", "json").stdout, parse_constant=pytest.fail)
     assert data["trials"][0]["ratio"] is None
     assert data["advice"]["mtbf_s"] is None
@@ -247,7 +247,8 @@ def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) ->
     root = interrupted(tmp_path / "run")
     trial, advice = mlhpc("status", root, "--goodput").stdout.splitlines()
     assert trial == (
-        f"{root} trial 0: 63.5% of 3.33 min counts; lost 22.5 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
+        f"{root} trial 0: 63.5% of 3.33 min was useful training; "
+        "lost 22.5 s, checkpoints 0.5 s, starting 20 s, down 30 s; 1 interruption"
     )
     assert advice.startswith(
         "checkpoint.interval_s=12.5 (Daly; Young 13) for a failure every 2.83 min (from 1 seen, 90 % "

@@ -185,7 +185,7 @@ def test_score_command(tmp_path: Path) -> None:
     write(runs / "resumed_0_1.txt", our_run())
     done = mlhpc("score", runs, "--explain")
     assert done.returncode == 0, done.stderr
-    assert "n=3 of 5" in done.stdout
+    assert "mean of 3 of 5 runs" in done.stdout
     assert "with staging" in done.stdout
     assert "dropped: fastest" in done.stdout
     assert "resumed" not in done.stdout

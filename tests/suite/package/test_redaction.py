@@ -105,10 +105,10 @@ def test_secrets_never_leave_and_what_is_personal_is_listed(run: Path, tmp_path:
     for secret in ("abcdefgh1234", "00112233", "hunter2", "geheim"):
         assert secret not in text
     assert 'export NCCL_DEBUG="WARN"' in text
-    assert "personal: account: ab1234 in " in done.stdout
+    assert "personal data: account ab1234 in " in done.stdout
     assert "'n'" not in done.stdout
-    assert "personal: hosts: gpu17, gpu17.cluster.example.org in " in done.stdout
-    assert "personal: paths: " in done.stdout
+    assert "personal data: hosts gpu17, gpu17.cluster.example.org in " in done.stdout
+    assert "personal data: paths " in done.stdout
     assert "/home/ada/bin/mlhpc" in done.stdout
     origin = json.loads(next((tmp_path / "out").rglob("origin.json")).read_text())
     assert origin["redacted"] == ["job.sbatch"]
