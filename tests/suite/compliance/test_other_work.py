@@ -45,14 +45,14 @@ def notes(path: Path, lines: Lines, rules: str = "mlhpc-1.0") -> list[str]:
 
 FOUND = {
     "half of two CPUs": (told(node(other_s=6.5, own_s=6.0)), "other programs used 50 % of the CPUs (1 of 2)"),
-    "just above 5 %": (told(node(other_s=0.67)), "took 5.2 % of the CPUs (0.1 of 2)"),
-    "the hypervisor": (told(node(stolen_s=2.0)), "took 15 % of the CPUs (0.31 of 2, 0.31 by the hypervisor)"),
-    "others and the hypervisor together": (told(node(other_s=0.4, stolen_s=0.4)), "took 6.2 % of the CPUs"),
+    "just above 5 %": (told(node(other_s=0.67)), "used 5.2 % of the CPUs (0.1 of 2)"),
+    "the hypervisor": (told(node(stolen_s=2.0)), "used 15 % of the CPUs (0.31 of 2, 0.31 by the hypervisor)"),
+    "others and the hypervisor together": (told(node(other_s=0.4, stolen_s=0.4)), "used 6.2 % of the CPUs"),
     "the worst of three nodes": (
         told(node(0), node(1, other_s=3.0), node(2, other_s=0.1)), "node 1: other programs used 23 % of the CPUs"
     ),
     "one busy process on 128 CPUs": (
-        told(node(cpus=128, other_s=7.0, own_s=700.0)), "took 0.84 % of the CPUs (1.1 of 128)"
+        told(node(cpus=128, other_s=7.0, own_s=700.0)), "used 0.84 % of the CPUs (1.1 of 128)"
     ),
     "one of 64 nodes that are listed of 200": (
         told(*(node(number, other_s=3.0 * (number == 99)) for number in range(40, 104)), count=200), "node 99: "
