@@ -77,7 +77,7 @@ def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubt
     assert line["by how much, and is it sure"].endswith(
         "sure, by 10 and 10 runs; 10 of 10 runs of slow shared the CPUs with other programs"
     )
-    (doubt,) = [issue for issue in issues(data) if "other work" in issue.text]
+    (doubt,) = [issue for issue in issues(data) if "other programs" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
     assert doubt.text == "10 of 10 runs shared their CPUs with other programs, which used up to 23 %"
     first = tiles(data, [])[0]

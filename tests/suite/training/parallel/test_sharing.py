@@ -159,7 +159,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"meshes": "data=1"}, "meshes"),
     ({"split": ["d", "depth"]}, "dimension 'depth' has no entry under extents"),
     ({"split": ["d", "d", "w"]}, "a dimension is named twice"),
-    ({"inputs": {}}, "no input is described"),
+    ({"inputs": {}}, "split needs a description of the inputs"),
     ({"inputs": {"x": {"dims": ["d", "sample"], "dtype": "int16"}}}, "expected sample"),
     ({"inputs": {"x": {"dims": ["sample", "z"], "dtype": "int16"}}}, "dimension 'z' has no entry"),
     ({"inputs": {"x": {"dims": ["sample", "d"], "dtype": "complex64"}}}, "dtype"),

@@ -191,7 +191,7 @@ def test_the_plan_of_a_run_that_gathers_ahead_says_two_layers(tmp_path: Path) ->
     [
         (("gather: layer", "gather: step"), "pieces need gather: layer"),
         (('"*": shard', '"*": replicate'), "pieces need gather: layer and a parameter placed shard"),
-        (("beside: [pieces]", "beside: [halos]"), "no dimension is split"),
+        (("beside: [pieces]", "beside: [halos]"), "halos need a split dimension"),
         (("beside: [pieces]", "beside: [all]"), "beside"),
     ],
 )
