@@ -201,7 +201,12 @@ WRONG: dict[str, Mistake] = {
     "two ways to share samples": ("", "", ["--mesh", "axial=2,spatial=2"], "splits no dimension|cannot be combined: give one"),
     "rows and products": ("", "", ["--mesh", "axial=2,tensor=2"], "tensor and axial cannot be combined: give one of them"),
     "two numbers": ("", "", ["--mesh", "axial=2x2"], "axial is one number"),
-    "balanced batches": ("", "", ["--set", "hyperparameters.balanced_batches=true"], "give --set hyperparameters.balanced_batches=false"),
+    "balanced batches": (
+        "",
+        "",
+        ["--set", "hyperparameters.balanced_batches=true"],
+        "give --set hyperparameters.balanced_batches=false",
+    ),
     "compiled": ("", "", ["--set", "compile=true"], "torch.compile does not support split samples"),
     "ranks that do not fit": ("", "", ["--mesh", "axial=3", "--nodes", "4"], "expected a multiple of 3 ranks"),
     "a dimension that is not there": (CUT, "{cut: k, dims: [sample, i, j, bin]}", [], "yaml:\\d+: 'k' is not one of"),
