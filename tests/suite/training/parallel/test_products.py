@@ -226,7 +226,7 @@ WRONG: dict[str, Mistake] = {
     "a parameter with two patterns": ("  norm.weight: shard", "  norm*: shard\n  norm.w*: shard", [], "narrow one"),
     "a dimension that is not there": ("{split: 1, units: heads}", "{split: 2}", [], "has 2 dimensions: split 2"),
     "groups that do not fit": ("groups: 3", "groups: 5", [], "is not 5 groups"),
-    "units that are unknown": ("groups: 3, units: heads", "groups: 3, units: horns", [], "units 'horns' has no entry"),
+    "units that are unknown": ("groups: 3, units: heads", "groups: 3, units: horns", [], "units 'horns' have no entry"),
     "an extent that is missing": (", vocabulary: 256", "", [], "'vocabulary' has no entry under extents"),
     "dims in another order": (
         "head: [sample, position",

@@ -164,11 +164,11 @@ WRONG = {
     ),
     "another word": ("ffn.down.bias: {after: sum}", "ffn.down.bias: {after: mean}", r"parameters"),
     "heads of the first stage": ("gather: step", "gather: step\nmesh: tensor=4", r"mesh|twice"),
-    "parts that nothing makes": ("tensor:\n", "tensor:\n  along: h\n", r"expected begins and ends"),
+    "parts that nothing makes": ("tensor:\n", "tensor:\n  along: h\n", r"along: h needs begins and ends: add them"),
     "dims of what does not lie in parts": (
         "attention: {}",
         "attention: {dims: [sample, h]}",
-        r"remove begins, ends and dims",
+        r"begins, ends and dims need along: add it, or remove them",
     ),
     "no inputs": (
         "inputs:\n  image: {dims: [sample, h, w], dtype: uint8}\n  label: {dims: [sample], dtype: uint8}\n",
