@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from suite.compliance.check import Verdict
-from suite.compliance.explanations import rule_texts
+from suite.compliance.explanations import read_rule_texts
 from suite.compliance.rules.base import NO_LOG, Finding, link
 from suite.compliance.ruleset import Severity
 from suite.files import printable
@@ -96,7 +96,7 @@ def _advice(verdict: Verdict) -> list[str]:
     if not verdict.findings:
         return []
     counted = [finding for finding, _ in _ordered(verdict) if finding.waiver is None and finding.severity != "info"]
-    texts = rule_texts()
+    texts = read_rule_texts()
     rules = [rule for rule in dict.fromkeys(finding.rule for finding in counted) if rule in texts]
     return [*(f"to mend {rule}: {texts[rule].mend}" for rule in rules), _HELP]
 
