@@ -34,18 +34,21 @@ def extent(rows: pd.DataFrame) -> Extent:
 
     The order is compute units, nodes, cores (ranks x threads), ranks. Cores decide on one processor, where units and
     nodes are 1. Ranks count only where cores are not known: more ranks on the same cores are no larger machine. If no
-    count varies, it is compute units. These are called accelerators or processors (column ``unit``) if all results have
-    the same kind.
+    count varies, or a machine has accelerators, it is compute units. These are called accelerators or processors
+    (column ``unit``) if all results have the same kind.
     """
     kinds = rows["unit"].dropna().unique()
     unit = str(kinds[0]) if len(kinds) == 1 and rows["unit"].notna().all() else "unit"
+    units = pd.to_numeric(rows["units"])
+    if "accelerator" in kinds and units.notna().all():
+        return Extent(units, unit)  # as many accelerators on half the nodes are no smaller machine
     for column in COUNTS:
         values = pd.to_numeric(rows[column])
         if values.notna().all() and values.nunique() > 1:
             return Extent(values, unit if column == "units" else column.removesuffix("s"))
         if column == "cores" and values.notna().all():
             break
-    return Extent(pd.to_numeric(rows["units"]), unit)
+    return Extent(units, unit)
 
 
 def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

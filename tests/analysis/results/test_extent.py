@@ -38,6 +38,12 @@ def test_size_is_counted_in_what_varies(
     assert (found.sizes.tolist(), found.one) == (sizes, one)
 
 
+@pytest.mark.parametrize("kinds", [["accelerator"] * 2, ["accelerator", "processor"]])
+def test_as_many_accelerators_on_half_the_nodes_are_as_large_a_machine(kinds: list[str]) -> None:
+    rows = pd.DataFrame({"units": [8, 8], "nodes": [2, 1], "cores": [8, 16], "ranks": [8, 8], "unit": kinds})
+    assert extent(rows).sizes.tolist() == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("kinds", "count"),
     [
