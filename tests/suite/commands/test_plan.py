@@ -116,7 +116,7 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
         (["--ceilings", "none.json", "--network", "none.json"], "none.json: cannot be read"),
         (
             ["--ceilings", "a", "--network", "b", "--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "1"],
-            "one kind",
+            "give one group of them",
         ),
     ],
 )
@@ -151,7 +151,11 @@ WRONG = {
     "a boundary too late": ("at: input", "at: output", "the model cannot take what"),
     "an unknown boundary": ("hidden.0", "hidden.7", "boundary 'hidden.7' is no module"),
     "a boundary that lacks a dimension": ("d, h, w, channel]}  #", "d, h, channel]}  #", "does not name dimension 'w'"),
-    "an extent that grows": ("channel: 4", "channel: conv_channels * samples", "cannot have it"),
+    "an extent that grows": (
+        "channel: 4",
+        "channel: conv_channels * samples",
+        "grows with the samples, which a plan with split does not support",
+    ),
     "a parameter without pattern": ("convolutions.*", "convs.*", "add 'convolutions.0.*: replicate'"),
     "a parameter with two patterns": ("  hidden.*", "  h*", "narrow|matched"),
 }

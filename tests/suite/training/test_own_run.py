@@ -383,7 +383,7 @@ def test_calls_out_of_order_are_refused_with_the_order(card: Path) -> None:
             with pytest.raises(InputError, match=r"call run\.epoch\(\)"):
                 call()
         run.epoch()
-        with pytest.raises(InputError, match=r"no run\.step"):
+        with pytest.raises(InputError, match=r"has no step: call run\.step"):
             run.evaluation(0.1)
     with pytest.raises(InputError, match="one object is one run"), run:
         pass

@@ -130,7 +130,7 @@ def test_ranks_of_a_node_whose_ranks_share_samples() -> None:
     """Of each mesh a node has as many ranks as it has groups; one if a group fills nodes."""
     assert [ranks_of_node(8, ranks, 64, 2) for ranks in (2, 4, 8, 32)] == [2, 4, 4, 4]
     assert [ranks_of_node(4, ranks, 64, 8) for ranks in (2, 8)] == [1, 1]
-    with pytest.raises(InputError, match="tensor=3: a node has 8 ranks: expected that one of the two divides"):
+    with pytest.raises(InputError, match="tensor=3: a node has 8 ranks; one of the two must divide the other"):
         ranks_of_node(8, 2, 12, 3)
 
 
@@ -148,7 +148,11 @@ PRODUCTS = find_plan(descriptor("moe_lm"), "tensor").read_text()
         ),
         ("norm.weight: shard\n  blocks.*.ffn_n", "norm.weight: expert\n  blocks.*.ffn_n", "belongs to no expert"),
         ("expert: true", "expert: some", "expert"),
-        ("down.weight: {split: 1}", "down.weight: {split: 1, expert: true}", "down.weight' is placed on expert and is"),
+        (
+            "down.weight: {split: 1}",
+            "down.weight: {split: 1, expert: true}",
+            "down.weight' is placed on expert but belongs to no expert",
+        ),
     ],
 )
 def test_placements_of_experts_beside_products(before: str, after: str, reason: str, tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ WRONG = {
     "experts over all ranks beside products": (
         None,
         ["--plan", "tensor", "--mesh", "tensor=2", "--set", "hyperparameters.moe.expert_parallel=true"],
-        "ranks share samples: expected expert=N in --mesh",
+        "ranks share samples, and experts are spread over all ranks: add expert=N to --mesh",
     ),
     "experts over more ranks than groups": (
         None,
