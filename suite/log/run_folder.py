@@ -255,7 +255,7 @@ def default_folder(workload: str, size: str, now: datetime, under: str = "runs")
 
 
 def refuse_existing(root: Path) -> None:
-    """Raise InputError if a new run folder's path exists, unless a kill left it in `write_run_info`."""
+    """Raise InputError if a new run folder's path exists, unless it is empty or a kill left it in `write_run_info`."""
     if root.exists() and not _is_begun(root):
         way = f"; to continue it: {explain_continue(root)}" if explain_continue(root) else ""
         raise InputError(f"{root}: exists already; choose another folder with -o{way}")
@@ -278,14 +278,14 @@ def explain_continue(root: Path) -> str | None:
 
 
 def _is_begun(root: Path) -> bool:
-    """Return True if a kill left the folder in `write_run_info`: some of its files, nothing else, and no run.json."""
+    """Return True for an empty folder, and for one that a kill left in `write_run_info`: some of its files, no run.json."""
     try:
         paths = list(root.iterdir())
     except OSError:
         return False
     folder = RunFolder(root)
     first = (folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
-    return bool(paths) and all(path in first or path.suffix == PART_SUFFIX for path in paths)
+    return all(path in first or path.suffix == PART_SUFFIX for path in paths)
 
 
 def create(root: Path) -> None:

@@ -102,11 +102,12 @@ def test_a_run_without_data_says_how_to_make_them(tmp_path: Path) -> None:
 
 
 def test_an_existing_run_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
+    (notes := tmp_path / "run" / "notes.txt").parent.mkdir()
+    notes.write_text("mine")
     done = mlhpc("run", "cosmoflow", "--size", "smoke", "-o", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "run: exists already" in done.stderr
-    assert list((tmp_path / "run").iterdir()) == []
+    assert list((tmp_path / "run").iterdir()) == [notes]
 
 
 def test_shell_completion_knows_the_commands() -> None:

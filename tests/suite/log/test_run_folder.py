@@ -9,7 +9,7 @@ import pytest
 from suite.config import load_config
 from suite.descriptor import descriptor
 from suite.errors import InputError
-from suite.log.run_folder import create, write_run_info
+from suite.log.run_folder import create, refuse_existing, write_run_info
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,11 @@ def test_a_folder_with_anything_else_is_never_written_into(tmp_path: Path, name:
     assert (root / "config.yaml").read_text() == "size: other\n"
 
 
-def test_an_empty_folder_is_somebody_elses(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists already"):
-        create(tmp_path)
+def test_an_empty_folder_is_used(tmp_path: Path) -> None:
+    """A kill just after the folder was made leaves it empty; the same command starts again."""
+    refuse_existing(tmp_path)
+    create(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
