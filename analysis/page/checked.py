@@ -67,7 +67,7 @@ def findings_table(checked: Sequence[CheckedPath]) -> HtmlTable | None:
     groups = finding_groups(checked)[:GROUPS_SHOWN]
     if not groups:
         return None
-    columns = {
+    columns: dict[str, list[Any]] = {
         "rule": [first.rule for first, _ in groups],
         "severity": [first.severity for first, _ in groups],
         "result": [_result_of(first) for first, _ in groups],

@@ -49,8 +49,10 @@ def _answer(index: Index) -> str:
     parts = []
     for tier in dict.fromkeys(each.tier for each in others):
         best = next(each for each in others if each.tier == tier)
-        ends = (math.nan if end is None else end for end in (best.low, best.high))
-        many = number_text(best.value) if best.low is None else with_interval(best.value or math.nan, *ends)
+        if best.low is None or best.high is None:
+            many = number_text(best.value)
+        else:
+            many = with_interval(best.value or math.nan, best.low, best.high)
         name = "" if tier == ANY_TIER else f"{tier}: "
         parts.append(f"{name}{best.system} is {many} times as fast as {index.reference}")
     return "; ".join(parts) + "."

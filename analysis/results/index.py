@@ -133,7 +133,7 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
 
 def _find_system(rows: pd.DataFrame, name: str) -> str:
     """Find the system with this name, else the one whose name contains it."""
-    systems = sorted(set(rows["machine"]))
+    systems: list[str] = sorted(set(rows["machine"]))
     fits = [system for system in systems if system.casefold() == name.casefold()]
     fits = fits or [system for system in systems if name.casefold() in system.casefold()]
     if len(fits) != 1:
