@@ -20,12 +20,22 @@ def explain_usage(error: click.ClickException) -> str:
     command = " ".join(context.command_path.split()[1:]) if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
         return _explain_option(error, context, command)
-    # Not its subclasses: a missing parameter has no value
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return _explain_missing(error.param, context or click.Context(click.Command(command)), command)
+    # Not its subclasses
     if type(error) is click.BadParameter and error.param is not None:
         return _explain_value(error, error.param, command)
     if type(error) is click.UsageError and (extra := _EXTRA.fullmatch(error.message)):
         return f"unexpected argument {extra[1]!r}; mlhpc help {command} says what it takes"
     return error.format_message()
+
+
+def _explain_missing(parameter: click.Parameter, context: click.Context, command: str) -> str:
+    """Return the message for an argument or option that the command needs: its name, and the first sentence of its help."""
+    if not isinstance(parameter, click.Option):
+        return f"{parameter.make_metavar(context)} is missing; mlhpc help {command} says what it can be"
+    what = (parameter.help or "").partition(". ")[0].rstrip(".")
+    return f"{max(parameter.opts, key=len)} is missing ({what[:1].lower()}{what[1:]}); mlhpc help {command} has all"
 
 
 def _explain_option(error: click.NoSuchOption, context: click.Context, command: str) -> str:

@@ -151,3 +151,10 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
     if kept:
         assert str(kept[0]) in done.stderr
         assert "Traceback" in kept[0].read_text()
+
+
+def test_a_missing_argument_or_option_is_named_with_what_it_is() -> None:
+    assert mlhpc("run").stderr == "mlhpc: WORKLOAD is missing; mlhpc help run says what it can be\n"
+    said = mlhpc("submit", "cosmoflow", "--size", "smoke", "--nodes", "1").stderr
+    assert said.startswith("mlhpc: --system is missing (system to run on: ")
+    assert said.endswith("; mlhpc help submit has all\n")
