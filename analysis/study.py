@@ -49,7 +49,7 @@ class Study:
 
     @property
     def distinct(self) -> pd.DataFrame:
-        """Return the results without those that repeat one of an earlier round.
+        """Return the results that do not repeat one of an earlier round.
 
         Figures and tables of results show these.
         """

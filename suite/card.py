@@ -71,7 +71,7 @@ def _side(value: float, threshold: float) -> int:
 class Constraint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The constraint of the closed division on one MLLOG key. A bound of None does not apply; bounds are for numbers.
 
-    ``when`` maps other keys to values. The constraint holds only in logs with all of these values.
+    ``when`` maps other keys to values. The constraint holds only in logs with all these values.
     """
 
     when: dict[str, Any] | None = None

@@ -126,7 +126,7 @@ def given_cards() -> tuple[tuple[Path, int], ...]:
 
 @contextmanager
 def with_cards(paths: Iterable[Path]) -> Iterator[None]:
-    """Add the benchmarks of these card files in the body, also for processes that it starts.
+    """Add the benchmarks of the card files in the body, also for processes that it starts.
 
     InputError for a file that is no card.
     """

@@ -290,7 +290,7 @@ class TwiceError(ValueError):
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
+    """Return the object made of the pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)

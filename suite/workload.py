@@ -36,7 +36,7 @@ class Work:
 
     ``model_flops``: what the algorithm needs for forward and backward pass (2 per multiply-add). ``executed_flops``:
     what the code does, with recomputation and padding. ``algorithmic_bytes``: the compulsory traffic of all operators.
-    ``forward_flops`` and ``forward_bytes`` are the forward pass's parts of these. ``forward_extra_flops``: executed
+    ``forward_flops`` and ``forward_bytes`` are the forward pass's parts. ``forward_extra_flops``: executed
     minus model FLOPs of the forward pass; may be negative. The optimizer's bytes, divided by the samples of a batch,
     are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
 

@@ -28,9 +28,9 @@ ALLOWED = {
     "docs": (0, 0),
     "README.md": (0, 0),
     "help": (0, 3),
-    "suite": (1, 71),
-    "workloads": (1, 23),
-    "analysis": (0, 36),
+    "suite": (1, 25),
+    "workloads": (1, 5),
+    "analysis": (0, 4),
 }
 
 

@@ -255,7 +255,7 @@ def _write(rendered: Report, output: Path, form: str) -> None:
 
 @contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """Yield a new folder beside the one named; it takes the name when it is filled."""
+    """Yield a new folder next to the one named; it takes the name when it is filled."""
     final = Path(os.path.realpath(folder))
     part = final.with_name(f"{final.name}.part")
     with errors_name(folder, part):

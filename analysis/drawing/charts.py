@@ -2,7 +2,7 @@
 
 A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own: they say which row of
 the table and which results a mark stands for, so every chart keeps them. Colours are those of Okabe and Ito
-(https://jfly.uni-koeln.de/color/), always with a shape or a place beside them. Orange and sky blue are darker here, for a
+(https://jfly.uni-koeln.de/color/), always with a shape or a place of its own. Orange and sky blue are darker here, for a
 contrast of 3:1 on white; on a dark page `DARK` replaces colours.
 """
 
@@ -148,7 +148,7 @@ def stack(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) ->
 
 
 def row_pixels(rows: int, bar: int = BAR) -> int:
-    """Pixels of a chart with so many rows."""
+    """Return the height in pixels of a chart with ``rows`` rows."""
     return max(LEAST_HIGH, bar * rows)
 
 

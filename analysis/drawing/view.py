@@ -1,4 +1,4 @@
-"""What a figure of the report is made of: views, each of which answers one question."""
+"""What a figure of the report is made of: views. Each answers one question."""
 
 from __future__ import annotations
 

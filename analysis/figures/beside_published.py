@@ -1,4 +1,4 @@
-"""Figure: own results beside the published systems, marked where the problem size is another."""
+"""Figure: own results with the published systems, marked where the problem size is another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure: measured all-to-alls beside the two-level model fitted to them."""
+"""Figure: measured all-to-alls, and the two-level model fitted to them."""
 
 from __future__ import annotations
 

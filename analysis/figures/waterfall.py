@@ -207,7 +207,7 @@ def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict
 
 
 def _quantities(runs: pd.DataFrame) -> dict[str, list[float]]:
-    """List the values of each factor's quantity over the runs of a result; those that are not positive are left out."""
+    """List the values of each factor's quantity over the runs of a result, without values that are not positive."""
     busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
     columns = {
         "speed/size": runs["tau_s"],

@@ -321,7 +321,7 @@ def _slower_than(past: Reference, values: NodeValues, criteria: Criteria) -> lis
 def _found(
     values: NodeValues, criteria: Criteria, tails: Tails, rest: Reference, healthy: Sequence[int], late: Floats
 ) -> float | None:
-    """Compute the slowdown that is found with probability `LIKELY`: that which so many healthy nodes would need."""
+    """Compute the slowdown that is found with probability `LIKELY` among this number of healthy nodes."""
     needed = []
     for place in healthy:
         mean, limit = rest.mean, rest.limit

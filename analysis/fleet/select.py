@@ -1,4 +1,4 @@
-"""Chooses which checks to run on which nodes before a job: those that save more node hours than they cost.
+"""Chooses the checks to run on each node before a job. A check is chosen if it saves more node hours than it costs.
 
 1. The rate of incidents of a node is learned from past spells: a Weibull model (lifelines) or a constant rate.
 2. Checks are ordered by how many further incidents each would have found per minute. Several checks may find one
@@ -123,7 +123,7 @@ class Hazard:
         return -self.shape * float(self.parameters[0])
 
     def during(self, ages: Floats, job_h: float, earlier: Floats, parameters: Floats | None = None) -> Floats:
-        """Compute the expected incidents (N,) of nodes of these ages in the next ``job_h`` hours."""
+        """Compute the expected incidents (N,) of nodes in the next ``job_h`` hours, by their ages."""
         slope, intercept, log_shape = self.parameters if parameters is None else parameters
         scale_h, shape = np.exp(intercept + slope * earlier), math.exp(log_shape)
         return np.asarray(((ages + job_h) / scale_h) ** shape - (ages / scale_h) ** shape)

@@ -2,7 +2,7 @@
 
 Nodes of one hardware are compared with each other, and with earlier values of the same hardware, metric by metric
 (`analysis.fleet.one_metric`). A bad node is surely slower than ``effect``. ``rate`` is per healthy node and over all
-metrics, each of which gets an equal part of it. It holds if repetitions are independent and late no more often than was
+metrics. Each metric gets an equal part of it. It holds if repetitions are independent and late no more often than was
 seen, and if nodes differ normally. Where nodes are too few to show that, or show heavier tails, it holds for tails up
 to those of Student's t with 3 degrees of freedom.
 """
@@ -133,7 +133,7 @@ def _heavy(compared: Sequence[NodeValues], rate: float) -> bool:
 def _without_samples(
     metrics: Sequence[Metric], found: Sequence[MetricVerdict], nodes: Sequence[str]
 ) -> list[MetricVerdict]:
-    """Judge the nodes of which nothing was measured."""
+    """Judge the nodes without any measurement."""
     # `preflight node` ends with this metric. A node that only another node's measurement of links names has none
     ended = {node for metric in metrics if metric.name == END for node in (*metric.samples, *metric.failed)}
     measured = ended or {verdict.node for verdict in found}

@@ -40,7 +40,7 @@ MONTH = 30.0  # days, the unit of a trend
 class Found:
     """A change, its size (level after over level before), the first result after it and the facts that changed there.
 
-    ``places`` are the first and the last of those where the change may be (95 %). ``facts`` are of all of them.
+    ``places`` are the first and the last place where the change may be (95 %). ``facts`` are of all of them.
     """
 
     change: Change

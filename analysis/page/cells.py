@@ -142,7 +142,7 @@ def spread_texts(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
 
 
 def _fixed(value: float, like: float, digits: int) -> str:
-    """``value`` with as many decimals as ``like`` has when it is written with so many significant digits."""
+    """Write ``value`` with as many decimals as ``like`` has at ``digits`` significant digits."""
     if not math.isfinite(value) or not math.isfinite(like) or not like or abs(value) >= 1e15:
         return number_text(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(like))))

@@ -122,7 +122,7 @@ _CHECKS = (
 
 
 def _of_skipped(study: Study) -> Iterator[Issue]:
-    """Paths that were not read. The code of a package never holds results, so nobody needs to be told of it."""
+    """Paths that were not read. The code of a package never holds results, so it is not an issue."""
     for item in study.tables.skipped:
         if item.reason != CODE:
             yield Issue("problem", "/".join(item.path.parts[-SHOWN_PARTS:]), f"not read: {item.reason}")
@@ -149,7 +149,7 @@ def _of_results(study: Study) -> Iterator[Issue]:
 
 
 def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
-    """Runs beside other work are slower and less alike than those on machines of their own."""
+    """Runs that shared their CPUs are slower and spread more than runs on idle machines."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
         most = f"up to {percent(float(beside['other_work_share'].max()))}"

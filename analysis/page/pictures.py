@@ -122,7 +122,7 @@ def cannot_draw() -> str:
 def draw_pictures(
     study: Study, wanted: Files = NO_FILES, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every view, and return the numbers of those that have data, by name. No view where none can be drawn.
+    """Draw every view, and return the numbers of the views with data, by name. No view where none can be drawn.
 
     ``wanted`` are the files to make of each. ``tell`` is called with views done and in total.
     """

@@ -84,7 +84,7 @@ def render_report(
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
-    ``form`` is that of the tables beside the page, which links to them; ``files`` are those of figures.
+    ``form``: format of the tables, which the page links to. ``files``: the figures' files.
     ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []

@@ -141,7 +141,7 @@ def _interval(row: pd.Series, name: str) -> str:
 
 
 def _company(rows: pd.DataFrame, study: Study) -> str:
-    """Which of some results had other work beside their runs. Empty if none had."""
+    """Name the results whose runs shared their CPUs. Empty if none had."""
     counted = [(str(row["label"]), study.converged_of(str(row["group"]))["had_company"]) for _, row in rows.iterrows()]
     told = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
     return f"; {_some(told)} shared the CPUs with other programs" if told else ""
@@ -209,7 +209,7 @@ def _some(labels: Sequence[str]) -> str:
 def _sentences(
     study: Study, alone: Sequence[Mapping[object, object]], answers: Mapping[str, str], *, ranked: bool
 ) -> Iterable[str]:
-    """What is known of results without another to rank them beside, and what would make a comparison."""
+    """Say what is known of results that nothing can be ranked with, and what would make a comparison."""
     without = study.distinct[study.distinct["score_s"].isna()]
     shown = sorted(alone, key=lambda row: bool(row["published"]))
     yield from (_of_one(row, study) for row in shown[:LISTED])
@@ -231,7 +231,7 @@ def _sentences(
 
 
 def _of_one(row: Mapping[object, object], study: Study) -> str:
-    """Time and spread of one result, and how many runs had other work beside them."""
+    """Time and spread of one result, and how many runs shared their CPUs."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):

@@ -88,5 +88,5 @@ def stated_minutes() -> Mapping[str, tuple[float, str]]:
 
 
 def count_rounds(rounds: Sequence[str]) -> dict[str, int]:
-    """Count the results at hand of each public round, from the rounds of those results."""
+    """Count the results at hand of each public round."""
     return {round_: rounds.count(round_) for round_ in ROUNDS}

@@ -1,7 +1,7 @@
 """Splits speed-ups into factors by cause and fits scaling models to times. Numbers in, numbers out.
 
 Extrapolations are unreliable: all models look perfect on the data they were fitted to. So each has a bootstrap band
-over runs and is shown beside the others. docs/report.md has the errors at scales that were left out. No model knows a
+over runs, and all are shown. docs/report.md has the errors at scales that were left out. No model knows a
 limit that begins beyond the largest size, such as a full switch or a largest batch. So a lower end of a time holds
 wherever it is stated. An upper end holds only if the laws go on. It is stated up to twice the largest size.
 """

@@ -130,12 +130,12 @@ class Bounds:
 
 
 def binds(share: float) -> bool:
-    """Return True if a roof binds a time of which it explains this share: T / t, or the rate over the roof's."""
+    """Return True if a roof that explains this share of a time binds it: T / t, or the rate over the roof's."""
     return share >= BINDS_FROM
 
 
 def at_roof(roof: str, share: float, kind: str = "known") -> str:
-    """Describe a time of which a roof explains ``share``. ``kind`` says what roofs there are."""
+    """Describe a time if a roof explains ``share`` of it. ``kind`` says what roofs there are."""
     if binds(share):
         return f"{roof} binds, at {100 * share:.0f} % of its roof"
     return f"no {kind} roof binds; the nearest is {roof} at 1/{1 / share:.3g}" if share > 0 else f"no {kind} roof binds"

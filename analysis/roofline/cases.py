@@ -183,7 +183,7 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
 
 
 def _runs_with_phases(study: Study, row: Mapping[str, Any], steps: pd.Series) -> pd.DataFrame:
-    """Return the averaged runs of a result of which steps and phases were logged.
+    """Return the averaged runs of a result that logged steps and phases.
 
     If no runs are averaged, all its runs are used.
     """

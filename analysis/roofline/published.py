@@ -1,4 +1,4 @@
-"""Reads roofs and work of the published systems from analysis/roofline/published.yaml. We measured none of these
+"""Reads roofs and work of the published systems from analysis/roofline/published.yaml. We measured none of the
 numbers.
 
 `modelled` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every

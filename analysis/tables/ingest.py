@@ -120,7 +120,7 @@ def _transposed(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Sequence[Columns]) -> pd.DataFrame:
-    """The table of these columns of all runs; the first column is the run's name."""
+    """The table of the columns of all runs; the first column is the run's name."""
     filled = [(row["run"], columns) for row, columns in zip(runs, parts, strict=True) if columns]
     named = chain.from_iterable(repeat(run, len(columns[0])) for run, columns in filled)
     whole = [named, *map(chain.from_iterable, zip(*(columns for _, columns in filled), strict=True))]

@@ -351,7 +351,7 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _scaling_factor(folder: Path) -> float | None:
-    """The reference-convergence factor a package ships beside its logs (the official tool multiplies by it)."""
+    """The reference-convergence factor a package ships with its logs (the official tool multiplies by it)."""
     try:
         return number(read_json(folder / "scaling.json", limits().json).get("scaling_factor"))
     except (OSError, ValueError, AttributeError):

@@ -45,11 +45,11 @@ class EnergyRatio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One result B beside its baseline A. ``ratio`` is time of B over time of A, None if there is none.
+    """One result B compared with its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
     ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a
     score of a compliant result; then the verdict is inconclusive. ``assumes`` says what the verdict rests on. The
-    verdict is on time alone; ``energy`` stands beside it where both results have one. ``busy`` warns of a side whose
+    verdict is on time alone; ``energy`` is set if both results have one. ``busy`` warns of a side whose
     runs other programs may have slowed.
     """
 

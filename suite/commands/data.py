@@ -238,7 +238,7 @@ def _check_room(root: Path, name: str, needed: int) -> None:
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     """Do the command on several ranks of this machine, and end with their exit code.
 
-    Return if one rank is wanted, or if this process is one of those that a launcher started.
+    Return if one rank is wanted, or if a launcher started this process as a rank.
     """
     if find_world(ranks) is not None or ranks == 1:
         return
@@ -277,7 +277,7 @@ def _show(root: Path, world: World) -> None:
 
 
 def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
-    """On rank 0, measure and print the metric of simple predictors beside the target, for a person to judge it.
+    """On rank 0, measure and print the metric of simple predictors and the target, for a person to judge it.
 
     Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep,
     which MPI's own end would not let them.

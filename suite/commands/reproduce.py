@@ -187,7 +187,7 @@ def _is_unfinished(root: Path) -> bool:
 
 
 def _move_killed_aside(root: Path) -> None:
-    """Move the runs and logs of an attempt that was killed to ``killed_<k>`` beside it. Data that it made stay: they
+    """Move the runs and logs of an attempt that was killed to ``killed_<k>`` in the same folder. Data that it made stay: they
     are continued, or are complete.
     """
     for folder in sorted(root.glob("result_*")):

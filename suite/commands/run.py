@@ -214,7 +214,7 @@ def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str,
 
 
 def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None) -> int:
-    """Run all trials of a new run folder, or with --resume those that are left in an old one."""
+    """Run all trials of a new run folder, or with --resume the trials left in an old one."""
     folder, workload = plan.folder, plan.config.workload
     if plan.resume:
         info = folder.read_info()

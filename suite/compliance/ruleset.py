@@ -141,7 +141,7 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published result that was accepted although it breaks rules. Errors of these rules become warnings."""
+    """A published result that was accepted although it breaks rules. There these rules only warn."""
 
     result: str
     rules: dict[str, str]  # the reason by the rule's name

@@ -73,7 +73,7 @@ def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
     """Yield a breach for each folder above a round's folder that is another round or a package.
 
     A submitter could put a folder v0.7 into his package to select older rules. The folder to check and those above it
-    are the checker's own. Of these only names such as hpc_results_v3.0 count.
+    are the checker's own. Only names such as hpc_results_v3.0 count.
     """
     depth, (chosen, *above) = len(root.absolute().parts), where.absolute().parents
     if len(chosen.parts) <= depth:

@@ -107,7 +107,7 @@ class EvenShares:
 class Balance(EvenShares):
     """Replaces the shares of a global batch by balanced ones. The global batch is the same on any number of ranks.
 
-    ``cost(indices, seed, epoch)`` returns the cost of each of these samples, in any unit; ``divide`` is `split_by_sum`
+    ``cost(indices, seed, epoch)`` returns each sample's cost, in any unit; ``divide`` is `split_by_sum`
     or `split_by_padding`.
     """
 

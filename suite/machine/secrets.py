@@ -180,7 +180,7 @@ def has_random_word(text: str) -> bool:
 
 
 def redact_random(text: str) -> str:
-    """Replace random-looking words in a text, except hexadecimal ones: most of those are checksums."""
+    """Replace random-looking words in a text, except hexadecimal ones: most are checksums."""
     return _WORD.sub(lambda match: REDACTED if _is_random(match.group()) else match.group(), text)
 
 

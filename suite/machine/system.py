@@ -84,7 +84,7 @@ class _InFile(Struct, frozen=True, kw_only=True):
 
 
 def describe_system(nodes: Sequence[Facts], stated: System | None = None) -> System:
-    """Describe the system of these nodes by the facts of the first. Fields that a system file states replace them.
+    """Describe the nodes' system by the facts of the first. Fields that a system file states replace them.
 
     The name of a simulated machine says that it is one, even if the system file states a name.
     """
@@ -147,7 +147,7 @@ def make_system_description(
     nodes: int,
     accelerators_per_node: int | None = None,
 ) -> dict[str, str | dict[str, str]]:
-    """Return the MLPerf system JSON. ``accelerators_per_node``: those that the run used; default: all of a node."""
+    """Return the MLPerf system JSON. ``accelerators_per_node``: how many the run used; default: all of a node."""
     used = system.accelerators_per_node if accelerators_per_node is None else accelerators_per_node
     fixed: dict[str, str | dict[str, str]] = {
         "submitter": submitter,

@@ -1,6 +1,6 @@
 """Removes secrets from the files of a package; host names, paths and accounts only if the submitter asks.
 
-Logs are never edited. A log with one of these words is an error.
+Logs are never edited. A log with such a word is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds changes of level in a series of results, at a given false-alarm rate.
 
 A change must pass two tests. The first is a permutation test. Logs of values are centred at their median, divided by
-their median deviation and clipped, so that no outlier weighs more than `CLIP` ordinary deviations. The statistic is the
-largest sum of these scores before a place, over its deviation. Its distribution without a change is that over random
+their median deviation and clipped, so that no outlier weighs more than `CLIP` ordinary deviations. The statistic is
+the largest sum of scores before a place, over its deviation. Its distribution without a change is that over random
 orders of the series, so the rate holds for every distribution of independent results. The second test asks whether
 results that depend on each other, as much as the series allows, look like this without a change
 (`suite.statistics.dependence`). A second statistic, with `THERE_AND_BACK` of the rate, looks for a part in the middle

@@ -50,7 +50,7 @@ def contrast(rows: Rows) -> Rows:
 def noise_scores(rows: Rows) -> Rows:
     """Compute clipped distances from the median in units of the noise, with mean zero, for rows of log values.
 
-    The noise is that between neighbours, of which a change has only one. It may grow or shrink over the series.
+    The noise is that between neighbours: a change adds only one such difference. It may grow or shrink over the series.
     """
     import numpy as np
 
@@ -82,7 +82,7 @@ def draw_noise(draws: int, count: int, correlation: float) -> Rows:
 
 
 def largest_correlation(logs: Rows, changes: int) -> float:
-    """Find the largest correlation of neighbours that a series of log values does not refute, of those in `GRID`.
+    """Find the largest correlation in `GRID` that a series of log values does not refute.
 
     Up to ``changes`` changes are removed from the series, and as many from each simulated series.
     """
@@ -138,5 +138,5 @@ def _drawn_statistics(statistic: Statistic, count: int, correlation: float, draw
 
 
 def variance_factor(count: int, correlation: float) -> float:
-    """Compute the variance of the mean of so many correlated results over that of independent ones."""
+    """Compute the variance of the mean of ``count`` correlated results over that of independent ones."""
     return 1.0 + 2.0 * math.fsum((1.0 - lag / count) * correlation**lag for lag in range(1, count))

@@ -70,7 +70,7 @@ def chance_of_median(late: float, repetitions: int) -> float:
 def _allowed(repetitions: int, rate: float) -> Floats:
     """Compute how often one repetition may be late, so that all but j - 1 of them are with a probability of ``rate``.
 
-    For j up to the median, each of which has an equal part of the rate. The binomial distribution is exact.
+    For j up to the median. Each j has an equal part of the rate. The binomial distribution is exact.
     """
     import numpy as np
     from scipy import special

@@ -31,7 +31,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the mean absolute error on the validation split of the mean of the targets and of four ridge regressions.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
-    spectra of both, ``spectrum_and_moments_ridge`` all of these. ``snapshot_products_ridge`` sees only the mean
+    spectra of both, ``spectrum_and_moments_ridge`` both. ``snapshot_products_ridge`` sees only the mean
     products of every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an
     oracle.
 

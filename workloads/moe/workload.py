@@ -77,7 +77,7 @@ class MoEWorkload(Workload):
         raise NotImplementedError
 
     def largest_product(self) -> tuple[int, int, int]:
-        """Return tokens of one sample, inputs and outputs of the largest product beside those of experts."""
+        """Return tokens of one sample, inputs and outputs of the largest product outside the experts."""
         raise NotImplementedError
 
     def choose(self, model: nn.Module, chooser: Chooses) -> None:

@@ -87,7 +87,7 @@ class MoELM(MoEWorkload):
         return {"eval_error": nats / math.log(2), "nats_per_byte": nats}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters of the model, beside those of MoE layers and training."""
+        """Hyperparameters of the model; MoE layers and training have their own."""
         return {
             "global_batch_size": self.config.global_batch_size,
             "max_sequence_length": self._settings.context,

@@ -1,4 +1,4 @@
-"""Reads the public OC20 download: extended XYZ, compressed with xz, and beside it a text file with one line per frame.
+"""Reads the public OC20 download: extended XYZ, compressed with xz, and a text file with one line per frame.
 
     80
     Lattice="..." Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 energy=-1.0 pbc="T T T"

@@ -158,7 +158,7 @@ class _SparseProduct(torch.autograd.Function):
 
 
 class _Silu(torch.autograd.Function):
-    """x sigmoid(x). Its derivatives take fewer operations than those that torch records for double differentiation."""
+    """x sigmoid(x). Its derivatives take fewer operations than torch records for double differentiation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

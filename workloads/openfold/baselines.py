@@ -52,7 +52,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
 
 
 def _proteins(root: Path, split: str) -> list[Protein]:
-    """Read the first chains of a split, without those of which no CA is known."""
+    """Read the first chains of a split that have a known CA."""
     reader = ShardReader(root, split)
     proteins = proteins_of(reader.read(np.arange(min(len(reader), MOST_CHAINS))))
     return [each for each in proteins if each.atom_mask[:, residues.CA].any()]
@@ -75,7 +75,7 @@ def _distances(positions: Floats) -> Floats:
 
 
 def _built(torsions: Floats) -> Floats:
-    """Build a chain of these phi and psi (L, 2), degrees, and compute the distances (L, L) of its CA."""
+    """Build a chain from phi and psi (L, 2), degrees, and compute the distances (L, L) of its CA."""
     return _distances(build_backbone(torsions[None])[0, :, residues.CA])
 
 
@@ -119,7 +119,7 @@ def _columns(chain: Protein, columns: int) -> Floats:
 
 
 def _complete(train: Sequence[Protein]) -> list[Protein]:
-    """List the chains of which every CA is known, or all chains if there is none."""
+    """List the chains with every CA known, or all chains if there is none."""
     return [each for each in train if each.atom_mask[:, residues.CA].all()] or list(train)
 
 

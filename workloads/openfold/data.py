@@ -85,7 +85,7 @@ class OpenFoldData:
     def _cost(
         self, lengths: NDArray[np.int64], indices: NDArray[np.int64], seed: int, epoch: int
     ) -> NDArray[np.float64]:
-        """Compute the work of training on each of these samples, alone in a batch."""
+        """Compute the work of training on each sample, alone in a batch."""
         config = self._config
         recycles = [sample_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
         cropped = lengths[self._drawn(indices, seed, epoch)].tolist()

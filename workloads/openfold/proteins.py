@@ -75,7 +75,7 @@ class Drawn:
 
 
 def families(settings: Families, seed: int, numbers: range) -> list[Protein]:
-    """Generate the proteins of these family numbers, each a function of (seed, number)."""
+    """Generate the proteins of the family numbers, each a function of (seed, number)."""
     drawn = [draw(settings, seed, number) for number in numbers]
     copies = 1 + settings.templates
     aatype = [each.sequence for each in drawn for _ in range(copies)]

@@ -115,7 +115,7 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
 
 
 def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
-    """Count trainable parameters of the whole model, or with ``active`` those that one token uses."""
+    """Count trainable parameters of the whole model, or with ``active`` the parameters one token uses."""
     total = config.patch**2 * config.channels * config.embed + 3 * config.embed
     for stage in range(len(config.depths) - 1):
         width = config.embed << stage

@@ -109,7 +109,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters of the model, beside those of MoE layers and training."""
+        """Hyperparameters of the model; MoE layers and training have their own."""
         settings = self._settings
         return {
             "global_batch_size": self.config.global_batch_size,

@@ -84,7 +84,7 @@ def _is_incomplete(entry: SizeCard) -> bool:
 
 
 def _compare(title: str, entry: SizeCard, counts: Counts) -> bool:
-    """Print each count of a size beside what the card or the configuration states; True if all are right."""
+    """Print each count of a size and what the card or the configuration states; True if all are right."""
     fine = True
     for key in FILLED:
         verdict, right = _judged(key, getattr(entry, key), counts)
@@ -101,7 +101,7 @@ def _compare(title: str, entry: SizeCard, counts: Counts) -> bool:
 
 
 def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
-    """What to say of a count beside the card's, and whether it is right. A ``stated`` 0 was filled in.
+    """Compare a count with the card's: a text, and whether it is right. A ``stated`` 0 was filled in.
 
     FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card
     with the closed form of the model on a sample of mean size.

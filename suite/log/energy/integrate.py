@@ -197,8 +197,8 @@ def _grid_lock(steps_s: Sequence[float]) -> float:
 
 
 def _freedom(readings: int) -> float:
-    """Return degrees of freedom of a variance from neighbours' differences: two thirds of those of one from
-    the mean.
+    """Return degrees of freedom of a variance from neighbours' differences: two thirds of the degrees of a variance
+    from the mean.
     """
     return max(1.0, float(min(readings - 1, _MOST_FREEDOM) * 2 // 3))
 

@@ -6,8 +6,8 @@ or damage.
                                                       part_<k>_<scope>.txt    ours: a part of node k, never added to it
 
 The file is read in pieces and only its readings stay: 24 bytes each. No content raises. Published logs have "" as
-metadata, 0 as the first node or 1, and stop events with the time of the start. All of these are read, and the checker
-names them.
+metadata, 0 as the first node or 1, and stop events with the time of the start. All are read, and the checker names
+them.
 """
 
 from __future__ import annotations

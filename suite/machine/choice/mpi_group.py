@@ -43,7 +43,7 @@ def register() -> str:
 
 
 def _create(options: Any, _: object) -> MpiGroup:
-    """Create the group of these ranks. Only they call it, each at its own time: it must not need the other ranks."""
+    """Create the group of the ranks. Only they call it, each at its own time: it must not need the other ranks."""
     from mpi4py import MPI
 
     everyone, ranks = MPI.COMM_WORLD, list(options.global_ranks_in_group)

@@ -56,7 +56,7 @@ class EnergyReading:
 
 @dataclass(frozen=True)
 class CounterSum:
-    """The joules of all counters with one name, and the number of these counters."""
+    """The joules of all counters with one name, and how many counters there are."""
 
     joules: float = 0.0
     counters: int = 0

@@ -114,7 +114,7 @@ def read_cpuinfo(root: Path) -> list[dict[str, str]]:
 
 
 def list_data_caches(root: Path, cpus: Iterable[int]) -> list[CpuCache]:
-    """List the data and unified caches, by level, of the first of these CPUs that has any.
+    """List the data and unified caches, by level, of the first CPU that has any.
 
     Empty if Linux does not describe them (containers, some Arm machines). Other CPUs may have other caches: the
     efficiency cores of a hybrid processor have smaller ones.

@@ -100,7 +100,7 @@ class Samples:
         return float(max(ranges))
 
     def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Roof:
-        """Make a ceiling of these rates. ``where``: the fields of `Roof` that do not follow from rates."""
+        """Make a ceiling of the rates. ``where``: the fields of `Roof` that do not follow from rates."""
         return Roof(
             resource,
             name,

@@ -61,7 +61,7 @@ def run_passes(
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
-    ``kept_gradients``: gradients of these always exist and count in the peak: of an earlier part of the step, or DDP's.
+    ``kept_gradients``: parameters with gradients all the time, of an earlier part of the step or DDP's. They count in the peak.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
@@ -140,7 +140,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
 
 @contextmanager
 def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Remove the gradients of these parameters in the body."""
+    """Remove the parameters' gradients in the body."""
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

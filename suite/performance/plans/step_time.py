@@ -21,8 +21,8 @@ RINGS = ("all_gather", "reduce_scatter", "all_reduce")
 class StepTime:
     """Seconds of a step: FLOPs, memory traffic, exchanges of parts, gradients' all-reduce, reading. None: unknown.
 
-    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``: all
-    of these at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` gives the
+    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``:
+    all at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` gives the
     reason.
     """
 

@@ -71,7 +71,7 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
 
 
 def _check_experts(plan: ParallelPlan, spread: set[str], model: nn.Module) -> None:
-    """InputError unless the parameters that a plan places on the expert axis are those that the workload spreads."""
+    """InputError unless the parameters that a plan places on the expert axis are the ones the workload spreads."""
     where = placements(plan, [name for name, _ in model.named_parameters()])
     for name, way in where.items():
         if is_spread(way) and name not in spread:

@@ -1,8 +1,8 @@
-"""The positions around a rank's part of a tensor: fetched for a layer and given back, before its computing or beside
+"""The positions around a rank's part of a tensor: fetched for a layer and given back, before its computing or during
 it.
 
 Steps say what a layer's input needs: positions of other ranks, fewer of its own, padding at the border of the sample.
-What is computed beside the exchange needs none of that: outputs of held positions, and gradients of weights.
+What is computed during the exchange needs none of that: outputs of held positions, and gradients of weights.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Border:
 
 @dataclass(frozen=True)
 class Beside:
-    """How a convolution computes beside its exchange: with its own padding, then the borders again from what was
+    """How a convolution computes during its exchange: with its own padding, then the borders again from what was
     fetched.
     """
 

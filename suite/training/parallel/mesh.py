@@ -61,7 +61,7 @@ class Mesh:
 
     @property
     def piece(self) -> int:
-        """This rank's number among those that hold the states together."""
+        """This rank's number among the ranks that hold the states together."""
         return self.data_rank // max(1, self.expert) % self.shard
 
     @property
@@ -84,7 +84,7 @@ class Mesh:
 
     @property
     def part(self) -> int:
-        """This rank's number among those that share its samples."""
+        """This rank's number among the ranks that share its samples."""
         return self.rank % self.parts
 
     @property

@@ -1,4 +1,4 @@
-"""Data sets of which this rank gets a part of each sample."""
+"""Data sets that give this rank a part of each sample."""
 
 from __future__ import annotations
 

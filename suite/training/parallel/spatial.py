@@ -277,7 +277,7 @@ class _Halo:
         return (extend(inputs[0], self._steps(call)), *inputs[1:])
 
     def convolve(self, layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """A convolution computed beside its exchange.
+        """A convolution computed during its exchange.
 
         None if it has none, or if this rank has too few inner outputs.
         """

@@ -1,4 +1,4 @@
-"""Finds the public data below a folder, selects chains from them and makes proteins of these.
+"""Finds the public data below a folder, selects chains and makes proteins of them.
 
 Parts may be in either layout. Original: ``pdb_mmcif/original/{raw/<2>/<id>.cif.gz, clusters-by-entity-40.txt,
 obsolete.dat}`` and ``open_protein_set/original/{pdb/<id>_<chain>/{a3m,hhr}/*, duplicate_pdb_chains.txt}``. Preprocessed

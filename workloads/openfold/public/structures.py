@@ -41,7 +41,7 @@ class Structures(Protocol):
 
 
 class MmcifFiles:
-    """A folder of ``<id>.cif.gz``, or of folders of these."""
+    """A folder of ``<id>.cif.gz``, or of folders with such files."""
 
     def __init__(self, folder: Path) -> None:
         files = [*folder.glob("*.cif.gz"), *folder.glob("*/*.cif.gz")]
