@@ -114,7 +114,7 @@ def test_a_report_is_that_of_the_command(run: Path, tmp_path: Path, capsys: pyte
     page = tmp_path / "report" / "report.html"
     before, written_ns = page.read_bytes(), page.stat().st_mtime_ns
     capsys.readouterr()
-    with pytest.raises(mlhpc.InputError, match="exists; force=True replaces it"):
+    with pytest.raises(mlhpc.InputError, match="exists already; force=True replaces it"):
         mlhpc.load(run).report(tmp_path / "report")
     assert mlhpc.load(run).report(tmp_path / "report", force=True) == page
     assert capsys.readouterr().out == ""

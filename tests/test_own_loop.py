@@ -97,7 +97,7 @@ def test_the_runs_are_compliant_scored_and_shown(ran: Path, ranks: str) -> None:
     assert rules - {"other-work"} == {"rcp-missing"}, "who else works on this machine is not the loop's"
     scored = mlhpc("score", runs, *CARD)
     assert scored.returncode == 0, scored.stdout
-    assert "n=1 of 3" in scored.stdout
+    assert "mean of 1 of 3 runs" in scored.stdout
     log = read_events(runs / "result_2.txt")
     (phases,) = [event.value for event in log.events if event.key == "rank_phases"][:1]
     assert phases["forward_backward"] > 0

@@ -119,7 +119,7 @@ def test_the_command_writes_beside_the_manifest_and_never_over_anything_else(roo
     (root / "croissant.json").write_text("mine")
     done = mlhpc("data", "describe", root)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "says something else" in done.stderr
+    assert "exists already with other content" in done.stderr
     assert (root / "croissant.json").read_text() == "mine"
     assert mlhpc("data", "describe", root, "-o", root.parent / "other.json").returncode == 0
     assert mlhpc("data", "verify", root, "--deep").returncode == 0

@@ -82,7 +82,7 @@ def test_without_ase_generating_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World
 ) -> None:
     monkeypatch.setitem(sys.modules, "ase", None)
-    with pytest.raises(InputError, match=r"needs ase: pip install"):
+    with pytest.raises(InputError, match=r"ase is not installed \(pip install"):
         generator.generate(tmp_path / "d", "smoke", seed=0, world=world)
     assert not (tmp_path / "d").exists()
 

@@ -191,4 +191,4 @@ def test_a_gpu_is_found_by_its_uuid_and_counts_millijoules(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pynvml", None)
     found = find_gpu_counter("aa")
     assert list(found.counters) == []
-    assert found.absent["nvml"].startswith("the package nvidia-ml-py is not installed")
+    assert found.absent["nvml"].startswith("nvidia-ml-py is not installed")

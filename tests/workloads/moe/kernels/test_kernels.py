@@ -107,7 +107,7 @@ def test_every_program_for_other_machines() -> None:
 def test_a_machine_that_cannot_run_the_kernels_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     layer = MoELayer(8, MoEConfig(experts=4, hidden=8, backend="triton"))
-    wanted = "it is for GPUs, not for cpu" if find_spec("triton") else "Triton is not installed"
+    wanted = "it is for GPUs, not for cpu" if find_spec("triton") else "triton is not installed"
     with pytest.raises(InputError, match=f"backend triton: {wanted}.*choose auto, grouped_mm or loop"):
         layer(torch.randn(3, 8))
 
