@@ -35,7 +35,7 @@ def is_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
-# What pyproject.toml declares: module -> the package to install, and the extra of mlhpc that has it ("" if all need it).
+# What pyproject.toml declares: module -> the package to install, and the extra of mlhpc that has it ("": all need it)
 PACKAGES = {
     "yaml": ("pyyaml", ""),
     "click": ("click", ""),
@@ -67,11 +67,15 @@ PACKAGES = {
 }
 
 
+def pip_requirement(module: str) -> str:
+    """Return what pip installs to get a package of `PACKAGES`: the extra of mlhpc that has it, or the package."""
+    package, extra = PACKAGES[module]
+    return f"'mlhpc[{extra}]'" if extra else package
+
+
 def not_installed(module: str) -> str:
     """Return the clause that a package of `PACKAGES` is not installed, with the command that installs it."""
-    package, extra = PACKAGES[module]
-    wanted = f"'mlhpc[{extra}]'" if extra else package
-    return f"{package} is not installed (pip install {wanted})"
+    return f"{PACKAGES[module][0]} is not installed (pip install {pip_requirement(module)})"
 
 
 def explain_missing(error: BaseException) -> str:

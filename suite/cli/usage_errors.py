@@ -21,7 +21,7 @@ def explain_usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and context is not None:
         return _explain_option(error, context, command)
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return _explain_missing(error.param, context or click.Context(click.Command(command)), command)
+        return _explain_absent(error.param, context or click.Context(click.Command(command)), command)
     # Not its subclasses
     if type(error) is click.BadParameter and error.param is not None:
         return _explain_value(error, error.param, command)
@@ -30,8 +30,8 @@ def explain_usage(error: click.ClickException) -> str:
     return error.format_message()
 
 
-def _explain_missing(parameter: click.Parameter, context: click.Context, command: str) -> str:
-    """Return the message for an argument or option that the command needs: its name, and the first sentence of its help."""
+def _explain_absent(parameter: click.Parameter, context: click.Context, command: str) -> str:
+    """Return the message for an absent argument or option that the command needs: its name and what it is."""
     if not isinstance(parameter, click.Option):
         return f"{parameter.make_metavar(context)} is missing; mlhpc help {command} says what it can be"
     what = (parameter.help or "").partition(". ")[0].rstrip(".")

@@ -24,7 +24,7 @@ import click
 
 from suite import VERSION
 from suite.cli.options import JSON, format_option, ranks_option
-from suite.errors import InputError
+from suite.errors import PACKAGES, InputError, pip_requirement
 from suite.exit_codes import ExitCode
 from suite.files import byte_text, duration_text, print_line
 from suite.launch import mpi
@@ -47,24 +47,24 @@ FILES, FILES_PER_RANK = 128, 4
 SKEW_S = 1.0  # clocks that differ by more confuse file times: what looks older may be newer
 TIMEOUT_S = 60  # of a command that is asked
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
-# (package, what needs it, the extra that installs it)
-PACKAGES: tuple[tuple[str, Purpose, str], ...] = (
-    ("psutil", "local", "run"),
-    ("torch", "local", "run"),
-    ("h5py", "local", "run"),
-    ("numpy", "local", "run"),
-    ("google-crc32c", "local", "run"),
-    ("pandas", "extra", "analysis"),
-    ("altair", "extra", "analysis"),
-    ("mlperf_logging", "extra", "official"),
-)
+# What needs each module
+NEEDED: Mapping[str, Purpose] = {
+    "psutil": "local",
+    "torch": "local",
+    "h5py": "local",
+    "numpy": "local",
+    "google_crc32c": "local",
+    "pandas": "extra",
+    "altair": "extra",
+    "mlperf_logging": "extra",
+}
 
 # A module that a PYTHONPATH puts first has another file than the package whose metadata are found
 IMPORT_PROGRAM = """
 import importlib, importlib.util, sys
 from suite.shadowed import name_shadowed
-for package in sys.argv[1:]:
-    name, file, hidden, problem = package.replace("-", "_"), "", "", ""
+for name in sys.argv[1:]:
+    file, hidden, problem = "", "", ""
     try:
         spec = importlib.util.find_spec(name)
         file = str(spec.origin or next(iter(spec.submodule_search_locations))) if spec else ""
@@ -72,7 +72,7 @@ for package in sys.argv[1:]:
     except Exception as error:
         hidden = name_shadowed(error)
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    print("IMPORT", package, file, hidden, problem, sep="\\t", flush=True)
+    print("IMPORT", name, file, hidden, problem, sep="\\t", flush=True)
 """
 
 
@@ -158,14 +158,14 @@ def python_checks() -> list[Check]:
     here = f"{platform.python_version()} {sys.executable}"
     checks = [Check("python", running >= PYTHON_NEEDED, here, "local", f"install {wanted}", wanted)]
     imported = _import_packages()
-    for name, purpose, extra in PACKAGES:
-        install = f"{sys.executable} -m pip install 'mlhpc[{extra}]'"
+    for module, purpose in NEEDED.items():
+        name, install = PACKAGES[module][0], f"{sys.executable} -m pip install {pip_requirement(module)}"
         try:
             installed = distribution(name)
         except PackageNotFoundError:
             checks.append(Check(name, False, "not installed", purpose, install, "installed"))
             continue
-        file, hidden, problem = imported.get(name, ("", "", "its import ended the process"))
+        file, hidden, problem = imported.get(module, ("", "", "its import ended the process"))
         elsewhere = where_from(file) if file else ""
         fix = "env -u PYTHONPATH mlhpc …" if hidden or (elsewhere and "PYTHONPATH" in os.environ) else install
         if hidden:
@@ -178,11 +178,11 @@ def python_checks() -> list[Check]:
 
 
 def _import_packages() -> dict[str, tuple[str, str, str]]:
-    """Import every package in another process, as a run would.
+    """Import every module in another process, as a run would.
 
     Return by its name the file of each, what a PYTHONPATH hides of what it needs, and the problem.
     """
-    answer = _run([sys.executable, "-P", "-c", IMPORT_PROGRAM, *(name for name, _, _ in PACKAGES)])
+    answer = _run([sys.executable, "-P", "-c", IMPORT_PROGRAM, *NEEDED])
     rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
     return {name: (file, hidden, problem) for _, name, file, hidden, problem in rows}
 
