@@ -2,8 +2,8 @@
 
 A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own: they say which row of
 the table and which results a mark stands for, so every chart keeps them. Colours are those of Okabe and Ito
-(https://jfly.uni-koeln.de/color/), always with a shape or a place of its own. Orange and sky blue are darker here, for a
-contrast of 3:1 on white; on a dark page `DARK` replaces colours.
+(https://jfly.uni-koeln.de/color/), always with a shape or a place of its own. Orange and sky blue are darker here, for
+a contrast of 3:1 on white; on a dark page `DARK` replaces colours.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **
 
 
 def stack(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) -> pd.DataFrame:
-    """A row for each value of ``columns``: the column's name in ``name``, the value in ``value``; the others repeated."""
+    """Give each value of ``columns`` a row: the column's name in ``name``, the value in ``value``, the rest repeated."""
     return table.melt([each for each in table if each not in columns], list(columns), name, value)
 
 
@@ -195,7 +195,7 @@ def points(
     table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
     y_ends: tuple[str, str] | None = None, hollow: str | None = None, joined: str | None = None,
 ) -> Chart:  # fmt: skip
-    """A point for each row of ``table`` (columns ``_sign`` and those of the axes), with an interval up and down if it has ends.
+    """A point for each row of ``table`` (columns ``_sign`` and the axes'), and intervals along y if ``y_ends`` is given.
 
     ``hollow`` and ``joined`` are columns of truths: which points are hollow, and which a line joins from left to right.
     """

@@ -67,9 +67,9 @@ def _remarks(index: Index) -> list[str]:
     ]
     if any(each.mode == "weak" for each in workloads):
         remarks.append("A throughput is one measurement, so the intervals leave out how much it would vary.")
-    if index.untold:
-        more = f" and {len(index.untold) - MOST_NAMES} more" if len(index.untold) > MOST_NAMES else ""
-        which = ", ".join(index.untold[:MOST_NAMES]) + more
+    if index.without_tier:
+        more = f" and {len(index.without_tier) - MOST_NAMES} more" if len(index.without_tier) > MOST_NAMES else ""
+        which = ", ".join(index.without_tier[:MOST_NAMES]) + more
         stated = {each.tier for each in index.systems} != {ANY_TIER}
         remarks += [f"Not in any tier, so left out: {which}."] if stated else []
     return remarks

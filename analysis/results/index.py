@@ -89,12 +89,12 @@ class SystemIndex:
 
 @dataclass(frozen=True)
 class Index:
-    """The indices of all systems against a reference, the best first in each tier; ``untold`` results have no tier."""
+    """The indices of all systems against a reference, the best first in each tier. ``without_tier``: labels of the rest."""
 
     reference: str
     weights: Weights
     systems: tuple[SystemIndex, ...]
-    untold: tuple[str, ...]
+    without_tier: tuple[str, ...]
 
 
 def read_weights(path: Path, benchmarks: Iterable[str]) -> Weights:
@@ -127,8 +127,8 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
     for tier, members in tiers.items():
         found = [_of_system(runs, tier, members, system, name, weights) for system in sorted(set(members["machine"]))]
         systems += sorted((each for each in found if each.ratios), key=lambda each: -(each.value or 0.0))
-    told = set().union(*(set(members["label"]) for members in tiers.values()))
-    return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - told)))
+    with_tier = set().union(*(set(members["label"]) for members in tiers.values()))
+    return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - with_tier)))
 
 
 def _find_system(rows: pd.DataFrame, name: str) -> str:

@@ -198,7 +198,7 @@ def output_option(what: str, default: str) -> Decorator:
 
 
 def format_option(*more: str, meaning: str = "") -> Decorator:
-    """``--format text|json`` of every command that prints results; ``more`` are further forms, ``meaning`` explains them."""
+    """``--format text|json`` of every command that prints results; ``more``: further forms, ``meaning``: their help."""
     help_text = f"Print text for people or JSON for programs{meaning}."
     return click.option(
         "--format", "style", type=click.Choice([TEXT, JSON, *more]), default=TEXT, show_default=True, help=help_text

@@ -187,8 +187,9 @@ def _is_unfinished(root: Path) -> bool:
 
 
 def _move_killed_aside(root: Path) -> None:
-    """Move the runs and logs of an attempt that was killed to ``killed_<k>`` in the same folder. Data that it made stay: they
-    are continued, or are complete.
+    """Move the runs and logs of a killed attempt to ``killed_<k>`` in the same folder.
+
+    The attempt's data stay: they are continued, or are complete.
     """
     for folder in sorted(root.glob("result_*")):
         number = 1 + len(list(folder.glob("killed_*")))

@@ -189,7 +189,7 @@ def _submitter_setting(config: RunConfig) -> tuple[str, ...]:
 
 
 def _as_template(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
-    """Return the job of a printed script, which has no run folder: it names settings, and its output lies in the same folder."""
+    """Return the job of a printed script. It has no run folder: its output lies where it is submitted."""
     name = chosen or DEFAULT_SIZE
     return replace(
         job,

@@ -88,8 +88,8 @@ def check(
     """Judge everything under the paths by one ruleset, or each result by that of its round.
 
     ``given`` adds reference points for batch sizes without points in the ruleset. ``judged`` has logs that the caller
-    has already read and judged, by the rulesets of `find_rulesets_of_logs`. InputError for a path that is neither a file nor
-    a folder.
+    has already read and judged, by the rulesets of `find_rulesets_of_logs`. InputError for a path that is neither a
+    file nor a folder.
     """
     findings: list[Finding] = []
     results: list[Result] = []

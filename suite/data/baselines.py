@@ -84,7 +84,10 @@ def render_baselines(values: Mapping[str, float], attainable: Mapping[str, float
 
 
 def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Read the baselines and the oracles of this data set. Empty if `find_baselines_problem` says why there are none."""
+    """Read the baselines and the oracles of this data set.
+
+    Empty if `find_baselines_problem` says why there are none.
+    """
     try:
         content = _read(root, data_manifest)
     except InputError:

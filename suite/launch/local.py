@@ -1,8 +1,8 @@
 """Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output, leaves no process
 behind.
 
-`make_worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only `run_local`
-touches processes.
+`make_worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only
+`run_local` touches processes.
 """
 
 from __future__ import annotations

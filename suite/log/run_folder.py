@@ -278,7 +278,7 @@ def explain_continue(root: Path) -> str | None:
 
 
 def _is_begun(root: Path) -> bool:
-    """Return True for an empty folder, and for one that a kill left in `write_run_info`: some of its files, no run.json."""
+    """Return True for a folder that is empty, or that a kill left with the first files of `write_run_info` only."""
     try:
         paths = list(root.iterdir())
     except OSError:

@@ -67,10 +67,10 @@ def welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONF
 class Comparison:
     """Time of B over time of A: the ratio of geometric means, with its interval on log time, and the outcome.
 
-    ``p`` is Welch's, two-sided. ``p_permutation`` counts all ways to divide the runs into groups of the same sizes, and is
-    NaN if there are more than 200,000. ``detectable`` is the smallest ratio that the same number of runs with this
-    spread would detect with 80 % power. ``drift`` is the change of log time from one run to the next, 0 if no trend was found.
-    ``doubts`` say why the outcome is inconclusive, or by what the interval is wider than Welch's.
+    ``p`` is Welch's, two-sided. ``p_permutation`` counts all ways to divide the runs into groups of the same sizes, and
+    is NaN if there are more than 200,000. ``detectable`` is the smallest ratio that the same number of runs with this
+    spread would detect with 80 % power. ``drift`` is the change of log time from one run to the next, 0 if no trend was
+    found. ``doubts`` say why the outcome is inconclusive, or by what the interval is wider than Welch's.
     """
 
     n_a: int

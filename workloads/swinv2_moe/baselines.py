@@ -25,8 +25,8 @@ def baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
     ``pixels_linear`` sees the image, ``spectrum_linear`` the logarithm of its two-dimensional power spectrum.
-    ``spectrum_quadratic`` sees that averaged over directions, its variation over them, and all products of two. Each sees at
-    most `MAX_TRAIN_PIXELS` of the training split. Its penalty is chosen on the validation split.
+    ``spectrum_quadratic`` sees that averaged over directions, its variation over them, and all products of two. Each
+    sees at most `MAX_TRAIN_PIXELS` of the training split. Its penalty is chosen on the validation split.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     pixels = int(np.prod(train.read([0])["image"].shape[1:]))

@@ -38,8 +38,8 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """One distribution.
 
-    ``record_sha256``: digest of its wheel's files (`compute_record_digest`); None without a RECORD. ``wheel_sha256``: of the
-    wheel; known only if it was installed from a file or an address. ``source``: index, file (or an address), or
+    ``record_sha256``: digest of its wheel's files (`compute_record_digest`); None without a RECORD. ``wheel_sha256``:
+    of the wheel; known only if it was installed from a file or an address. ``source``: index, file (or an address), or
     editable.
     """
 

@@ -49,7 +49,10 @@ def choose_products(
 
 
 def choose_product(chooser: Chooses, tokens: int, inputs: int, outputs: int) -> bool:
-    """Choose for a product of the given extents. False, without measuring, in the cases that `choose_products` names."""
+    """Choose for a product of the given extents.
+
+    False, without measuring, in the cases that `choose_products` names.
+    """
     if chooser.device.type != "cpu" or tokens * inputs * outputs < LEAST or not has_onednn():
         return False
 

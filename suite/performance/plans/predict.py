@@ -309,9 +309,9 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
 def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
     """Predict the memory of the rank that holds most, with the collectives of the rank that sends most.
 
-    Inside a sample a part has two neighbours; the last part may be the largest. Of two parts the first may send more: strided
-    layers need other borders of it. Where all parts of every layer are equal, the middle holds as much as any. ``common``:
-    see `predict`.
+    Inside a sample a part has two neighbours; the last part may be the largest. Of two parts the first may send more:
+    strided layers need other borders of it. Where all parts of every layer are equal, the middle holds as much as any.
+    ``common``: see `predict`.
     """
     common = common or Common()
     mesh = parallel.mesh

@@ -61,7 +61,8 @@ def run_passes(
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
-    ``kept_gradients``: parameters with gradients all the time, of an earlier part of the step or DDP's. They count in the peak.
+    ``kept_gradients``: parameters with gradients all the time, of an earlier part of the step or DDP's. They count in
+    the peak.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):

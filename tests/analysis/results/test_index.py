@@ -134,7 +134,7 @@ def test_an_optimized_tier_has_the_ported_results_too_and_the_rest_is_named(made
             ("optimized", "old"): 1.0,
         }
     )
-    assert index.untold == ("other",)
+    assert index.without_tier == ("other",)
     section = procurement_section(index)
     assert section is not None
     assert section.answer == "ported: plain is 2 times as fast as old; optimized: tuned is 4 times as fast as old."
