@@ -81,9 +81,9 @@ def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
     InputError for a path that does not exist.
     """
     from suite.compliance.check import check
-    from suite.descriptor import with_cards
+    from suite.descriptor import use_cards
 
-    with with_cards(map(Path, cards)):
+    with use_cards(map(Path, cards)):
         return check(_existing(paths), _known(ruleset))
 
 
@@ -94,11 +94,11 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
     does not exist.
     """
     from suite.compliance.check import check
-    from suite.compliance.exchange.result_document import result_documents
-    from suite.descriptor import with_cards
+    from suite.compliance.exchange.result_document import build_result_documents
+    from suite.descriptor import use_cards
 
-    with with_cards(map(Path, cards)):
-        return result_documents(check(_existing(paths), _known(ruleset)).results)
+    with use_cards(map(Path, cards)):
+        return build_result_documents(check(_existing(paths), _known(ruleset)).results)
 
 
 def compare(
@@ -111,20 +111,19 @@ def compare(
     with its ``interval``. ``tolerance`` is in percent; ``any_runs`` compares runs that are no score too. InputError if
     they have no benchmark and size in common.
     """
-    from suite.commands.compare import as_data, compare_results
-    from suite.descriptor import with_cards
+    from suite.commands.compare import compare_results, convert_to_data
+    from suite.descriptor import use_cards
     from suite.errors import InputError
 
     if not others:
         raise InputError("mlhpc.compare(a, b): give at least two results")
     first, *rest = _existing((a, *others))
-    with with_cards(map(Path, cards)):
-        return [as_data(item) for item in compare_results(first, rest, tolerance, any_runs=any_runs)[0]]
+    with use_cards(map(Path, cards)):
+        return [convert_to_data(item) for item in compare_results(first, rest, tolerance, any_runs=any_runs)[0]]
 
 
 def published() -> pd.DataFrame:
-    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md).
-    """
+    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md)."""
     from analysis.published.scores import published
 
     return published().copy()
@@ -132,18 +131,18 @@ def published() -> pd.DataFrame:
 
 def _known(ruleset: str | None) -> str | None:
     """A name of a ruleset; InputError for an unknown one."""
-    from suite.compliance.ruleset import ruleset as read
+    from suite.compliance.ruleset import read_ruleset as read
 
     return ruleset if ruleset is None else read(ruleset).name
 
 
 def _existing(paths: Sequence[Place]) -> list[Path]:
     from suite.errors import InputError
-    from suite.files import as_path
+    from suite.files import convert_to_path
 
     if not paths:
         raise InputError("expected at least one path: a log, a run folder, a package or a round")
-    found = [as_path(path) for path in paths]
+    found = [convert_to_path(path) for path in paths]
     missing = next((path for path in found if not path.exists()), None)
     if missing is not None:
         raise InputError(f"{missing}: does not exist; expected a log, a run folder, a package or a round")

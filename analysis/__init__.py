@@ -1,5 +1,5 @@
 """What the logs say: tables, statistics, figures and the report. Never imports torch."""
 
-from suite.files import ensure_home
+from suite.files import set_missing_home
 
-ensure_home()  # before Altair is imported
+set_missing_home()  # before Altair is imported

@@ -14,9 +14,9 @@ import pandas as pd
 
 from analysis.sources.readers import read_sources
 from analysis.study import Study, study
-from suite.descriptor import list_installed_cards, with_cards
-from suite.errors import InputError, unknown
-from suite.files import as_path, duration_text
+from suite.descriptor import list_installed_cards, use_cards
+from suite.errors import InputError, explain_unknown_name
+from suite.files import convert_to_path, render_duration
 
 if TYPE_CHECKING:
     import altair as alt
@@ -44,7 +44,7 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for pattern in patterns:
-        path = as_path(pattern)
+        path = convert_to_path(pattern)
         matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path)))]  # noqa: PTH207  it may be absolute
         if not matches:
             raise InputError(f"{pattern}: does not exist; expected a run folder, a package, a round or a log")
@@ -58,7 +58,7 @@ def _view(name: str) -> View:
     from analysis.figures import views
 
     if name not in views():
-        raise InputError(unknown("figure", name, tuple(views())))
+        raise InputError(explain_unknown_name("figure", name, tuple(views())))
     return views()[name]
 
 
@@ -72,7 +72,7 @@ class Results:
     def __init__(self, paths: Sequence[str | Path], cards: Sequence[str | Path] = ()) -> None:
         self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
         sources = read_sources(self._paths)
-        with with_cards(self._cards):
+        with use_cards(self._cards):
             self._study = study(sources.logs, list_installed_cards(), sources.inputs, sources.networks)
 
     @property
@@ -163,7 +163,7 @@ class Results:
         return f"<{len(self.results)} results of {len(self.runs)} runs: {', '.join(map(str, self._paths))}>"
 
     def _repr_html_(self) -> str:
-        times = [duration_text(each) if each == each else "" for each in self.results["score_s"]]  # NaN
+        times = [render_duration(each) if each == each else "" for each in self.results["score_s"]]  # NaN
         table = self.results.assign(time=times)
         table = table.sort_values(["benchmark", "size", "mode", "score_s"])[list(SHOWN)].rename(columns=SHOWN)
         text = str(table.head(MOST_SHOWN).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))

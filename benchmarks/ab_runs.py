@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.statistics.bets import median_ratio
-from suite.statistics.blocks import Turn, draw
+from suite.statistics.bets import compute_median_ratio
+from suite.statistics.blocks import Turn, make_random_order
 from suite.statistics.race import Race, RaceRules, run_race
 
 ENTRIES = tuple("abcdefgh")
@@ -164,9 +164,11 @@ def coverage(count: int, blocks: int) -> None:
         held = 0
         for seed in range(count):
             world = World(true, noise, seed)
-            made = [{n: world(Turn(b, n)) for n in draw(b, tuple(true), seed)} for b in range(1, blocks + 1)]
+            made = [
+                {n: world(Turn(b, n)) for n in make_random_order(b, tuple(true), seed)} for b in range(1, blocks + 1)
+            ]
             for n in ("b", "c", "d"):
-                ratio = median_ratio([(block[n], block["a"]) for block in made])
+                ratio = compute_median_ratio([(block[n], block["a"]) for block in made])
                 if ratio is not None:
                     held += (ratio.low or 0.0) <= math.exp(true[n]) <= (ratio.high or math.inf)
         print(f"  {name:<12} ratio to the best {100 * held / (3 * count):5.1f} %", flush=True)
@@ -177,12 +179,12 @@ def real(folder: Path, without: Sequence[str], count: int) -> None:
     from suite.performance.ab.contest import read_contest
     from suite.performance.ab.ranking import read_ranking
     from suite.performance.ab.runner import read_result
-    from suite.statistics.race import replay
+    from suite.statistics.race import build_race
 
     contest, ranking = read_contest(folder), read_ranking(folder)
     settings, names = contest.settings, [name for name in contest.rules.entries if name not in without]
     known = {noted.turn: read_result(contest, noted.turn).value for noted in contest.read_journal().runs}
-    blocks = replay(contest.rules, known)[0].blocks
+    blocks = build_race(contest.rules, known)[0].blocks
     whole = [{name: block[name] for name in names} for block in blocks if len(block) == len(contest.rules.entries)]
     print(
         f"{settings.workload} {settings.size}, {settings.objective}: {len(whole)} blocks of {len(names)} real runs, findings: ",

@@ -65,7 +65,7 @@ def worker(subject: str, keep: bool, steps: int) -> None:
     import torch
 
     from suite.config import load_config
-    from suite.descriptor import descriptor
+    from suite.descriptor import load_descriptor
     from suite.training.startup import keep_freed_memory
     from suite.workload import load_workload
     from suite.world import World
@@ -75,8 +75,8 @@ def worker(subject: str, keep: bool, steps: int) -> None:
         raise SystemExit("this C library is not glibc")
     name, _, data = subject.partition("=")
     chosen, size = name.split("/")
-    config = load_config(descriptor(chosen), size, [])
-    workload = load_workload(descriptor(chosen))(config)
+    config = load_config(load_descriptor(chosen), size, [])
+    workload = load_workload(load_descriptor(chosen))(config)
     model = workload.build_model(World.create(None))
     train = workload.dataset("train", Path(data))
     optimizer = workload.build_optimizer(model, steps).optimizer

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from suite.data.baselines import BASELINES_NAME
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor
-from suite.files import print_line, write_whole
+from suite.descriptor import load_descriptor
+from suite.files import print_line, write_file_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VERSION = 1
@@ -53,14 +53,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
     arguments = parser.parse_args()
-    name, sizes = descriptor(arguments.workload).name, arguments.size or ["smoke", "mini"]
+    name, sizes = load_descriptor(arguments.workload).name, arguments.size or ["smoke", "mini"]
     path = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-baselines_{name}.json"
     earlier = sorted(RESULTS.glob(f"*-baselines_{name}.json"))
     document = json.loads(earlier[-1].read_text()) if earlier else {"version": VERSION, "workload": name, "sizes": {}}
     for size in sizes:
         root = Path("data") / (f"{name}-{size}" if arguments.seed == 0 else f"{name}-{size}-seed{arguments.seed}")
         document["sizes"][size] = measure(name, size, arguments.seed, arguments.ranks, root)
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    write_file_atomically(path, json.dumps(document, indent=1) + "\n")
     print_line(str(path))
 
 

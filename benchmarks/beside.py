@@ -189,7 +189,7 @@ def worker(args: argparse.Namespace) -> None:
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean and its 95 % interval."""
     logs = [math.log(each) for each in ratios]
-    half = student_t.quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = student_t.compute_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     middle = statistics.fmean(logs)
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 

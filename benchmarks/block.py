@@ -11,13 +11,13 @@ import torch
 from msgspec import structs
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import pick_device, set_up_rank
+from suite.training.devices import choose_device, set_up_rank
 from suite.training.loop import Trainer
 from suite.training.plan import TrialPlan
 from suite.training.state import TrainingState
@@ -60,7 +60,7 @@ class Fixed:
 
 def open_workload(name: str, size: str, overrides: Sequence[str], world: World) -> tuple[Workload, RunConfig]:
     """A workload at a size on this rank, which is set up as in a run. Nothing goes on later, so no checkpoint is saved."""
-    chosen = descriptor(name)
+    chosen = load_descriptor(name)
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
     device, _ = set_up_rank(config, world)
     start_collectives(world, device, make_chooser(config, world, device))
@@ -71,8 +71,8 @@ def trainer(
     workload: Workload, config: RunConfig, world: World, log: EventLog, data: Head, validation: Any, seed: int
 ) -> Trainer:
     """A Trainer with the initial weights of ``seed``, in torch's default precision; no target is ever reached."""
-    plan = TrialPlan(descriptor(config.workload), config, RunFolder(Path("never-written")), trial=0)
-    device = pick_device(config.device, world)
+    plan = TrialPlan(load_descriptor(config.workload), config, RunFolder(Path("never-written")), trial=0)
+    device = choose_device(config.device, world)
     torch.manual_seed(seed)
     model = workload.build_model(world).to(device, torch.get_default_dtype())
     if torch.get_default_dtype() == torch.float32:

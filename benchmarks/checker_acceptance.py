@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.log.results_tree import find
+from suite.log.results_tree import find_results
 
 RULESETS = {"v0.7": "1.0.0", "v1.0": "1.0.0", "v2.0": "2.0.0", "v3.0": "3.0.0"}
 
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--scores", type=Path)
     parser.add_argument("--sample", type=int, default=34)
     args = parser.parse_args()
-    groups = find(args.rounds).groups
+    groups = find_results(args.rounds).groups
     logs = sorted((path for group in groups for path in group.logs), key=lambda path: path.stat().st_size)
     before = fingerprint(args.rounds)
     with tempfile.TemporaryDirectory(prefix="mlhpc-acceptance-") as scratch:

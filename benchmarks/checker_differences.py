@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not
 
 from suite.compliance import official
 from suite.compliance.check import check, check_log
-from suite.compliance.official_rules import official_rules
-from suite.compliance.ruleset import ruleset
+from suite.compliance.official_rules import render_official_rules
+from suite.compliance.ruleset import read_ruleset
 from suite.log.reader import read_events
-from suite.log.record import summarise
-from suite.log.score import failure
+from suite.log.record import summarise_log
+from suite.log.score import find_failure
 from tests.fixtures.logs import Line, Lines, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of
@@ -65,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     args = parser.parse_args()
-    official._tool = forked_tool  # the same tools, started by fork instead of 2 s of imports each
+    official._run_tool = forked_tool  # the same tools, started by fork instead of 2 s of imports each
     for name in ("package_checker", "system_desc_checker", "compliance_checker"):
         importlib.import_module(f"mlperf_logging.{name}")
     logs = usable(args.run)
@@ -80,12 +80,12 @@ def main() -> int:
 
 def usable(run: Path) -> list[Lines]:
     """The logs of a run that reached the target, one with four epochs first. ValueError if there are fewer than eleven."""
-    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    benchmark = read_ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
     found = []
     for path in sorted(run.glob("result_*.txt")):
-        record = summarise(read_events(path))
-        if failure(record, benchmark) is None:
+        record = summarise_log(read_events(path))
+        if find_failure(record, benchmark) is None:
             found.append((len(record.evals) != 4, path))
     if len(found) < 11 or min(found)[0]:
         raise ValueError(
@@ -119,11 +119,11 @@ def with_staging(lines: Lines) -> Lines:
 
 
 def log_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
-    rules = ruleset("mlhpc-1.0")
+    rules = read_ruleset("mlhpc-1.0")
     benchmark = rules.benchmark("cosmoflow", "smoke")
     assert benchmark is not None
     config = folder / "rules.yaml"
-    config.write_text(official_rules(benchmark), encoding="utf-8")
+    config.write_text(render_official_rules(benchmark), encoding="utf-8")
     rows = []
     for case in ours(with_staging(logs[0])):
         path = write(folder / "result_0.txt", case.lines())
@@ -188,7 +188,7 @@ def accepted(rows: Sequence[Row], side: str) -> int:
 
 
 def forked_tool(folder: Path, name: str, *arguments: str) -> str:
-    """`suite.compliance.official._tool` without the start of an interpreter: same arguments, same text."""
+    """`suite.compliance.official._run_tool` without the start of an interpreter: same arguments, same text."""
 
     def run() -> None:
         logged = [] if name == "system_desc_checker" else ["--log_output", str(folder / "tool.log")]

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.machine.choice.chooser import Chooser, Question
 from suite.machine.choice.layout import use_onednn
-from suite.machine.choice.store import Store
-from suite.machine.choice.timing import make_clock_of
+from suite.machine.choice.store import ChoiceCache
+from suite.machine.choice.timing import make_clock
 from suite.machine.probes.processor import read_cpu
 from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload
@@ -79,7 +79,7 @@ class OneExpert(nn.Module):
 
 def least(calls: dict[str, Callable[[], object]], device: torch.device, rounds: int) -> dict[str, float]:
     """Least seconds of each, called in turn in an order that alternates; each is called twice before it counts."""
-    clock, found = make_clock_of(device), {name: [] for name in calls}
+    clock, found = make_clock(device), {name: [] for name in calls}
     for name in list(calls):
         try:
             calls[name](), calls[name]()
@@ -108,7 +108,7 @@ def one(row: tuple, device: torch.device, rounds: int) -> None:
         experts=experts, top_k=top_k, hidden=hidden, activation=activation, dispatch=dispatch, capacity_factor=factor,
         balance="none",
     )  # fmt: skip
-    chooser = Chooser(World.create(None), device, measure=True, store=Store(None))
+    chooser = Chooser(World.create(None), device, measure=True, store=ChoiceCache(None))
     rows = tokens * top_k * (factor or 1.0)
     begin = time.perf_counter(), time.process_time()
     asked = ExpertShape.of(config, width, rows, DTYPES[dtype])
@@ -148,7 +148,7 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
     _, tokens, width, hidden, experts, top_k, activation, _, dtype = chosen_for
     config = MoEConfig(experts=experts, top_k=top_k, hidden=hidden, activation=activation, balance="none")
     padded = structs.replace(config, dispatch="capacity", capacity_factor=0.0)
-    chooser = Chooser(World.create(None), device, measure=True, store=Store(None))
+    chooser = Chooser(World.create(None), device, measure=True, store=ChoiceCache(None))
     chosen = choose_backend(chooser, ExpertShape.of(config, width, tokens * top_k, DTYPES[dtype]))
     calls = {
         "chosen": training_pass(*layer_of(Shape(tokens, width, config, "skewed", dtype), chosen, device)),
@@ -175,13 +175,13 @@ def layouts(device: torch.device, rounds: int) -> None:
     for name, size, wide in rows:
         precisions = ("float32",) if device.type == "cpu" else ("float32", "bfloat16")
         for precision in precisions:
-            chosen, threads = descriptor(name), torch.get_num_threads()
+            chosen, threads = load_descriptor(name), torch.get_num_threads()
             sets = [f"precision={precision}", *wide, *(["global_batch_size=4"] if size == "small" else [])]
             config = load_config(chosen, size, sets)
             workload = load_workload(chosen)(config)
             world = World.create(None)
             model = workload.build_model(world).to(device)
-            asked = Recording(world, device, measure=True, store=Store(None))
+            asked = Recording(world, device, measure=True, store=ChoiceCache(None))
             begin = time.process_time()
             workload.choose(model, asked)
             spent = time.process_time() - begin

@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from suite.compliance.forensics.similarity import FALSE_ALARMS, Runs, Series, series_of, similarity
+from suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, Series, build_series, find_similarity
 from suite.log.reader import read_events
-from suite.log.record import MetricValue, RunRecord, summarise
-from suite.log.results_tree import find
+from suite.log.record import MetricValue, RunRecord, summarise_log
+from suite.log.results_tree import find_results
 
 LEVELS = (0.1, 0.01, 1e-3, 1e-4, 1e-5)
 CLOSE = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -61,8 +61,8 @@ def read_results(rounds: Sequence[Path]) -> tuple[dict[Path, list[RunRecord]], i
     seen: set[object] = set()
     left_out = 0
     for folder in rounds:
-        for group in find(folder).groups:
-            runs = [summarise(read_events(path, steps=False)) for path in (*group.logs, *group.pruned)]
+        for group in find_results(folder).groups:
+            runs = [summarise_log(read_events(path, steps=False)) for path in (*group.logs, *group.pruned)]
             curves = {tuple(item.value for item in run.evals) for run in runs}
             if len(runs) > 2 and len(curves) == 1:  # one seed, not logged
                 left_out += len(runs)
@@ -88,31 +88,31 @@ def least(series: Series, other: Series) -> float:
     """The smallest p of two series over all shifts."""
     places = len(series.numbers) * len(other.numbers)
     shifts = range(1 - len(series.numbers), len(other.numbers))
-    found = (similarity(series, other, shift, places) for shift in shifts)
+    found = (find_similarity(series, other, shift, places) for shift in shifts)
     return min((item.p for item in found if item is not None), default=1.0)
 
 
 def print_false_alarms(results: dict[Path, list[RunRecord]]) -> None:
-    known = {id(run): series_of(run) for runs in results.values() for run in runs}
+    known = {id(run): build_series(run) for runs in results.values() for run in runs}
     for number, what in enumerate(("evaluations", "durations")):
         values = [least(known[id(a)][number], known[id(b)][number]) for a, b in pairs(results, MOST_PAIRS)]
         shares = ", ".join(f"p <= {level:g}: {sum(v <= level for v in values)}" for level in LEVELS)
         print(f"false alarms, {what}, {len(values)} pairs, all shifts: {shares}; smallest p {min(values):.1e}")
     alarms = 0
     for runs in results.values():
-        index: Runs[RunRecord] = Runs()
+        index: RunIndex[RunRecord] = RunIndex()
         for run in runs:
-            found = index.find_duplicate(series_of(run))
+            found = index.find_duplicate(build_series(run))
             if found is not None:
                 alarms += 1
                 print(f"  {run.path}: {found[1].text()} with {found[0].path}")
-            index.add(run, series_of(run))
+            index.add(run, build_series(run))
     print(f"false alarms as mlhpc check looks, at {FALSE_ALARMS:g} per run: {alarms}")
 
 
 def print_closeness(results: dict[Path, list[RunRecord]]) -> None:
     """Share of all places at which n consecutive values are within x, beside the bound x to the power of n."""
-    known = {id(run): series_of(run) for runs in results.values() for run in runs}
+    known = {id(run): build_series(run) for runs in results.values() for run in runs}
     for number, what in enumerate(("evaluations", "durations")):
         hits: dict[tuple[int, float], int] = defaultdict(int)
         total: dict[int, int] = defaultdict(int)
@@ -138,12 +138,12 @@ def print_power(results: dict[Path, list[RunRecord]]) -> None:
         found = total = 0
         draw = random.Random(2)
         for runs in results.values():
-            index: Runs[RunRecord] = Runs()
+            index: RunIndex[RunRecord] = RunIndex()
             for run in runs:
-                index.add(run, series_of(run))
+                index.add(run, build_series(run))
             for run in runs[:20]:
                 total += 1
-                found += index.find_duplicate(series_of(changed(run, by, seconds, draw))) is not None
+                found += index.find_duplicate(build_series(changed(run, by, seconds, draw))) is not None
         print(f"  {name}: {found} of {total}")
 
 

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from suite.compliance.check import check  # noqa: E402
-from suite.log.energy.integrate import curve  # noqa: E402
+from suite.log.energy.integrate import build_curve  # noqa: E402
 from suite.log.energy.power_log import read_power_log  # noqa: E402
-from suite.log.energy.score import read_meters  # noqa: E402
+from suite.log.energy.score import read_power_logs  # noqa: E402
 from suite.machine.probes.processor import read_cpu  # noqa: E402
 from tests.fixtures.zoo import machine  # noqa: E402
 from tests.suite.log.energy.test_integrate import covered  # noqa: E402
@@ -81,11 +81,11 @@ def public(folder: Path) -> Iterator[str]:
 
 def _whole_file(log: Path, seconds: float) -> float:
     """Mean power of all that the files hold, times the run's time: what the published function means."""
-    meters = read_meters(log)
+    meters = read_power_logs(log)
     assert meters is not None
     total = 0.0
     for each in meters.of("node"):
-        line = curve(each)
+        line = build_curve(each)
         total += line.up_to(line.end_s) / (line.end_s - line.begin_s) * seconds
     return total
 

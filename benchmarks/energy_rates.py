@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
 from suite.log.energy.keys import START, STOP
-from suite.log.energy.power_log import PowerLog, Statement
-from suite.log.energy.score import Meters, compute_energy_of_run
+from suite.log.energy.power_log import PowerLog, PowerLogEvent
+from suite.log.energy.score import PowerLogs, compute_energy_of_run
 from suite.log.record import RunRecord
 from suite.machine.power.sampler import INTERVAL_S, JITTER
 
@@ -155,7 +155,7 @@ def read(chance: np.random.Generator, load: Load, truth: Truth, meter: str) -> P
     times = np.round((BEGIN_S + shown) * 1e3)
     stated = {"accuracy": 1e-6, "reads": kind, "measurement_type": "AC", "scope": "node"}
     stated |= {"clock_offset_s": 0.0, "clock_bound_s": truth.clock_bound_s} | ({"rating_w": RATING_W} if rated else {})
-    marks = (Statement(START, None, times[0], 1), Statement(STOP, None, times[-1], len(times) + 1))
+    marks = (PowerLogEvent(START, None, times[0], 1), PowerLogEvent(STOP, None, times[-1], len(times) + 1))
     lines = array("q", range(2, len(times) + 1))
     return PowerLog(Path("node_0.txt"), "node", 0, array("d", times[1:]), array("d", watts), lines, marks, stated)
 
@@ -165,7 +165,7 @@ def covered(chance: np.random.Generator, truth: Truth, meter: str) -> tuple[bool
     load = load_of(chance, truth)
     log = read(chance, load, truth, meter)
     record = RunRecord(nodes=1, run_start_s=BEGIN_S, run_stop_s=BEGIN_S + truth.seconds)
-    found = compute_energy_of_run(record, Meters(Path(), (log,)))
+    found = compute_energy_of_run(record, PowerLogs(Path(), (log,)))
     before, after = load.joules(np.array([0.0, truth.seconds]))
     joules = after - before
     if found.joules is None or found.halfwidth_j is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from block import Head, open_workload, trainer
 from subject import data_root, subject_parser
 
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.log.mllog import EventLog
 from suite.statistics import student_t
 from suite.training.checkpoint import Position
@@ -46,7 +46,7 @@ def main() -> None:
             values = ", ".join(f"{value:.4f}" for value in curve)
             cost = f"{flops / 1e6:.2f} MFLOPs a sample, {time.process_time() - begin:.0f} CPU-s"
             print(f"{args.workload} {args.size}, seed {seed}, {twin:7}: {values}; {cost}", flush=True)
-    direction = descriptor(args.workload).card().target(args.size).direction
+    direction = load_descriptor(args.workload).card().target(args.size).direction
     print(judge(curves["experts"], curves["dense"], better=1 if direction == "max" else -1))
 
 
@@ -67,7 +67,7 @@ def judge(experts: list[list[float]], dense: list[list[float]], *, better: int) 
     for epoch, (ours, theirs) in enumerate(zip(zip(*experts, strict=True), zip(*dense, strict=True), strict=True), 1):
         differences = [a - b for a, b in zip(ours, theirs, strict=True)]
         mean = statistics.mean(differences)
-        half = student_t.quantile(0.975, pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)
+        half = student_t.compute_quantile(0.975, pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)
         lines.append(
             f"{epoch:5}  {statistics.mean(ours):.4f}   {statistics.mean(theirs):.4f}   "
             f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"

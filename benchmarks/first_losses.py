@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from suite.config import default_data_root
+from suite.config import choose_default_data_root
 from suite.package.reproduction.levels import compute_relative_differences
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
@@ -142,7 +142,7 @@ def worker(workload: str, args: argparse.Namespace) -> None:
     from suite.world import World
 
     world = World.create()
-    root = args.data / f"{workload}-smoke" if args.data else default_data_root(workload, "smoke")
+    root = args.data / f"{workload}-smoke" if args.data else choose_default_data_root(workload, "smoke")
     rate = f"hyperparameters.{RATE.get(workload, 'learning_rate')}"
     found = {}
     for precision in args.precisions:

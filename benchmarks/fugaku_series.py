@@ -20,9 +20,9 @@ from itertools import product
 
 from analysis.roofline.published import table
 from suite.config import load_config
-from suite.descriptor import descriptor
-from suite.performance.plans.machine import Machine, Span, stated_network
-from suite.performance.plans.predict import GRADIENTS, Cost, largest
+from suite.descriptor import load_descriptor
+from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
+from suite.performance.plans.predict import GRADIENTS, Cost, predict_largest_cost
 from suite.performance.plans.step_time import predict_time
 from suite.training.parallel.sharing import Parallel
 
@@ -53,10 +53,10 @@ SERIES = (
 
 def cost_of(run: Published) -> Cost:
     """What a rank does under the plan, with v0.7's FLOPs, traffic and gradients."""
-    chosen, work = descriptor("cosmoflow"), table().work["cosmoflow v0.7"]
+    chosen, work = load_descriptor("cosmoflow"), table().work["cosmoflow v0.7"]
     settings = [f"global_batch_size={run.batch}", "precision=float32", "plan=spatial", f"mesh={run.mesh}"]
     config = load_config(chosen, "full", settings)
-    found = largest(chosen, config, Parallel.of(config, chosen, 0, run.nodes))
+    found = predict_largest_cost(chosen, config, Parallel.of(config, chosen, 0, run.nodes))
     share = run.batch / run.nodes
     exchanges = tuple(
         replace(each, bytes=work.parameters * 4) if each.axis == GRADIENTS else each for each in found.exchanges
@@ -71,9 +71,9 @@ def machines(reached: float) -> Iterator[tuple[str, Machine]]:
     assert network is not None
     for latency_s, part in product(LATENCY_S, (reached, 1.0)):
         rate, memory = device.compute.per_s * part, device.memory.per_s * part
-        links = stated_network(network.per_s, latency_s)
+        links = make_uniform_network(network.per_s, latency_s)
         name = f"latency {latency_s * 1e6:g} us, {part:.1%} of the roofs"
-        yield name, Machine(Span(rate, rate, rate), links, memory=Span(memory, memory, memory))
+        yield name, Machine(Estimate(rate, rate, rate), links, memory=Estimate(memory, memory, memory))
 
 
 def main() -> None:

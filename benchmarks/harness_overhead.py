@@ -31,13 +31,13 @@ import torch.distributed as dist
 from block import Head, open_workload, trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.config import default_data_root
-from suite.data.sampling import train_batches
+from suite.config import choose_default_data_root
+from suite.data.sampling import list_train_batches
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
-from suite.statistics.student_t import quantile
-from suite.training.agreement import StopWatch
-from suite.training.devices import Feed, cores_are_taken, prefetch
+from suite.statistics.student_t import compute_quantile
+from suite.training.agreement import StopAgreement
+from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from suite.training.state import TrainingState
 from suite.world import World
 
@@ -58,7 +58,7 @@ def main() -> int:
     if args.torchs_collectives and world.size == 1:
         parser.error("--torchs-collectives needs several ranks: mpiexec -n 2 python benchmarks/harness_overhead.py …")
     workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
-    whole = workload.dataset("train", args.data or default_data_root("cosmoflow", args.size))
+    whole = workload.dataset("train", args.data or choose_default_data_root("cosmoflow", args.size))
     data = Head(whole, args.steps * args.global_batch_size)
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     through_harness = trainer(workload, config, world, log, data, data, seed=1)
@@ -72,7 +72,7 @@ def main() -> int:
         )
         optimization = TrainingState.create(workload, copied, args.steps, 1).optimization
     set_rate = getattr(bare, "_set_ddp_runtime_logging_sample_rate", lambda steps: None)
-    watch = StopWatch(world, lambda: None)
+    watch = StopAgreement(world, lambda: None)
 
     def harness_block(epoch: int) -> None:
         set_rate(1)
@@ -81,14 +81,14 @@ def main() -> int:
     def bare_block(epoch: int) -> None:
         set_rate(UNREAD)
         bare.train()
-        batches = train_batches(
+        batches = list_train_batches(
             len(data), config.global_batch_size, seed=1, epoch=epoch, rank=world.rank, size=world.size
         )
-        ahead = prefetch(
+        ahead = load_with_prefetch(
             lambda indices: data.load(indices, seed=1, epoch=epoch),
             batches,
             threads=config.loader_threads,
-            feed=Feed(through_harness.device, alone=cores_are_taken(world)),
+            feed=BatchCopier(through_harness.device, alone=has_no_idle_core(world)),
         )
         for step, (_, batch) in enumerate(ahead):
             for group in optimization.optimizer.param_groups:
@@ -127,7 +127,7 @@ def report(pairs, ranks, args, chosen) -> None:
     for clock, index in (("wall", 0), ("CPU of all ranks", 1)):
         logs = [math.log(harness[index] / bare[index]) for harness, bare in pairs]
         mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-        half = quantile(0.975, len(logs) - 1) * spread
+        half = compute_quantile(0.975, len(logs) - 1) * spread
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
         verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
         for name, column in (("harness", 0), ("bare loop", 1)):

@@ -25,11 +25,11 @@ from pathlib import Path
 import torch
 from block import Head, open_workload, trainer
 
-from suite.config import default_data_root
+from suite.config import choose_default_data_root
 from suite.log.mllog import EventLog
-from suite.statistics.student_t import quantile
-from suite.training.agreement import StopWatch
-from suite.training.instrument import by_rank
+from suite.statistics.student_t import compute_quantile
+from suite.training.agreement import StopAgreement
+from suite.training.instrument import compute_rank_distribution
 from suite.training.loop import Trainer
 from suite.training.timing import PHASES
 from suite.world import World
@@ -66,7 +66,7 @@ def one_round(args: argparse.Namespace, world: World, number: int) -> tuple[list
     """Seconds of each pair's blocks by kind and clock, of two new trainers; and the one that measures."""
     built = sorted(KINDS, reverse=number % 2 == 0)
     trainers = {kind: build(args, world, [*args.overrides, f"instrumentation={KINDS[kind]}"]) for kind in built}
-    watch = StopWatch(world, lambda: None)
+    watch = StopAgreement(world, lambda: None)
 
     def run(kind: str, block: int) -> list[float]:
         chosen = trainers[kind]
@@ -98,7 +98,9 @@ def calls_alone_us(measured: Trainer, blocks: int = 100) -> list[float]:
         phases = instruments.timer.flush()
         instruments.energy.meter.sample()
         measured.log.event("step_phases", phases)
-        measured.log.event("rank_stats", by_rank(instruments.world.allgather(phases | instruments.meters.read())))
+        measured.log.event(
+            "rank_stats", compute_rank_distribution(instruments.world.allgather(phases | instruments.meters.read()))
+        )
         used_us.append((time.process_time() - begin) / STEPS * 1e6)
     return sorted(used_us)
 
@@ -106,7 +108,7 @@ def calls_alone_us(measured: Trainer, blocks: int = 100) -> list[float]:
 def build(args: argparse.Namespace, world: World, overrides: list[str]) -> Trainer:
     """A trainer whose blocks, its epochs, are 50 steps."""
     workload, config = open_workload(args.workload, args.size, overrides, world)
-    data = workload.dataset("train", args.data or default_data_root(args.workload, args.size))
+    data = workload.dataset("train", args.data or choose_default_data_root(args.workload, args.size))
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     made = trainer(workload, config, world, log, Head(data, STEPS * config.global_batch_size), data, seed=1)
     made.size_card = replace(made.size_card, eval_every_steps=STEPS)
@@ -127,7 +129,7 @@ def report(rounds: list[list[list[list[float]]]], ranks: int, args: argparse.Nam
             )
         logs = [statistics.fmean(math.log(pair[0][index] / pair[1][index]) for pair in pairs) for pairs in rounds]
         mean = statistics.fmean(logs)
-        half = quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        half = compute_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
         verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
         print(f"  {clock}: ratio {ratio:.4f} [{low:.4f}, {high:.4f}] (95 %); limit {LIMIT}: {verdict}")

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.performance.plans.remembered import RememberingFakeMode
-from suite.training.counts.flops import formulas
+from suite.performance.plans.remembered import CachingFakeTensorMode
+from suite.training.counts.flops import list_flop_formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.plan import Budget, Recompute
 from suite.training.parallel.recompute import recompute_blocks, recomputed_of
@@ -61,7 +61,7 @@ def build(policy: Recompute | None) -> nn.Module:
 def counted(model: nn.Module, x: Tensor) -> tuple[int, int, int]:
     """Bytes that are kept for the backward pass, the most beside states, FLOPs."""
     model.zero_grad()
-    live = LiveBytes((*model.parameters(), x), formulas)
+    live = LiveBytes((*model.parameters(), x), list_flop_formulas)
     with live:
         loss = model(x).square().mean()
         kept = live.now
@@ -96,7 +96,7 @@ def main() -> None:
     for _ in range(args.repetitions):
         for name, model in models.items():
             times[name].append(seconds(model, x))
-    with RememberingFakeMode():
+    with CachingFakeTensorMode():
         predicted = {
             name: counted(build(policy), torch.empty(BATCH, LENGTH, WIDTH)) for name, policy in POLICIES.items()
         }

@@ -34,9 +34,9 @@ import torch
 import yaml
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.machine.probes.processor import read_cpu
-from suite.performance.plans.predict import largest
+from suite.performance.plans.predict import predict_largest_cost
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import wrap
@@ -81,7 +81,7 @@ def settle() -> int:
 
 def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None, *, steps: int, count: bool) -> int:
     """Take steps as the harness does. With ``count`` return the bytes of tensors at their most."""
-    chosen = descriptor(config.workload)
+    chosen = load_descriptor(config.workload)
     workload: Workload = load_workload(chosen)(config)
     samples = config.global_batch_size // parallel.mesh.data_size
     if root is None:
@@ -128,7 +128,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     world = World.create()
     world.init_torch(torch.device("cpu"))
-    chosen, (mesh,), (case,) = descriptor(args.workload), args.mesh, args.case
+    chosen, (mesh,), (case,) = load_descriptor(args.workload), args.mesh, args.case
     settings = [*args.overrides, *case.split(), f"plan={args.plan}", f"mesh={mesh}"]
     config = load_config(chosen, args.size, settings)
     parallel = Parallel.of(config, chosen, world.rank, world.size)
@@ -143,7 +143,7 @@ def worker(args: argparse.Namespace) -> None:
     tensors = train(world, config, parallel, args.data, steps=3, count=True)
     rows = world.allgather((process, tensors))
     if world.is_first:
-        cost = largest(chosen, config, parallel)
+        cost = predict_largest_cost(chosen, config, parallel)
         process, tensors = max(row[0] for row in rows), max(row[1] for row in rows)
         print(
             json.dumps({"mesh": parallel.mesh.text(), "predicted": cost.memory, "process": process, "tensors": tensors})
@@ -176,7 +176,7 @@ def policies(args: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The plan without recomputation and, with --recompute, files with both policies: name to plan."""
     if not args.recompute:
         return {"none": args.plan}
-    path = find_plan(descriptor(args.workload), args.plan)
+    path = find_plan(load_descriptor(args.workload), args.plan)
     found = {}
     for policy in POLICIES:
         content = yaml.safe_load(path.read_text()) | (

@@ -25,9 +25,9 @@ import torch
 from random_steps import Training
 
 from suite.config import load_config
-from suite.descriptor import descriptor
-from suite.performance.plans.machine import Span, read_machine
-from suite.performance.plans.predict import Cost, largest
+from suite.descriptor import load_descriptor
+from suite.performance.plans.machine import Estimate, read_machine
+from suite.performance.plans.predict import Cost, predict_largest_cost
 from suite.performance.plans.step_time import predict_time
 from suite.training.parallel.sharing import Parallel
 from suite.world import World
@@ -75,9 +75,9 @@ def worker(case: str) -> None:
 
 def cost_of(workload: str, size: str, plan: str, mesh: str) -> Cost:
     """What a step costs by the plan."""
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     config = load_config(chosen, size, settings(plan, mesh))
-    return largest(chosen, config, Parallel.of(config, chosen, 0, 1 if mesh == "data=1" else 2))
+    return predict_largest_cost(chosen, config, Parallel.of(config, chosen, 0, 1 if mesh == "data=1" else 2))
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     held: list[tuple[bool, bool]] = []
     for workload, meshes in MESHES.items():
-        reached: Span | None = None
+        reached: Estimate | None = None
         for size in SIZES:
             for plan, mesh in meshes:
                 found = measure(args, workload, size, plan, mesh)
@@ -110,7 +110,7 @@ def main() -> None:
                 if reached is None:
                     roof = read_machine(ceilings, args.network, "float32", None).flops.value
                     rates = statistics.quantiles([cost.flops / each["cpu_s"] / roof for each in found], n=QUARTILES)
-                    reached = Span(rates[0], rates[1], rates[2])
+                    reached = Estimate(rates[0], rates[1], rates[2])
                     print(
                         f"| {workload} | {size} | one rank | reaches {rates[0]:.3f} to {rates[2]:.3f} of the roof | | | | | |"
                     )

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import Descriptor, descriptor
-from suite.training.instrument import Ledger, counted_collectives
-from suite.training.loop import evaluate
+from suite.descriptor import Descriptor, load_descriptor
+from suite.training.instrument import CollectiveCounter, count_collectives
+from suite.training.loop import run_evaluation
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import Clipping, give_norms, wrap
 from suite.training.parallel.mesh import Mesh
@@ -42,8 +42,8 @@ from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
 from suite.training.parallel.states import pieces
-from suite.transport import Alone
-from suite.workload import Dataset, Spread, Workload, load_workload
+from suite.transport import SingleProcessTransport
+from suite.workload import Dataset, ExpertSpread, Workload, load_workload
 from suite.world import World
 
 LIMIT = 1e-12
@@ -124,7 +124,7 @@ def train(
     steps, root = args.steps, args.data
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
-    workload.spread = Spread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
+    workload.spread = ExpertSpread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
     model = workload.build_model(world).to(torch.float64)
     torch.manual_seed(7 + parallel.mesh.data_rank)
     if args.ulp and parallel.name:
@@ -141,13 +141,13 @@ def train(
     samples = {name: _samples(workload, parallel, name, root, batch_size) for name in ("train", "validation")}
     data = cut(samples["train"], parallel.slabs(evaluation=False))
     mesh, losses, first = parallel.mesh, [], []
-    ledger = Ledger()
+    ledger = CollectiveCounter()
     for step in range(steps):
         mine = list(range(step % 2 * batch_size, (step % 2 + 1) * batch_size))[mesh.data_rank :: mesh.data_size]
         wrapped.train()
         optimization.optimizer.zero_grad()
         ledger.take()
-        with counted_collectives(ledger):
+        with count_collectives(ledger):
             loss = workload.loss(wrapped, data.load(mine, seed=0, epoch=1)) * parallel.loss_factor
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(world.sum({"loss": float(loss.detach())})["loss"] / world.size)
@@ -157,7 +157,7 @@ def train(
             )
         for group in optimization.optimizer.param_groups:
             group["lr"] = optimization.learning_rate(step, 1)
-        with counted_collectives(ledger):
+        with count_collectives(ledger):
             if optimization.clip_norm is not None:
                 copies = workload.share_copy(model)[1]
                 Clipping(model, experts, optimization.clip_norm, copies=copies)()
@@ -165,7 +165,7 @@ def train(
         counted = ledger.take()
     workload.before_evaluation(model, world)
     held_out = cut(samples["validation"], parallel.slabs(evaluation=True))
-    metrics = evaluate(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
+    metrics = run_evaluation(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
     return losses, first, whole(model, list(model.parameters()), workload, world), metrics, counted
 
 
@@ -201,7 +201,7 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
     """One row per mesh, on rank 0; the others help."""
     from suite.performance.plans.predict import predict
 
-    chosen = descriptor(args.workload)
+    chosen = load_descriptor(args.workload)
     expected = None
     for mesh in args.mesh:
         given = load_config(chosen, args.size, [*args.overrides, f"plan={args.plan}", f"mesh={mesh}"])
@@ -211,7 +211,7 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
                 unsplit = Parallel(Mesh(world.rank, world.size), parallel.plan, extents=parallel.extents)
                 expected = train(chosen, given, unsplit, world, args)
         elif world.is_first and expected is None:
-            alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+            alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
             unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
             expected = train(chosen, given, unsplit, alone, args)
         world.barrier()

@@ -26,7 +26,7 @@ from analysis.fleet.one_metric import FEW_REPETITIONS
 from analysis.fleet.samples import Metric
 from analysis.fleet.slow_nodes import EFFECT, RATE, FleetVerdict, judge
 from benchmarks.verdict_rates import wilson
-from suite.statistics.outliers import FEW, FEW_FOR_TAILS, Tails, count_outliers
+from suite.statistics.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
 
 Shape = tuple[int, int, int]  # metrics, nodes, repetitions
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]  # logarithms of times
@@ -147,13 +147,13 @@ TRUTHS: dict[str, Truth] = {
     "a quiet fleet, 0.001 %": Truth(lambda chance, shape: 1e-5 * chance.standard_normal(shape)),
     "drift from node to node": Truth(drifting),
     "drift from repetition to repetition": Truth(warming),
-    "nodes normal, 5 %": Truth(nodes(0.05, normal), fewest=FEW),
-    "nodes exponential, 5 %": Truth(nodes(0.05, exponential), fewest=FEW),
-    "nodes exponential, 5 %, 1 repetition": Truth(nodes(0.05, exponential), 1, fewest=FEW),
-    "nodes Student t3, 3 %": Truth(nodes(0.03, student(3)), fewest=FEW),
-    "nodes Student t3, 3 %, 1 repetition": Truth(nodes(0.03, student(3)), 1, fewest=FEW),
+    "nodes normal, 5 %": Truth(nodes(0.05, normal), fewest=MIN_FOR_SPREAD),
+    "nodes exponential, 5 %": Truth(nodes(0.05, exponential), fewest=MIN_FOR_SPREAD),
+    "nodes exponential, 5 %, 1 repetition": Truth(nodes(0.05, exponential), 1, fewest=MIN_FOR_SPREAD),
+    "nodes Student t3, 3 %": Truth(nodes(0.03, student(3)), fewest=MIN_FOR_SPREAD),
+    "nodes Student t3, 3 %, 1 repetition": Truth(nodes(0.03, student(3)), 1, fewest=MIN_FOR_SPREAD),
     "nodes Student t3, 1 %": Truth(nodes(0.01, student(3))),
-    "nodes Student t5, 3 %": Truth(nodes(0.03, student(5)), fewest=FEW),
+    "nodes Student t5, 3 %": Truth(nodes(0.03, student(5)), fewest=MIN_FOR_SPREAD),
     "nodes bimodal: half are 10 % slower": Truth(bimodal(0.5, 0.105), held=False),
     "nodes bimodal: 1 in 10 is 10 % slower": Truth(bimodal(0.1, 0.105), held=False),
     "two generations under one name": Truth(generations),
@@ -171,11 +171,11 @@ def draw(chance: np.random.Generator, truth: str, shape: tuple[int, int], slower
 def may_be_bad(drawn: np.ndarray, rate: float) -> bool:
     """Say whether a fleet has outliers: only these can be bad, and most have none."""
     values, margin, each = np.median(drawn, axis=2), -np.log1p(-EFFECT), rate / len(drawn)
-    least = margin / 2 if values.shape[1] < FEW else 0.0
+    least = margin / 2 if values.shape[1] < MIN_FOR_SPREAD else 0.0
     # Few nodes or repetitions are taken to have heavy tails; otherwise the values themselves decide
-    known = values.shape[1] < FEW_FOR_TAILS or drawn.shape[2] < FEW_REPETITIONS
+    known = values.shape[1] < MIN_SAMPLE_FOR_TAILS or drawn.shape[2] < FEW_REPETITIONS
     return any(
-        count_outliers(values, each, margin=margin, tails=Tails(heavy=heavy, least=least)).any()
+        count_outliers(values, each, margin=margin, tails=HealthyTails(heavy=heavy, least=least)).any()
         for heavy in ((True,) if known else (False, True))
     )
 

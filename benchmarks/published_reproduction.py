@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
-from suite.log.results_tree import find, round_of
+from suite.log.results_tree import find_results, parse_round
 from suite.package.reproduction.document import LevelVerdict, read_reproduction
 from tests.fixtures.cli import mlhpc
 
@@ -47,7 +47,10 @@ def main() -> int:
     tool = official_minutes(options.scores)
     counts: Counter[str] = Counter()
     packages = [
-        path for folder in sorted(options.rounds.iterdir()) if round_of(folder) for path in find(folder).packages
+        path
+        for folder in sorted(options.rounds.iterdir())
+        if parse_round(folder)
+        for path in find_results(folder).packages
     ]
     with tempfile.TemporaryDirectory() as scratch:
         for number, package in enumerate(packages):
@@ -61,7 +64,7 @@ def main() -> int:
                 counts["levels 1 to 4 cannot"] += all(level.verdict == "cannot" for level in rest)
                 _, system, *between, benchmark = Path(result.result).parts
                 key = (
-                    str(round_of(package.parent)),
+                    str(parse_round(package.parent)),
                     package.name,
                     system,
                     between[0] if between else "strong",

@@ -15,7 +15,7 @@ import click
 from analysis.published.scores import ROUNDS, SOURCE, VERSION, count_rounds
 from analysis.study import Study, study
 from suite.cli.options import output_option
-from suite.files import print_line, write_whole
+from suite.files import print_line, write_file_atomically
 
 COLUMNS = {  # column of the table: column of Study.results
     "group": "group",
@@ -68,7 +68,7 @@ def main(folders: tuple[Path, ...], output: Path | None, force: bool) -> None:
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists; --force replaces it")
     text = render(study(folders, {}))
-    write_whole(path, text)
+    write_file_atomically(path, text)
     rows = json.loads(text)["rows"]
     print_line(f"{path}: {len(rows)} results")
     for round_, at_hand in count_rounds([row[1] for row in rows]).items():

@@ -11,7 +11,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import give_norms, wrap
 from suite.training.parallel.sharing import Parallel
@@ -36,7 +36,7 @@ class Training:
     def __init__(
         self, workload: str, size: str, overrides: Sequence[str], world: World, beside: tuple[str, ...] = ()
     ) -> None:
-        chosen = descriptor(workload)
+        chosen = load_descriptor(workload)
         config = load_config(chosen, size, overrides)
         shared = Parallel.of(config, chosen, world.rank, world.size)
         assert shared.plan is not None

@@ -78,7 +78,7 @@ def worker(args: argparse.Namespace) -> int:
 
     from suite.log.mllog import EventLog
     from suite.training.checkpoint import Position
-    from suite.training.loop import evaluate
+    from suite.training.loop import run_evaluation
     from suite.world import World
 
     world = World.create()
@@ -95,7 +95,7 @@ def worker(args: argparse.Namespace) -> int:
     validation = Head(whole, len(whole), dtype)
     log = EventLog(args.worker / "log.txt" if world.is_first else None)
     prepared = trainer(workload, config, world, log, data, validation, args.seed)
-    before = evaluate(workload, prepared.state.model, validation, config, world, prepared.device)
+    before = run_evaluation(workload, prepared.state.model, validation, config, world, prepared.device)
     log.event("metric", before[prepared.target.metric])
     prepared.run(Position(1, 0))
     log.close()

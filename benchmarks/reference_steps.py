@@ -226,7 +226,7 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     from block import open_workload
 
     from suite.machine.choice.chooser import make_chooser
-    from suite.training.loop import autocast
+    from suite.training.loop import make_autocast
     from suite.training.parallel.data import Clipping
     from suite.world import World
 
@@ -245,7 +245,7 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     clip = None if norm is None else Clipping(model, (), norm)
 
     def loss() -> Any:
-        with autocast(config, torch.device("cpu")):
+        with make_autocast(config, torch.device("cpu")):
             return workload.loss(model, batch)
 
     step = torch_step(model, optimization.optimizer, loss, clip)
@@ -393,12 +393,12 @@ def theirs_openfold(args: argparse.Namespace, folder: Path) -> tuple[Step, int, 
     import torch
 
     from suite.config import load_config
-    from suite.descriptor import descriptor
+    from suite.descriptor import load_descriptor
     from tests.reference.openfold_code import openfold_code
     from tests.reference.openfold_inputs import their_batch, their_net
 
     given = torch.load(folder / "given.pt")
-    settings: Any = load_config(descriptor("openfold"), SIZES["openfold"][0], SIZES["openfold"][2]).hyperparameters
+    settings: Any = load_config(load_descriptor("openfold"), SIZES["openfold"][0], SIZES["openfold"][2]).hyperparameters
     names = ("config", "loss", "model.alphafold", "data.transforms", "data.residue_constants")
     OPEN.enter_context(openfold_code(folder / "clone"))  # it imports more when it is called
     code = SimpleNamespace(**{each.rpartition(".")[2]: importlib.import_module(f"openfold.{each}") for each in names})

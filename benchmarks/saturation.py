@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from suite.config import default_data_root, load_config
-from suite.data.sampling import train_batches
-from suite.statistics.intervals import share_interval
+from suite.config import choose_default_data_root, load_config
+from suite.data.sampling import list_train_batches
+from suite.statistics.intervals import compute_share_interval
 from suite.world import World
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow.model import OUTPUT_SCALE
@@ -32,11 +32,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("rates", type=float, nargs="+")
     arguments = parser.parse_args()
-    root = arguments.data or default_data_root("cosmoflow", arguments.size)
+    root = arguments.data or choose_default_data_root("cosmoflow", arguments.size)
     for rate in arguments.rates:
         seeds = range(arguments.first, arguments.first + arguments.seeds)
         stuck = [seed for seed in seeds if saturates(arguments.size, root, seed, rate, arguments.steps)]
-        low, high = share_interval(len(stuck), len(seeds), 0.95)
+        low, high = compute_share_interval(len(stuck), len(seeds), 0.95)
         share = f"{len(stuck)} of {len(seeds)} [{low:.3f}, {high:.3f}]"
         print(f"{arguments.size}, rate {rate:g}, {arguments.steps} steps: {share} saturate: {stuck}", flush=True)
 
@@ -50,7 +50,7 @@ def saturates(size: str, root: Path, seed: int, rate: float, steps: int) -> bool
     optimizer = workload.build_optimizer(model, steps).optimizer
     for group in optimizer.param_groups:
         group["lr"] = rate
-    batches = train_batches(len(data), workload.config.global_batch_size, seed=seed, epoch=1, rank=0, size=1)
+    batches = list_train_batches(len(data), workload.config.global_batch_size, seed=seed, epoch=1, rank=0, size=1)
     for _, indices in zip(range(steps), batches, strict=False):
         optimizer.zero_grad(set_to_none=True)
         workload.loss(model, data.load(indices, seed=seed, epoch=1)).backward()

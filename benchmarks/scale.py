@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.statistics.student_t import quantile
+from suite.statistics.student_t import compute_quantile
 
 SETTINGS = ("max_epochs=1", "global_batch_size=64", "submission.division=open")
 QUANTITIES = {
@@ -41,10 +41,10 @@ def be_a_rank(data: str, run: str) -> None:
     first_line = time.perf_counter()
     from suite import world as worlds
     from suite.config import load_config
-    from suite.descriptor import descriptor
+    from suite.descriptor import load_descriptor
     from suite.log.run_folder import RunFolder
     from suite.training.plan import TrialPlan
-    from suite.training.worker import work
+    from suite.training.worker import run_worker
 
     counts = {"given": 0, "received": 0, "collectives": 0}
     original = worlds.MpiTransport
@@ -73,7 +73,7 @@ def be_a_rank(data: str, run: str) -> None:
             return super().sum(values)
 
     worlds.MpiTransport = Counting  # type: ignore[misc]
-    chosen = descriptor("cosmoflow")
+    chosen = load_descriptor("cosmoflow")
     config = load_config(chosen, "smoke", (f"data={data}", *SETTINGS))
     open_files = [0]
     done = threading.Event()
@@ -83,7 +83,7 @@ def be_a_rank(data: str, run: str) -> None:
             open_files[0] = max(open_files[0], sum(1 for _ in Path("/proc/self/fd").iterdir()))
 
     threading.Thread(target=watch, daemon=True).start()
-    work(TrialPlan(chosen, config, RunFolder(Path(run)), 0, base_seed=1), first_line=first_line)
+    run_worker(TrialPlan(chosen, config, RunFolder(Path(run)), 0, base_seed=1), first_line=first_line)
     done.set()
     from mpi4py import MPI
 
@@ -133,7 +133,7 @@ def predict(ranks: Sequence[int], values: Sequence[float], at: float) -> tuple[f
     start = mean_y - slope * mean_x
     rest = sum((y - start - slope * x) ** 2 for x, y in zip(ranks, values, strict=True)) / (n - 2)
     error = math.sqrt(rest * (1 + 1 / n + (at - mean_x) ** 2 / spread))
-    return start + slope * at, quantile(0.975, n - 2) * error
+    return start + slope * at, compute_quantile(0.975, n - 2) * error
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload
 from suite.world import World
@@ -36,7 +36,7 @@ def main() -> None:
 
 def measured(size: str, rounds: int) -> list[list[float]]:
     """CPU seconds of each way in each round; the first round, which warms up, is left out."""
-    chosen = descriptor("cosmoflow")
+    chosen = load_descriptor("cosmoflow")
     config = load_config(chosen, size, ["channels_last=true"])
     side = config.hyperparameters.input_size  # type: ignore[attr-defined]
     model = load_workload(chosen)(config).build_model(World.create(None)).train()

@@ -29,8 +29,8 @@ import numpy as np
 
 from suite.config import load_config
 from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import count_read_bytes, shard_path, write_shard
-from suite.descriptor import descriptor
+from suite.data.shards import build_shard_path, count_read_bytes, write_shard
+from suite.descriptor import load_descriptor
 from suite.machine.probes.processor import read_cpu
 from suite.training.parallel.mesh import part_of
 from suite.training.parallel.slabs import cut
@@ -77,7 +77,7 @@ def write_data(root: Path, case: Case, samples: int) -> None:
         arrays["y"] = rng.integers(0, 3, (samples + 2, *case.extents), dtype=np.uint8)
         channels = {"mean": 0.5, "sqmean": 0.3, "minval": 0.0, "maxval": 1.0}
         attributes["statistics"] = {"count": 1} | {name: [value] * 16 for name, value in channels.items()}
-    shard = write_shard(shard_path(root, "train", 0), arrays)
+    shard = write_shard(build_shard_path(root, "train", 0), arrays)
     write_manifest(
         root,
         Manifest(
@@ -89,14 +89,14 @@ def write_data(root: Path, case: Case, samples: int) -> None:
 
 def read_slabs(root: Path, case: Case, split: tuple[int, ...], place: tuple[int, ...], samples: int) -> tuple[int, int]:
     """Bytes that one rank takes from storage, and that its values have, for ``samples`` samples."""
-    described = descriptor(case.workload)
+    described = load_descriptor(case.workload)
     data = load_workload(described)(load_config(described, "full", case.overrides)).dataset("train", root)
     slab = tuple(part_of(n, parts, index) for n, parts, index in zip(case.extents, split, place, strict=True))
     slabs = {"x": (*slab, (0, 4))} if case.workload == "cosmoflow" else {"x": (*slab, (0, 16)), "y": slab}
     part = cut(data, slabs)
     part.load([0], seed=1, epoch=1)  # what Python and numpy read for themselves
     time.sleep(0.5)  # until the kernel has read on
-    with shard_path(root, "train", 0).open("rb") as file:
+    with build_shard_path(root, "train", 0).open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = _storage(), count_read_bytes()
     part.load(list(range(2, samples + 2)), seed=1, epoch=1)

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import shard_path, write_shard
+from suite.data.shards import build_shard_path, write_shard
 from suite.data.staging import stage
 from suite.world import World
 
@@ -37,7 +37,9 @@ SHARD_MIB = 64
 def make(root: Path, gib: float) -> Manifest:
     rng = np.random.default_rng(0)
     entries = tuple(
-        write_shard(shard_path(root, "train", i), {"x": rng.integers(0, 256, (SHARD_MIB, 1 << 20), dtype=np.uint8)})
+        write_shard(
+            build_shard_path(root, "train", i), {"x": rng.integers(0, 256, (SHARD_MIB, 1 << 20), dtype=np.uint8)}
+        )
         for i in range(max(1, round(gib * 1024 / SHARD_MIB)))
     )
     manifest = Manifest(workload="none", size="none", seed=0, generator={}, splits={"train": entries})

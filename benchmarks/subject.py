@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from suite.config import default_data_root
+from suite.config import choose_default_data_root
 
 
 def subject_parser(description: str | None) -> argparse.ArgumentParser:
@@ -20,4 +20,4 @@ def subject_parser(description: str | None) -> argparse.ArgumentParser:
 
 def data_root(args: argparse.Namespace) -> Path:
     """The folder of the data set that the options name."""
-    return args.data or default_data_root(args.workload, args.size)
+    return args.data or choose_default_data_root(args.workload, args.size)

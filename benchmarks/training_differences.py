@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.compliance.check import check, check_log
-from suite.compliance.ruleset import ruleset
-from suite.log.results_tree import Group, find
+from suite.compliance.ruleset import read_ruleset
+from suite.log.results_tree import Group, find_results
 
 # Why the two verdicts differ: (place, rule of ours or the beginning of their complaint, reason). The first that fits is printed.
 EXPLAINED = (
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--logging", type=Path)
     parser.add_argument("--first", type=int, help="judge the first N results only")
     args = parser.parse_args()
-    groups = [group for group in find(args.round).groups if group.logs][: args.first]
+    groups = [group for group in find_results(args.round).groups if group.logs][: args.first]
     theirs = {item["folder"]: item for item in official(groups, args.round, args.ruleset, args.logging)}
     differences, counts = [], Counter[str]()
     for group in groups:
@@ -138,7 +138,7 @@ def official(groups: Iterable[Group], root: Path, version: str, logging: Path | 
 
 def compare(group: Group, theirs: dict[str, object], name: str, counts: Counter[str]) -> list[Difference]:
     """The differences in one result; counts verdicts and scores."""
-    rules = ruleset(name)
+    rules = read_ruleset(name)
     label = f"{group.submitter}/{group.system}/{group.benchmark}"
     found = []
     logs = theirs["logs"]

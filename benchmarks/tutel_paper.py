@@ -14,9 +14,9 @@ from suite.performance.cost_model import (
     AZURE_NDV4,
     LayerShape,
     Network,
-    all_to_all,
-    best_r,
+    choose_r,
     compute_einsum_flops,
+    predict_all_to_all,
     predict_pipelined_s,
 )
 
@@ -54,19 +54,19 @@ def paper_rows() -> list[PaperRow]:
     """List every number of the paper that the model was compared with, reproduced or not."""
     quick = replace(AZURE_NDV4, two_level_latency_s=PAPER_QUICK_2DH_S)
     layer_bytes = FIGURE_14.dispatch_bytes
-    near = all_to_all(AZURE_NDV4, 16, layer_bytes, "linear")
+    near = predict_all_to_all(AZURE_NDV4, 16, layer_bytes, "linear")
     once = FIGURE_14.forward_flops / PAPER_FFN_FLOPS
     masks = compute_einsum_flops(FIGURE_14.tokens, FIGURE_14.width, FIGURE_14.top_k) / PAPER_EINSUM_FLOPS
     # A step of the layer: three times the forward FLOPs, and dispatch and combine in both passes
     sparse = 3 * once + 4 * near.total_s
-    slowest = 3 * once + 4 * all_to_all(AZURE_NDV4, 2048, layer_bytes, "linear").total_s
-    two_level = 3 * once + 4 * all_to_all(AZURE_NDV4, 2048, layer_bytes, "2dh").total_s
+    slowest = 3 * once + 4 * predict_all_to_all(AZURE_NDV4, 2048, layer_bytes, "linear").total_s
+    two_level = 3 * once + 4 * predict_all_to_all(AZURE_NDV4, 2048, layer_bytes, "2dh").total_s
     gains = {
         degree: predict_pipelined_s(once, near, 1) / predict_pipelined_s(once, near, degree) for degree in (2, 8, 16)
     }
     rows = []
     for ranks, paper, kind in TABLE_2_MS:
-        model = 4e3 * all_to_all(AZURE_NDV4, ranks, TABLE_2.dispatch_bytes, "linear").total_s
+        model = 4e3 * predict_all_to_all(AZURE_NDV4, ranks, TABLE_2.dispatch_bytes, "linear").total_s
         rows.append(PaperRow(f"Table 2, all-to-all of a step on {ranks} GPUs [ms]", paper, model, kind))
     rows += [
         PaperRow("2DH against linear, 2,048 GPUs, 1 MiB assumed [x]", 20.7, _gain_of_2dh(quick, 2048, MIB), "FIT",
@@ -84,7 +84,7 @@ def paper_rows() -> list[PaperRow]:
         rows.append(PaperRow(f"2DH at 256 MiB, {ranks} GPUs [x]", None, model, "PRED", remark))
     for name, shape in (("Base", FIGURE_12_BASE), ("Large", FIGURE_12_LARGE)):
         for load in (16, 8, 4, 2, 1):
-            model = float(best_r(replace(shape, capacity_factor=load), 64))
+            model = float(choose_r(replace(shape, capacity_factor=load), 64))
             remark = "paper: 0, then 1, then more as the capacity falls"
             rows.append(PaperRow(f"Fig. 12, {name}: r at k f = {load}", None, model, "PRED", remark))
     rows += [
@@ -98,7 +98,7 @@ def paper_rows() -> list[PaperRow]:
 
 
 def _gain_of_2dh(network: Network, ranks: int, size_bytes: float) -> float:
-    linear, two_level = (all_to_all(network, ranks, size_bytes, name).total_s for name in ALGORITHMS)
+    linear, two_level = (predict_all_to_all(network, ranks, size_bytes, name).total_s for name in ALGORITHMS)
     return linear / two_level
 
 

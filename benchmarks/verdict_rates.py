@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from suite.statistics import Outcome
-from suite.statistics.comparison import Run, compare_times
+from suite.statistics.comparison import TimedRun, compare_times
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]  # factors of the times of runs in their order
 
@@ -75,7 +75,7 @@ TRUTHS: dict[str, tuple[Noise, float, float]] = {  # noise, drift of log time a 
 def compared(chance: np.random.Generator, truth: str, sizes: tuple[int, int], effect: float) -> Outcome:
     """Draw the runs of A, then those of B, ``effect`` times as long, and compare them."""
     noise, drift, sessions = TRUTHS[truth]
-    results: list[list[Run]] = []
+    results: list[list[TimedRun]] = []
     before = 0
     for size, factor in zip(sizes, (1.0, effect), strict=True):
         level = factor * np.exp(chance.normal(0.0, sessions)) if sessions else factor

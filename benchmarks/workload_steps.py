@@ -108,7 +108,7 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.config import default_data_root
+    from suite.config import choose_default_data_root
     from suite.log.mllog import EventLog
     from suite.training.checkpoint import Position
     from suite.world import World
@@ -117,7 +117,7 @@ def worker(args: argparse.Namespace) -> int:
     world = World.create()
     overrides = [f"max_epochs={args.blocks + 1}", f"window_steps={args.steps}", *args.overrides]
     workload, config = open_workload(name, size, overrides, world)
-    root = default_data_root(name, size)
+    root = choose_default_data_root(name, size)
     data = Head(workload.dataset("train", root), args.steps * config.global_batch_size)
     log = EventLog(args.worker / "log.txt" if world.is_first else None)
     prepared = trainer(workload, config, world, log, data, workload.dataset("validation", root), seed=1)

@@ -15,23 +15,23 @@ def main() -> None:
     try:
         from suite import stopping
 
-        stopping.install()
+        stopping.register_handlers()
         from suite.cli.main import main as run
     except Exception as error:
-        if text := explain_shadowed(error) or _missing(error):
-            sys.exit(_refused(f"mlhpc: {text}"))
+        if text := explain_shadowed(error) or _explain_missing(error):
+            sys.exit(_print_refusal(f"mlhpc: {text}"))
         raise
     run()
 
 
-def _missing(error: Exception) -> str:
+def _explain_missing(error: Exception) -> str:
     """Say which package is not installed. Only now is imported what needs modules that PYTHONPATH can hide."""
     from suite.errors import explain_missing
 
     return explain_missing(error)
 
 
-def _refused(line: str) -> int:
+def _print_refusal(line: str) -> int:
     """Print the line with the interpreter's own means: any module of ours may need the hidden one."""
     sys.stderr.write("".join(each if each.isprintable() else "?" for each in line) + "\n")
     return USAGE

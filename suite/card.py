@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from suite.documents import YamlSource, read_json_document
-from suite.errors import InputError, unknown
+from suite.errors import InputError, explain_unknown_name
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 RCP_VERSION: Final = 1
@@ -51,7 +51,7 @@ class Target(Struct, frozen=True):
         return min(values) if self.direction == "min" else max(values)
 
 
-def value_text(value: float, threshold: float, style: str = "f") -> str:
+def render_metric_value(value: float, threshold: float, style: str = "f") -> str:
     """Render a value next to a threshold: 4 decimals, or 4 digits with the style "g".
 
     Uses more digits if 4 would not show on which side of the threshold the value lies.
@@ -149,7 +149,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def size(self, name: str) -> SizeCard:
         """Return the card of one size. InputError names the known sizes."""
         if name not in self.sizes:
-            raise InputError(f"{self.workload}: {unknown('size', name, self.sizes)}")
+            raise InputError(f"{self.workload}: {explain_unknown_name('size', name, self.sizes)}")
         return self.sizes[name]
 
     def target(self, size: str) -> Target:

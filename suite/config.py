@@ -14,9 +14,9 @@ from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builti
 
 from suite import NO_SUBMITTER
 from suite.descriptor import Descriptor
-from suite.documents import Count, YamlSource, convert, find_mistake, parse_yaml, plain
-from suite.errors import InputError, unknown
-from suite.files import brief
+from suite.documents import Count, YamlSource, convert, convert_to_plain_data, find_mistake, parse_yaml
+from suite.errors import InputError, explain_unknown_name
+from suite.files import render_repr
 
 
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,14 +42,14 @@ class Checkpointing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interval_s: Annotated[Seconds, "seconds of training that a kill may cost; null: none"] | None = 600.0
 
 
-class Watching(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WatchdogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do about a trial that makes no progress."""
 
     silence_s: Annotated[Seconds, "seconds without progress on any rank; null: never look"] | None = 600.0
     action: Annotated[Literal["end", "report"], "end the run with exit code 1, or only say it"] = "end"
 
 
-class Choosing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChoiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The short measurements before a run that choose the fastest way to compute on this machine."""
 
     measure: Annotated[bool, "false: fixed rules, the same on every machine of a kind"] = True
@@ -91,8 +91,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     checkpoint: Checkpointing = Checkpointing()
     cache_drop_command: Annotated[str | None, "run on every node before init_start; its exit code is logged"] = None
     staging: Staging = Staging()
-    watchdog: Watching = Watching()
-    choices: Choosing = Choosing()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    choices: ChoiceSettings = ChoiceSettings()
     plan: Annotated[Path | None, "parallel plan: a name of the workload's, or a YAML file (docs/plans.md)"] = None
     mesh: Annotated[str | None, "ranks by axis, for example data=2,spatial=2x1x1; [the plan's]"] = None
     submission: Submission = Submission()
@@ -125,7 +125,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
         """
 
         settings: dict[str, Any] = to_builtins(self, enc_hook=lambda path: path.name)
-        return settings | {"hyperparameters": plain(self.hyperparameters)}
+        return settings | {"hyperparameters": convert_to_plain_data(self.hyperparameters)}
 
 
 class UserSubmission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,20 +144,20 @@ ORG = "MLHPC_ORG"  # environment variable: the submitter of runs whose configura
 SUBMITTER_HINT = f"set {ORG}, or submission.org in ~/.config/mlhpc.yaml"
 
 
-def user_file() -> Path:
+def find_user_file() -> Path:
     """Return the file of a person's own defaults: $XDG_CONFIG_HOME/mlhpc.yaml, or ~/.config/mlhpc.yaml."""
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{os.environ.get('HOME', '')}/.config"
     return Path(folder) / "mlhpc.yaml"
 
 
 def find_default_submitter() -> str | None:
-    """Return the submitter in $MLHPC_ORG, or else in `user_file`. None if neither names one.
+    """Return the submitter in $MLHPC_ORG, or else in `find_user_file`. None if neither names one.
 
     InputError for a damaged file.
     """
     if org := os.environ.get(ORG):
         return org
-    path = user_file()
+    path = find_user_file()
     if not os.access(path, os.F_OK):  # Path.exists raises for a home folder that this user may not enter
         return None
     submission = YamlSource.read(path).convert(UserFile).submission
@@ -168,11 +168,11 @@ def check_folder_name(what: str, name: str) -> None:
     """Raise InputError if a name is unsafe for a folder: a package's folder is named after its submitter."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
         raise InputError(
-            f"{what} {brief(name)}: expected letters, digits and _ . + - (it becomes the name of a package's folder)"
+            f"{what} {render_repr(name)}: expected letters, digits and _ . + - (it becomes the name of a package's folder)"
         )
 
 
-def missing_submitter(config: RunConfig) -> str | None:
+def explain_missing_submitter(config: RunConfig) -> str | None:
     """Return one line for a person if a run's submitter is not known, else None."""
     if config.submission.org != NO_SUBMITTER:
         return None
@@ -194,7 +194,7 @@ def _fill_submitter(data: dict[str, Any], submitter: str | None) -> None:
 _STATED = "stated keys"  # in the __dict__ of a RunConfig that was read
 
 
-def default_data_root(workload: str, size: str) -> Path:
+def choose_default_data_root(workload: str, size: str) -> Path:
     """Return the default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""
     return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
@@ -207,7 +207,7 @@ def load_config(
     ``overrides`` are ``key=value`` with dotted keys and YAML values. ``submitter`` is the one that a system file names.
     InputError is one line for the user.
     """
-    return resolve_config(descriptor, YamlSource.read(_find(descriptor, name)), overrides, submitter)
+    return resolve_config(descriptor, YamlSource.read(_find_config(descriptor, name)), overrides, submitter)
 
 
 def resolve_config(
@@ -231,14 +231,14 @@ def resolve_config(
         config = convert(data, kind)
     except ValidationError as error:
         mistake = find_mistake(data, kind, error)
-        raise InputError(f"{_place(source, mistake.key, override_keys)}: {mistake.text}") from None
+        raise InputError(f"{_find_place(source, mistake.key, override_keys)}: {mistake.text}") from None
     check_folder_name("submission.org", config.submission.org)
     descriptor.card().size(config.size)
     config.__dict__[_STATED] = frozenset(data)
     return config
 
 
-def _place(source: YamlSource, key: tuple[str, ...], override_keys: Iterable[tuple[str, ...]]) -> str:
+def _find_place(source: YamlSource, key: tuple[str, ...], override_keys: Iterable[tuple[str, ...]]) -> str:
     """Return where a wrong key is: in a --set, or else in the file.
 
     A misspelt section in a --set is a shorter key than the --set's own. A value that should be a section is a longer
@@ -259,7 +259,7 @@ def _config_kind(own: Any) -> type[RunConfig]:
     return cast("type[RunConfig]", kind)
 
 
-def _find(descriptor: Descriptor, name: str) -> Path:
+def _find_config(descriptor: Descriptor, name: str) -> Path:
     """Return the path of a config. InputError names the shipped ones."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
@@ -269,7 +269,9 @@ def _find(descriptor: Descriptor, name: str) -> Path:
         if candidate.stem == name:
             return candidate
     sizes = [candidate.stem for candidate in shipped]
-    raise InputError(f"{descriptor.name}: {unknown('size', name, sizes, 'or a .yaml file of settings as --config')}")
+    raise InputError(
+        f"{descriptor.name}: {explain_unknown_name('size', name, sizes, 'or a .yaml file of settings as --config')}"
+    )
 
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
@@ -286,5 +288,5 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
     try:
         target[parts[-1]] = parse_yaml(value)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError):
-        raise InputError(f"--set {brief(text)}: the value is not valid YAML") from None
+        raise InputError(f"--set {render_repr(text)}: the value is not valid YAML") from None
     return parts

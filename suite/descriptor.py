@@ -20,8 +20,8 @@ from typing import Any
 from msgspec import Struct
 
 from suite.card import Card, read_card
-from suite.errors import InputError, unknown
-from suite.plugins import CARDS, WORKLOADS, find_plugins, leave_out, reason
+from suite.errors import InputError, explain_unknown_name
+from suite.plugins import CARDS, WORKLOADS, explain_unusable, find_plugins, print_skipped
 
 CARD_NAME = "card.yaml"  # in a workload's folder
 
@@ -49,7 +49,7 @@ class Descriptor:
 
     def card(self) -> Card:
         """Read the workload's card, once for each state of its file."""
-        return _read_once(self.card_path, _stamp(self.card_path))
+        return _read_once(self.card_path, _read_mtime_ns(self.card_path))
 
     def load_hyperparameters(self) -> Any:
         """Return the class of the hyperparameters, imported if only its name is given.
@@ -58,7 +58,7 @@ class Descriptor:
         """
         if self.hyperparameters is None:
             return dict[str, Any]
-        return resolve(self.hyperparameters) if isinstance(self.hyperparameters, str) else self.hyperparameters
+        return load_object(self.hyperparameters) if isinstance(self.hyperparameters, str) else self.hyperparameters
 
     def code(self) -> str:
         """The import path of the implementation. If there is none, InputError says how such a benchmark is run."""
@@ -73,7 +73,7 @@ class Descriptor:
         """Import the module with ``generate``, ``convert`` and ``fetch`` (docs/data.md), or raise InputError."""
         if self.generator is None:
             raise InputError(f"{self.name}: {self.card_path} is a card without code: it makes no data")
-        return resolve(self.generator)
+        return load_object(self.generator)
 
 
 @lru_cache(maxsize=64)
@@ -81,7 +81,7 @@ def _read_once(path: Path, stamp: int) -> Card:
     return read_card(path)
 
 
-def _stamp(path: Path) -> int:
+def _read_mtime_ns(path: Path) -> int:
     """Return when a file was last changed; 0 if there is none."""
     try:
         return path.stat().st_mtime_ns
@@ -89,7 +89,7 @@ def _stamp(path: Path) -> int:
         return 0
 
 
-def descriptors() -> dict[str, Descriptor]:
+def load_descriptors() -> dict[str, Descriptor]:
     """Load the descriptors of all installed workloads, by name. If a card cannot be read, one line is printed instead.
 
     Of two workloads with one MLPerf name the first is taken: no package can change the rules for another one's results.
@@ -98,15 +98,15 @@ def descriptors() -> dict[str, Descriptor]:
     names: dict[str, str] = {}
     for name, plugin in find_plugins(WORKLOADS).items():
         try:
-            loaded = _load(plugin.point)
+            loaded = _load_entry_point(plugin.point)
             first = names.setdefault(loaded.card().mlperf_name, name)
             if first != name:
                 raise InputError(f"its benchmark name {loaded.card().mlperf_name!r} is that of workload {first!r}")
         except Exception as error:  # a stranger's code: whatever it raises, the other workloads are not affected
-            leave_out("workload", name, plugin.package, reason(error))
+            print_skipped("workload", name, plugin.package, explain_unusable(error))
         else:
             found[name] = loaded
-    for path, _ in given_cards():
+    for path, _ in list_card_files():
         _add_card(found, path)
     return dict(sorted(found.items()))
 
@@ -114,18 +114,18 @@ def descriptors() -> dict[str, Descriptor]:
 def describe_card(path: Path) -> Descriptor:
     """Return the card-only benchmark of a card file. InputError if the file is no card."""
     path = path.absolute()
-    card = _read_once(path, _stamp(path))
+    card = _read_once(path, _read_mtime_ns(path))
     return Descriptor(card.workload, path.parent, card_name=path.name)
 
 
-def given_cards() -> tuple[tuple[Path, int], ...]:
+def list_card_files() -> tuple[tuple[Path, int], ...]:
     """Return the card files in MLHPC_CARDS, in order, each once, with the time of its last change."""
     names = filter(None, os.environ.get(CARDS, "").split(os.pathsep))
-    return tuple((path, _stamp(path)) for path in dict.fromkeys(Path(name).absolute() for name in names))
+    return tuple((path, _read_mtime_ns(path)) for path in dict.fromkeys(Path(name).absolute() for name in names))
 
 
 @contextmanager
-def with_cards(paths: Iterable[Path]) -> Iterator[None]:
+def use_cards(paths: Iterable[Path]) -> Iterator[None]:
     """Add the benchmarks of the card files in the body, also for processes that it starts.
 
     InputError for a file that is no card.
@@ -160,30 +160,30 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
     found[added.name] = added
 
 
-def descriptor(name: str) -> Descriptor:
+def load_descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. InputError names the installed ones, or says why this one is unusable."""
     plugins = find_plugins(WORKLOADS)
     if name not in plugins:
-        known = descriptors() if given_cards() else {}
+        known = load_descriptors() if list_card_files() else {}
         if name in known:
             return known[name]
-        raise InputError(unknown("workload", name, sorted({*plugins, *known})))
+        raise InputError(explain_unknown_name("workload", name, sorted({*plugins, *known})))
     try:
-        loaded = _load(plugins[name].point)
+        loaded = _load_entry_point(plugins[name].point)
         loaded.card()
     except Exception as error:
         package = plugins[name].package
-        raise InputError(f"workload {name!r} of package {package} cannot be used: {reason(error)}") from error
+        raise InputError(f"workload {name!r} of package {package} cannot be used: {explain_unusable(error)}") from error
     return loaded
 
 
 def list_installed_cards() -> dict[str, Card]:
     """Return the cards of the installed workloads by MLPerf name."""
-    cards = (each.card() for each in descriptors().values())
+    cards = (each.card() for each in load_descriptors().values())
     return {card.mlperf_name: card for card in cards}
 
 
-def _load(point: EntryPoint) -> Descriptor:
+def _load_entry_point(point: EntryPoint) -> Descriptor:
     loaded = point.load()
     if not isinstance(loaded, Descriptor):
         raise InputError(f"{point.value} is no suite.descriptor.Descriptor but {type(loaded).__name__}")
@@ -192,7 +192,7 @@ def _load(point: EntryPoint) -> Descriptor:
     return loaded
 
 
-def resolve(target: str) -> Any:
+def load_object(target: str) -> Any:
     """Import what ``module:name`` or ``module`` names."""
     module, separator, name = target.partition(":")
     loaded = importlib.import_module(module)

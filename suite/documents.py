@@ -19,8 +19,8 @@ import msgspec
 import yaml
 
 from suite import LARGEST_NUMBER
-from suite.errors import InputError, did_you_mean
-from suite.files import brief, byte_text, read_json
+from suite.errors import InputError, explain_near_names
+from suite.files import read_json, render_bytes, render_repr
 
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -83,12 +83,12 @@ def _as_path(kind: type, value: Any) -> Any:
     return Path(value)
 
 
-def plain(value: Any, *, without_none: bool = False) -> Any:
+def convert_to_plain_data(value: Any, *, without_none: bool = False) -> Any:
     """Convert a Struct to plain data for JSON or YAML. ``without_none`` omits keys of None."""
     return _plain(msgspec.to_builtins(value, enc_hook=_as_plain), without_none)
 
 
-def as_json(value: Any) -> str:
+def render_json(value: Any) -> str:
     """Render a Struct as one line of JSON, without a line end."""
     return msgspec.json.encode(value, enc_hook=_as_plain).decode()
 
@@ -141,7 +141,7 @@ class YamlSource:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
             raise InputError(f"{path}: cannot be read: {reason}") from None
         if len(text) > LARGEST_YAML:
-            raise InputError(f"{path}: has more than {byte_text(LARGEST_YAML)}")
+            raise InputError(f"{path}: has more than {render_bytes(LARGEST_YAML)}")
         try:
             lines, data = _load(path, text)
         except InputError:
@@ -270,60 +270,62 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     """
     if isinstance(error, BadNumberError):
         name = f"{'.'.join(error.key)} = " if error.key else ""
-        return Mistake(error.key, f"{name}{brief(error.number, longest=80)}: {error}")
+        return Mistake(error.key, f"{name}{render_repr(error.number, longest=80)}: {error}")
     match = _MESSAGE.fullmatch(str(error))
     assert match is not None
     text, is_of_key, place = match[1], match[2], match[3] or ""
-    key, data, kind = _follow(place, data, kind)
+    key, data, kind = _find_by_path(place, data, kind)
     field = _KEY_OF_ERROR.fullmatch(text)
     if field is not None:
-        struct = next(each for each in _choices(kind) if _is_struct(each))
+        struct = next(each for each in _list_union_types(kind) if _is_struct(each))
         if "unknown" in text:
-            return Mistake((*key, field[1]), unknown_key(struct, field[1]))
-        return Mistake(key, _missing_keys(struct, data, key))
+            return Mistake((*key, field[1]), explain_unknown_key(struct, field[1]))
+        return Mistake(key, _explain_missing_keys(struct, data, key))
     if isinstance(data, dict) and not text.startswith("Expected"):  # a rule across fields: its text names them
         return Mistake(key, f"{'.'.join(key)}: {text}" if key else text)
-    text = _in_words(text, kind)
+    text = _explain_expected(text, kind)
     if is_of_key:
-        wrong = _wrong_key(data, kind)
+        wrong = _find_wrong_key(data, kind)
         return Mistake((*key, wrong), f"{'.'.join((*key, wrong))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
-    return Mistake(key, f"{name}{brief(data, longest=80)}: {text}")
+    return Mistake(key, f"{name}{render_repr(data, longest=80)}: {text}")
 
 
-def _follow(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any]:
+def _find_by_path(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], Any, Any]:
     """Follow a place of msgspec. Returns the keys to it, the data there and their type."""
     key: list[str] = []
     for name, index in _STEP.findall(place):
         part: Any = name or index
         if index == "...":
-            part = next((each for each in data if not _fits(data[each], _inner(kind, each))), None)
+            part = next((each for each in data if not _fits(data[each], _find_part_type(kind, each))), None)
             if part is None:  # all of a type that this function does not know
                 break
         elif index:
             part = int(index)
-        kind, data = _inner(kind, part), data[part]
+        kind, data = _find_part_type(kind, part), data[part]
         key.append(str(part))
     return tuple(key), data, kind
 
 
-def _missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
+def _explain_missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
     """Name all missing keys; msgspec names only the first."""
     required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
     missing = [".".join((*key, each)) for each in required if each not in data]
     return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
 
 
-def _wrong_key(data: Any, kind: Any) -> str:
+def _find_wrong_key(data: Any, kind: Any) -> str:
     """Find the first key of a mapping with a wrong type."""
-    of = next((get_args(each)[0] for each in _choices(kind) if get_origin(each) in (dict, Mapping)), str)
+    of = next((get_args(each)[0] for each in _list_union_types(kind) if get_origin(each) in (dict, Mapping)), str)
     return str(next(each for each in data if not _fits({each: None}, GenericAlias(dict, (of, Any)))))
 
 
-def _in_words(text: str, kind: Any) -> str:
+def _explain_expected(text: str, kind: Any) -> str:
     """Translate msgspec's expectation for a person who knows YAML and not Python."""
     if text.startswith("Invalid enum value"):
-        options = [each for choice in _choices(kind) if get_origin(choice) is Literal for each in get_args(choice)]
+        options = [
+            each for choice in _list_union_types(kind) if get_origin(choice) is Literal for each in get_args(choice)
+        ]
         text = f"expected one of {', '.join(map(repr, options))}"
     if "matching regex" in text and (described := _description(kind)):
         text = f"expected {described}"
@@ -339,13 +341,13 @@ def _fits(data: Any, kind: Any) -> bool:
     return True
 
 
-def _choices(kind: Any) -> Iterator[Any]:
+def _list_union_types(kind: Any) -> Iterator[Any]:
     """Yield the types that a value may have: each of a union, without the limits of Annotated."""
     if get_origin(kind) is Annotated:
-        yield from _choices(get_args(kind)[0])
+        yield from _list_union_types(get_args(kind)[0])
     elif get_args(kind) and get_origin(kind) not in (list, tuple, dict, Mapping, Literal) and not _is_struct(kind):
         for each in get_args(kind):
-            yield from _choices(each)
+            yield from _list_union_types(each)
     else:
         yield kind
 
@@ -357,9 +359,9 @@ def _description(kind: Any) -> str | None:
     return next((found for each in get_args(kind) if (found := _description(each))), None)
 
 
-def _inner(kind: Any, part: Any) -> Any:
+def _find_part_type(kind: Any, part: Any) -> Any:
     """Return the type of a field, of a mapping's key or of a list's item. Any if there is no such part."""
-    for choice in _choices(kind):
+    for choice in _list_union_types(kind):
         origin, args = get_origin(choice), get_args(choice)
         if _is_struct(choice):
             for field in msgspec.structs.fields(choice):
@@ -378,11 +380,11 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def unknown_key(kind: type[msgspec.Struct], key: str) -> str:
+def explain_unknown_key(kind: type[msgspec.Struct], key: str) -> str:
     """Describe an unknown key: the nearest known key, in a section below too, and all keys."""
     known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
     inside = [path for path in _key_paths(kind) if path.rpartition(".")[2] == key]
-    near = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(key, known)
+    near = f"; did you mean {inside[0]!r}?" if inside else explain_near_names(key, known)
     return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
 
 

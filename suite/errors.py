@@ -67,15 +67,15 @@ PACKAGES = {
 }
 
 
-def pip_requirement(module: str) -> str:
+def find_pip_requirement(module: str) -> str:
     """Return what pip installs to get a package of `PACKAGES`: the extra of mlhpc that has it, or the package."""
     package, extra = PACKAGES[module]
     return f"'mlhpc[{extra}]'" if extra else package
 
 
-def not_installed(module: str) -> str:
+def explain_not_installed(module: str) -> str:
     """Return the clause that a package of `PACKAGES` is not installed, with the command that installs it."""
-    return f"{PACKAGES[module][0]} is not installed (pip install {pip_requirement(module)})"
+    return f"{PACKAGES[module][0]} is not installed (pip install {find_pip_requirement(module)})"
 
 
 def explain_missing(error: BaseException) -> str:
@@ -83,7 +83,7 @@ def explain_missing(error: BaseException) -> str:
     # The name of a module inside a package has a dot: such a package is installed, and is damaged or of another version
     if not isinstance(error, ModuleNotFoundError) or error.name not in PACKAGES:
         return ""
-    return f"the Python package {not_installed(error.name)}; this Python is {sys.executable}"
+    return f"the Python package {explain_not_installed(error.name)}; this Python is {sys.executable}"
 
 
 def find_near(name: str, known: Iterable[str]) -> str | None:
@@ -93,7 +93,7 @@ def find_near(name: str, known: Iterable[str]) -> str | None:
     return each[near[0]] if near else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def explain_near_names(name: str, known: Iterable[str]) -> str:
     """Return the clause "did you mean" with the known names that contain the given one, else the nearest.
 
     Empty if none is near, or if more than three contain it and none is nearest.
@@ -109,18 +109,18 @@ def _letters(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
+def explain_unknown_name(kind: str, name: str, known: Iterable[str], more: str = "") -> str:
     """Return the message about an unknown name: the nearest one and all known ones.
 
     ``more``: what else would be valid.
     """
     names = list(known)
-    near = did_you_mean(name, names)
+    near = explain_near_names(name, names)
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
     return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
 
 
-def keep_traceback(to: str = "") -> str:
+def write_traceback(to: str = "") -> str:
     """Write the traceback of the exception being handled, with context for a maintainer, to a new file.
 
     Returns a phrase that says where it is, and ``to`` whom it goes. The file is in the folder for temporary files

@@ -22,15 +22,15 @@ class ExitCode(IntEnum):
 
 
 # Errors of a path that a person named and that does not exist or may not be used. A full or broken disk is the machine's.
-_WRONG_PLACE = frozenset(
+_USAGE_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.ENAMETOOLONG, errno.ELOOP}
 )
 
 
-def code_of(error: Exception) -> ExitCode:
+def choose_exit_code(error: Exception) -> ExitCode:
     """Return the exit code of a command that an error ends: USAGE for a person's mistake, else FAILED."""
-    wrong_place = isinstance(error, OSError) and error.errno in _WRONG_PLACE
+    wrong_place = isinstance(error, OSError) and error.errno in _USAGE_ERRNOS
     return ExitCode.USAGE if isinstance(error, ValueError) or wrong_place else ExitCode.FAILED
 
 

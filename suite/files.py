@@ -25,7 +25,7 @@ QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no prog
 
 
 @contextmanager
-def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to. When the body ends, force that file to the disk and rename it to ``path``.
 
     Readers see the old file or the new one, never a part. The temporary path is in the same folder. It contains node
@@ -35,33 +35,33 @@ def written_whole(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     A symbolic link stays, and the file it names is written. If ``path`` is a pipe, a device or an open file, such as
     /dev/stdout, the content is written into it when the body ends. An OSError names ``path``, never the temporary file.
     """
-    with errors_name(path):
-        if (number := _descriptor(path)) is not None or _is_special(path):
-            with _written_into(path, number) as part:
+    with add_path_to_errors(path):
+        if (number := _find_descriptor(path)) is not None or _is_special(path):
+            with _write_into(path, number) as part:
                 yield part
             return
         final = Path(os.path.realpath(path)) if path.is_symlink() else path
         make_folder(final.parent)
     part = final.with_name(f".{final.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
     try:
-        with errors_name(path, part):
+        with add_path_to_errors(path, part):
             yield part
-            force_to_disk(part)
+            fsync_path(part)
             if overwrite:
                 part.replace(final)
             else:
-                _rename_new(part, final)
+                _rename_to_new(part, final)
     finally:
         part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
-    """Write a file with `written_whole`, as UTF-8. A surrogate, which UTF-8 cannot encode, becomes a question mark."""
-    with written_whole(path, overwrite=overwrite) as part:
+def write_file_atomically(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
+    """Write a file with `write_atomically`, as UTF-8. A surrogate, which UTF-8 cannot encode, becomes a question mark."""
+    with write_atomically(path, overwrite=overwrite) as part:
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
-def _descriptor(path: Path) -> int | None:
+def _find_descriptor(path: Path) -> int | None:
     """Return the number of this process's open file that a path means: 1 for /dev/stdout. None for other paths."""
     own = os.path.realpath("/proc/self/fd")
     for _ in range(_MOST_LINKS):
@@ -87,11 +87,11 @@ def _is_special(path: Path) -> bool:
 
 
 @contextmanager
-def _written_into(path: Path, number: int | None) -> Iterator[Path]:
+def _write_into(path: Path, number: int | None) -> Iterator[Path]:
     """Yield a temporary path. At the end, write its content into an open file, or into a pipe or device."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
         part = Path(folder, path.name)
-        with errors_name(path, part):
+        with add_path_to_errors(path, part):
             yield part
             # A descriptor of its own would begin at the start of a file that standard output goes to.
             target = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
@@ -99,10 +99,10 @@ def _written_into(path: Path, number: int | None) -> Iterator[Path]:
                 shutil.copyfileobj(content, file)
 
 
-def _rename_new(part: Path, path: Path) -> None:
+def _rename_to_new(part: Path, path: Path) -> None:
     """Rename ``part``. FileExistsError if ``path`` exists."""
     try:
-        link_new(part, path)
+        create_hard_link(part, path)
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links
@@ -111,7 +111,7 @@ def _rename_new(part: Path, path: Path) -> None:
         part.rename(path)
 
 
-def link_new(part: Path, path: Path) -> None:
+def create_hard_link(part: Path, path: Path) -> None:
     """Give a file a second name. FileExistsError if that is taken; this holds on all hosts at once."""
     try:
         os.link(part, path)
@@ -122,7 +122,7 @@ def link_new(part: Path, path: Path) -> None:
 
 
 @contextmanager
-def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
+def add_path_to_errors(path: Path, hidden: Path | None = None) -> Iterator[None]:
     """Name ``path`` in an OSError of the body that names no file, or names ``hidden``.
 
     Below ``hidden``, a folder that a person never sees, the same place below ``path`` is named.
@@ -130,7 +130,7 @@ def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = _at_fault(error)
+        named = _find_failed_file(error)
         if named is None:
             error.filename = str(path)
         elif hidden is not None and Path(named).is_relative_to(hidden):
@@ -141,7 +141,7 @@ def errors_name(path: Path, hidden: Path | None = None) -> Iterator[None]:
         raise
 
 
-def _at_fault(error: OSError) -> str | None:
+def _find_failed_file(error: OSError) -> str | None:
     """Return the file that an error is about. shutil names a copy's source first, but the target is full."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
     named = error.filename2 if full and error.filename2 else error.filename
@@ -156,12 +156,12 @@ def make_folder(path: Path) -> None:
     """
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
-        _make_one(place)
+        _make_single_folder(place)
     except FileNotFoundError:
         if place.parent == place:
             raise
         make_folder(place.parent)
-        _make_one(place)
+        _make_single_folder(place)
 
 
 @contextmanager
@@ -179,16 +179,16 @@ def make_scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_one(place: Path) -> None:
+def _make_single_folder(place: Path) -> None:
     try:
         place.mkdir()
     except FileNotFoundError:
         raise
     except OSError as error:
-        find_folder(place, error)
+        verify_folder(place, error)
 
 
-def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the user's folder: $XDG_CACHE_HOME/mlhpc, ~/.cache/mlhpc, or if unwritable one in the temporary folder.
 
     None if another user owns that: its content would not be this user's.
@@ -210,15 +210,15 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def ensure_home() -> None:
+def set_missing_home() -> None:
     """Set HOME to the user's cache folder if the account has no home: libraries ask for it while they are imported."""
     try:
         Path.home()
     except RuntimeError:  # a container's user that no file of accounts names
-        os.environ["HOME"] = str(cache_folder() or "/nonexistent")
+        os.environ["HOME"] = str(find_cache_folder() or "/nonexistent")
 
 
-def find_folder(place: Path, error: OSError) -> None:
+def verify_folder(place: Path, error: OSError) -> None:
     """Open a folder that could not be made because of ``error``. Raise that error if it does not exist."""
     exists = isinstance(error, FileExistsError)
     for pause_s in _PAUSES_S if exists else _PAUSES_S[:1]:
@@ -241,7 +241,7 @@ def find_folder(place: Path, error: OSError) -> None:
 _PAUSES_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
-def force_to_disk(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Force a file to the disk, or for a folder its names. Some file systems cannot do it for a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -257,7 +257,7 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
-def opened(path: Path, largest: int) -> Iterator[BufferedReader]:
+def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
     """Open a regular file of at most ``largest`` bytes to read. OSError that names the file for anything else.
 
     A stranger's package may hold a FIFO, which would wait for ever, a device, or a sparse file of terabytes.
@@ -271,41 +271,41 @@ def opened(path: Path, largest: int) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
         if state.st_size > largest:
-            size = f"{byte_text(state.st_size)}; at most {byte_text(largest)} are read"
+            size = f"{render_bytes(state.st_size)}; at most {render_bytes(largest)} are read"
             raise OSError(errno.EFBIG, f"has {size} ({LIMITS} raises the limit)", str(path))
         if state.st_size > _SPARSE_FROM and state.st_blocks * _BLOCK < state.st_size // _SPARSE_PART:
-            size = f"{byte_text(state.st_size)}, of which {byte_text(state.st_blocks * _BLOCK)} are on the disk"
+            size = f"{render_bytes(state.st_size)}, of which {render_bytes(state.st_blocks * _BLOCK)} are on the disk"
             raise OSError(errno.EFBIG, f"is a sparse file of {size}", str(path))
         yield file
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most ``largest`` bytes. Raises OSError as `opened` does."""
-    with opened(path, largest) as file:
+    """Read a regular file of at most ``largest`` bytes. Raises OSError as `open_regular_file` does."""
+    with open_regular_file(path, largest) as file:
         return file.read(largest + 1)
 
 
-class TwiceError(ValueError):
+class DuplicateKeyError(ValueError):
     """A JSON object has one name twice. Some readers take the first value, others the last."""
 
 
-def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object made of the pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise TwiceError(next(name for name, count in counts.items() if count > 1))
+        raise DuplicateKeyError(next(name for name, count in counts.items() if count > 1))
     return record
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Read a JSON file. Raises OSError as `opened` does. ValueError if it is not JSON, too deep, or a number is too
+    """Read a JSON file. Raises OSError as `open_regular_file` does. ValueError if it is not JSON, too deep, or a number is too
     long.
 
     TwiceError, with the name, if an object has one twice.
     """
     try:
-        return json.loads(read_bytes(path, largest), object_pairs_hook=reject_duplicate_keys)
+        return json.loads(read_bytes(path, largest), object_pairs_hook=refuse_duplicate_keys)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -316,7 +316,7 @@ _SPARSE_PART = 100  # a file system that compresses stores no text in a hundredt
 _BLOCK = 512  # bytes: the unit of st_blocks
 
 
-def byte_text(count: int) -> str:
+def render_bytes(count: int) -> str:
     """Render a number of bytes: ``4 MiB``, ``1.5 GiB``."""
     unit = max((unit for unit in _UNITS if count >= _UNITS[unit]), key=_UNITS.__getitem__, default="bytes")
     return f"{count / _UNITS.get(unit, 1):.4g} {unit}"
@@ -325,7 +325,7 @@ def byte_text(count: int) -> str:
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
 
-def duration_text(seconds: float) -> str:
+def render_duration(seconds: float) -> str:
     """Render seconds for people, with three significant digits: ``45 s``, ``12 min``, ``3.4 h``, ``1,234 h``.
 
     Uses seconds below two minutes and minutes below two hours.
@@ -337,22 +337,22 @@ def duration_text(seconds: float) -> str:
     return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
 
 
-def one_line(error: BaseException) -> str:
+def render_error(error: BaseException) -> str:
     """Render an error as one line. An OSError is file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
-        named = _at_fault(error)
+        named = _find_failed_file(error)
         return f"{named}: {error.strerror}" if named else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def printable(text: str, *, keep: str = "") -> str:
+def render_printable(text: str, *, keep: str = "") -> str:
     """Replace by a question mark each character that a terminal acts on or cannot show, except ``keep``."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else "?" for char in text)
 
 
-def harmless_cell(value: object) -> object:
+def encode_csv_cell(value: object) -> object:
     """Return a cell of a CSV table. A text that a spreadsheet would run as a formula gets an apostrophe."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
@@ -366,7 +366,7 @@ def harmless_cell(value: object) -> object:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four: full width
 
 
-def brief(value: object, *, longest: int = 60) -> str:
+def render_repr(value: object, *, longest: int = 60) -> str:
     """Render a wrong value for a message: its repr, cut to ``longest`` characters, or its type if repr fails."""
     try:
         text = repr(value)
@@ -375,17 +375,19 @@ def brief(value: object, *, longest: int = 60) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def as_path(given: object) -> Path:
+def convert_to_path(given: object) -> Path:
     """Convert a path that a person gave in Python, with ~ replaced.
 
     InputError for anything else, such as a list of paths.
     """
     if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{brief(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)")
+        raise InputError(
+            f"{render_repr(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)"
+        )
     return Path(given).expanduser()
 
 
-class _Output:
+class _StandardOutput:
     """The state of standard output."""
 
     broken: OSError | None = None  # why it was given up
@@ -396,13 +398,13 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
     Every command prints this way. Names of files and strings of logs may be a stranger's, so characters that a terminal
-    would act on are replaced (`printable`). Lines and tabs stay.
+    would act on are replaced (`render_printable`). Lines and tabs stay.
 
     A reader that has gone, or a full disk, costs the line and never the work. If a ``result`` is lost, the command
-    fails at its end (`lost_result`). Without the redirection Python would fail again with the same bytes when it exits.
+    fails at its end (`find_output_error`). Without the redirection Python would fail again with the same bytes when it exits.
     """
     stream = sys.stderr if error else sys.stdout
-    text = printable(text, keep="\n\t")
+    text = render_printable(text, keep="\n\t")
     if (encoding := getattr(stream, "encoding", None)) and encoding.lower() != "utf-8":
         text = text.encode(encoding, "replace").decode(encoding)
     try:
@@ -410,11 +412,11 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         print(text, file=stream, flush=True, end=end)
     except OSError as failure:
-        _give_up(stream)
+        _discard_stream(stream)
         if not error:
-            _Output.broken = failure
-    if result and not error and _Output.broken is not None:
-        _Output.lost = _Output.broken
+            _StandardOutput.broken = failure
+    if result and not error and _StandardOutput.broken is not None:
+        _StandardOutput.lost = _StandardOutput.broken
 
 
 def print_progress(text: str = "", *, error: bool = False) -> None:
@@ -423,7 +425,7 @@ def print_progress(text: str = "", *, error: bool = False) -> None:
         print_line(text, error=error, result=False)
 
 
-def lost_result() -> OSError | None:
+def find_output_error() -> OSError | None:
     """Return why a result did not reach standard output. None if all did, or if a pipe's reader had enough.
 
     Call it at the end of a command: a network file system may refuse only when a file is closed.
@@ -433,15 +435,15 @@ def lost_result() -> OSError | None:
         os.close(os.dup(sys.stdout.fileno()))
     except OSError as failure:
         if failure.errno is not None:  # else a stream without a descriptor
-            _give_up(sys.stdout)
-            _Output.lost = failure
+            _discard_stream(sys.stdout)
+            _StandardOutput.lost = failure
     except (AttributeError, ValueError):  # no stream, or a closed one
         pass
-    lost, _Output.broken, _Output.lost = _Output.lost, None, None
+    lost, _StandardOutput.broken, _StandardOutput.lost = _StandardOutput.lost, None, None
     return None if isinstance(lost, ConnectionError) else lost
 
 
-def _give_up(stream: TextIO | None) -> None:
+def _discard_stream(stream: TextIO | None) -> None:
     """Redirect a stream that cannot be written to /dev/null."""
     with suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor, or none
         nowhere = os.open(os.devnull, os.O_WRONLY)

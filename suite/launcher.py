@@ -23,7 +23,7 @@ LAUNCHERS: tuple[tuple[str, str, str], ...] = (
 _NAMES = {launcher: (rank, size) for launcher, rank, size in LAUNCHERS}
 # Variables by which a launcher speaks to its ranks, and a scheduler to mpiexec. A user's own settings are not among
 # them: HYDRA_*, MPICH_*, most of OMPI_MCA_*
-_OF_LAUNCHERS = re.compile(
+_LAUNCHER_VARIABLES = re.compile(
     r"(?:SLURM|PMI|PMIX|PRTE|PALS|FLUX|HYDI|TORCHELASTIC|PBS|LSB|COBALT)_.*|PE_HOSTFILE|OMPI_(?!MCA_).*"
     r"|OMPI_MCA_(?:orte|prte|ess|pmix|initial).*|MPI_LOCALN?RANK(?:S|ID)|MV2_COMM_WORLD_.*"
     r"|(?:(?:LOCAL|GROUP|ROLE)_)?(?:RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(?:ADDR|PORT)"
@@ -39,18 +39,18 @@ class Launch:
     size: int
 
 
-def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
+def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Find the launcher that started this process, or None. InputError if its variables are inconsistent.
 
     Of several launchers the innermost counts. Variables of one rank give way to those of several: a shell, a container
     or a notebook keeps them long after their launcher has ended.
     """
-    found = [_read(*each, environ) for each in _pairs(environ)]
+    found = [_read(*each, environ) for each in _list_present(environ)]
     for place, launch in enumerate(found):
         if launch.size > 1:
             _refuse_contradiction(launch, found[place + 1 :], environ)
             return launch
-        if _runs_now(launch, environ):
+        if _is_active(launch, environ):
             return launch
     return found[0] if found else None
 
@@ -60,13 +60,13 @@ def _read(launcher: str, rank_name: str, size_name: str, environ: Mapping[str, s
     try:
         rank, size = int(environ[rank_name]), int(environ[size_name])
     except ValueError:
-        raise InputError(f"{given}: expected integers; {way_out(environ)}") from None
+        raise InputError(f"{given}: expected integers; {render_unset_command(environ)}") from None
     if not 0 <= rank < size:
-        raise InputError(f"{given}: expected a rank below the number of ranks; {way_out(environ)}")
+        raise InputError(f"{given}: expected a rank below the number of ranks; {render_unset_command(environ)}")
     return Launch(launcher, rank, size)
 
 
-def _runs_now(launch: Launch, environ: Mapping[str, str]) -> bool:
+def _is_active(launch: Launch, environ: Mapping[str, str]) -> bool:
     """Return True if a launcher's variables are surely not left over: its agent named the run, or its socket
     is open.
     """
@@ -88,7 +88,8 @@ def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Map
         if other.size > 1 and not outer and (other.rank, other.size) != (launch.rank, launch.size):
             unset = " or ".join(f"env -u {_NAMES[each.launcher][0]}" for each in (launch, other))
             raise InputError(
-                f"{_shown(launch)} and {_shown(other)} contradict each other: expected the variables of one launcher; "
+                f"{_render_variables(launch)} and {_render_variables(other)} contradict each other: "
+                "expected the variables of one launcher; "
                 f"to take out those that are left over: {unset} before mlhpc"
             )
 
@@ -99,35 +100,39 @@ def find_world(ranks: int | None, environ: Mapping[str, str] = os.environ) -> La
     If more ranks are asked for, a launcher of one rank is a person's shell: an interactive step of Slurm, a container.
     InputError if a launcher started several ranks, and another number is asked for.
     """
-    launch = detect(environ)
+    launch = find_launch(environ)
     if launch is None or ranks in (None, 1, launch.size):
         return launch
     if launch.size == 1:
         return None
-    raise InputError(f"--ranks {ranks}: {explain(environ)}: leave --ranks out; {way_out(environ)}")
+    raise InputError(
+        f"--ranks {ranks}: {describe_launcher(environ)}: leave --ranks out; {render_unset_command(environ)}"
+    )
 
 
-def refuse_several(what: str, environ: Mapping[str, str] = os.environ) -> None:
+def refuse_several_ranks(what: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise InputError if a launcher started several ranks: each would do what one command does."""
-    launch = detect(environ)
+    launch = find_launch(environ)
     if launch is not None and launch.size > 1:
-        raise InputError(f"{explain(environ)}, and {what}; {way_out(environ)}")
+        raise InputError(f"{describe_launcher(environ)}, and {what}; {render_unset_command(environ)}")
 
 
-def explain(environ: Mapping[str, str] = os.environ) -> str:
+def describe_launcher(environ: Mapping[str, str] = os.environ) -> str:
     """Describe this process's launcher, with the variables that show it."""
-    launch = detect(environ)
+    launch = find_launch(environ)
     if launch is None:
         return "no launcher: a command in a shell"
     ranks = "the only rank" if launch.size == 1 else f"rank {launch.rank} of {launch.size} ranks"
-    others = [f"{rank_name}={environ[rank_name]}" for name, rank_name, _ in _pairs(environ) if name != launch.launcher]
+    others = [
+        f"{rank_name}={environ[rank_name]}" for name, rank_name, _ in _list_present(environ) if name != launch.launcher
+    ]
     not_counted = f"; not counted: {', '.join(others)}" if others else ""
-    return f"{launch.launcher} started this process as {ranks} ({_shown(launch)}{not_counted})"
+    return f"{launch.launcher} started this process as {ranks} ({_render_variables(launch)}{not_counted})"
 
 
-def way_out(environ: Mapping[str, str] = os.environ) -> str:
+def render_unset_command(environ: Mapping[str, str] = os.environ) -> str:
     """Return what to type in a shell that inherited a launcher's variables."""
-    return f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _pairs(environ))} mlhpc …"
+    return f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _list_present(environ))} mlhpc …"
 
 
 def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -135,10 +140,10 @@ def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
     With them an mpiexec would start its ranks through the scheduler, and a rank would connect to the outer launcher.
     """
-    return {name: value for name, value in environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+    return {name: value for name, value in environ.items() if not _LAUNCHER_VARIABLES.fullmatch(name)}
 
 
-def forget_left_over(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
+def remove_stale_variables(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
     """Remove the variables of an mpiexec of one rank, in which another launcher started this launch.
 
     MPI would look for that mpiexec and end the process.
@@ -148,10 +153,10 @@ def forget_left_over(launch: Launch, environ: MutableMapping[str, str] = os.envi
             del environ[name]
 
 
-def _shown(launch: Launch) -> str:
+def _render_variables(launch: Launch) -> str:
     rank_name, size_name = _NAMES[launch.launcher]
     return f"{rank_name}={launch.rank} {size_name}={launch.size}"
 
 
-def _pairs(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
+def _list_present(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
     return [each for each in LAUNCHERS if each[1] in environ and each[2] in environ]

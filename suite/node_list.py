@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from suite.errors import InputError
 
-MOST = 1_000_000  # nodes of one list
+MAX_NODES = 1_000_000  # nodes of one list
 _NAME = re.compile(r"(?:[^\s\[\],]|\[[^\s\[\]]*\])+")  # characters and brackets, in any order
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
@@ -17,13 +17,13 @@ Range = tuple[int, int, int]  # first number, last number, width to which zeros 
 Part = str | list[Range]  # of a name: literal text, or what stands in a bracket
 
 
-def expand_nodes(text: str) -> tuple[str, ...]:
-    """Return all names of a list. InputError if it is no list, has a name twice or more than `MOST`."""
+def parse_node_list(text: str) -> tuple[str, ...]:
+    """Return all names of a list. InputError if it is no list, has a name twice or more than `MAX_NODES`."""
     names = _parse(text)
-    if sum(math.prod(map(_count, parts)) for parts in names) > MOST:
-        raise InputError(f"{text[:200]!r}: more than {MOST:,} nodes")
+    if sum(math.prod(map(_count, parts)) for parts in names) > MAX_NODES:
+        raise InputError(f"{text[:200]!r}: more than {MAX_NODES:,} nodes")
     # As in Slurm the last bracket of a name counts fastest
-    found = tuple("".join(chosen) for parts in names for chosen in itertools.product(*map(_texts, parts)))
+    found = tuple("".join(chosen) for parts in names for chosen in itertools.product(*map(_list_texts, parts)))
     if len(set(found)) < len(found):
         raise InputError(f"{text[:200]!r}: expected a list of different nodes")
     return found
@@ -31,7 +31,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 def parse_first_node(text: str) -> str:
     """Return the first name of a list. InputError if it is no list."""
-    return "".join(next(_texts(part)) for part in _parse(text)[0])
+    return "".join(next(_list_texts(part)) for part in _parse(text)[0])
 
 
 def _parse(text: str) -> list[list[Part]]:
@@ -64,7 +64,7 @@ def _count(part: Part) -> int:
     return 1 if isinstance(part, str) else sum(last - first + 1 for first, last, _ in part)
 
 
-def _texts(part: Part) -> Iterator[str]:
+def _list_texts(part: Part) -> Iterator[str]:
     if isinstance(part, str):
         return iter((part,))
     return (str(number).zfill(width) for first, last, width in part for number in range(first, last + 1))

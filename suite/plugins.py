@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from suite.errors import explain_missing
-from suite.files import one_line, print_line
+from suite.files import print_line, render_error
 from suite.shadowed import explain_shadowed
 
 COMMANDS = "mlhpc.commands"
@@ -30,7 +30,7 @@ class Plugin:
     package: str
 
 
-def name_and_version(package: Distribution) -> tuple[str, str]:
+def read_name_and_version(package: Distribution) -> tuple[str, str]:
     """Read an installed package's name and version, each "" if it states none."""
     # importlib parses the whole metadata, the package's description too, each time. That takes ten times as long, and a
     # run reads some hundred packages twice.
@@ -54,19 +54,19 @@ def find_plugins(group: str) -> dict[str, Plugin]:
         first = plugins.setdefault(name, plugin)
         if first.point.value != plugin.point.value:
             kind = group.removeprefix("mlhpc.").removesuffix("s")
-            leave_out(kind, name, plugin.package, f"its name is taken by {first.point.value} of {first.package}")
+            print_skipped(kind, name, plugin.package, f"its name is taken by {first.point.value} of {first.package}")
     return plugins
 
 
-def reason(error: BaseException) -> str:
+def explain_unusable(error: BaseException) -> str:
     """Return in one line why a plug-in cannot be used, with the kind of error if its text says too little."""
     if text := explain_shadowed(error, loaded=False) or explain_missing(error):
         return text
-    text = one_line(error)
+    text = render_error(error)
     return text if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {text}"
 
 
 @cache
-def leave_out(kind: str, name: str, package: str, why: str) -> None:
+def print_skipped(kind: str, name: str, package: str, why: str) -> None:
     """Print once per process, on stderr, that a plug-in is left out."""
     print_line(f"mlhpc: {kind} {name!r} of package {package} is left out: {why}", error=True)

@@ -17,17 +17,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
-MORE = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
+CONTINUATION = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
 RELAY = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from suite.pmi_relay import Wire, relay
-relay(Wire(int(sys.argv[2])), Wire(int(sys.argv[3])))
+from suite.pmi_relay import LineStream, run_pmi_relay
+run_pmi_relay(LineStream(int(sys.argv[2])), LineStream(int(sys.argv[3])))
 """
 
 
 @contextmanager
-def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def start_pmi_relay(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Relay MPI's messages while the body starts MPI on several nodes under srun's pmi2. Otherwise do nothing."""
     descriptor = environ.get("PMI_FD", "")
     if environ.get("SLURM_STEP_NUM_NODES", "1") == "1" or not descriptor.isdecimal():
@@ -49,7 +49,7 @@ def long_values(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
             process.terminate()
 
 
-class Wire:
+class LineStream:
     """Reads and writes lines on a descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -77,32 +77,32 @@ class Wire:
         return self.read()
 
 
-def relay(rank: Wire, server: Wire) -> None:
+def run_pmi_relay(rank: LineStream, server: LineStream) -> None:
     """Answer the rank's requests through the server until one of them is gone."""
     with suppress(OSError):
         _relay(rank, server)
 
 
-def _relay(rank: Wire, server: Wire) -> None:
+def _relay(rank: LineStream, server: LineStream) -> None:
     while request := rank.read():
         if request.startswith(b"mcmd="):  # has several lines; none in a start
             server.write(request)
             continue
-        answer = _put(server, request) if request.startswith(b"cmd=put ") else server.ask(request)
-        if request.startswith(b"cmd=get ") and answer.endswith(MORE + b"\n"):
-            rest = server.ask(request.rstrip() + MORE + b"\n")
-            answer = answer[: -len(MORE) - 1] + rest.partition(b"value=")[2]
+        answer = _send_request(server, request) if request.startswith(b"cmd=put ") else server.ask(request)
+        if request.startswith(b"cmd=get ") and answer.endswith(CONTINUATION + b"\n"):
+            rest = server.ask(request.rstrip() + CONTINUATION + b"\n")
+            answer = answer[: -len(CONTINUATION) - 1] + rest.partition(b"value=")[2]
         if not answer:
             return
         rank.write(answer)
 
 
-def _put(server: Wire, request: bytes) -> bytes:
+def _send_request(server: LineStream, request: bytes) -> bytes:
     if len(request) <= PMI_LINE:
         return server.ask(request)
     head, _, value = request.partition(b" value=")
     half = len(value) // 2
-    answer = server.ask(head + b" value=" + value[:half] + MORE + b"\n")
+    answer = server.ask(head + b" value=" + value[:half] + CONTINUATION + b"\n")
     if b" rc=0" not in answer:
         return answer
-    return server.ask(head + MORE + b" value=" + value[half:])
+    return server.ask(head + CONTINUATION + b" value=" + value[half:])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:
+def find_by_token(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:
     """Find the living processes with the token in their environment; with ``ranks_only`` only MPI ranks."""
     import psutil
 
@@ -36,7 +36,7 @@ def find_marked(token: str, *, ranks_only: bool = False) -> list[psutil.Process]
     return found
 
 
-def runs_here(variables: Mapping[str, str]) -> bool:
+def is_running_here(variables: Mapping[str, str]) -> bool:
     """Return True if a visible living process has all these environment variables."""
     import psutil
 
@@ -44,21 +44,21 @@ def runs_here(variables: Mapping[str, str]) -> bool:
     return any(variables.items() <= environ.items() for environ in environs)
 
 
-def signal_marked(token: str, number: int) -> bool:
+def signal_by_token(token: str, number: int) -> bool:
     """Send a signal to every process with this launch's token. False if there is none."""
     import psutil
 
-    processes = find_marked(token)
+    processes = find_by_token(token)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     return bool(processes)
 
 
-def kill_marked(token: str, *, tries: int = 20) -> None:
+def kill_by_token(token: str, *, tries: int = 20) -> None:
     """Send SIGKILL to every process with this launch's token, until none is left."""
     for _ in range(tries):
-        if not signal_marked(token, signal.SIGKILL):
+        if not signal_by_token(token, signal.SIGKILL):
             return
         time.sleep(0.05)  # not psutil's wait: it would take the exit code of a child from subprocess
 
@@ -73,7 +73,7 @@ def has_children(pid: int) -> bool:
         return False
 
 
-def start_of(pid: int) -> int | None:
+def read_start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks after boot. None if there is none, or it has ended.
 
     psutil's create_time follows the wall clock: after the clock was set, a living process would look like another one.
@@ -100,7 +100,7 @@ def load_parent_signal() -> Callable[[int], None] | None:
     return ask
 
 
-def end_with_parent(parent: int) -> Callable[[], None] | None:
+def make_parent_death_hook(parent: int) -> Callable[[], None] | None:
     """Return a function with which a child asks Linux for SIGTERM when its parent dies. None on other systems."""
     signalled = load_parent_signal()
     if signalled is None:

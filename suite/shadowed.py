@@ -26,7 +26,7 @@ def find_shadowed(
         file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
         if "." not in name and file:
             files[name] = file
-    return _hiding(files, environ)
+    return _select_hiding(files, environ)
 
 
 def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
@@ -35,21 +35,21 @@ def explain_shadowed(error: BaseException, *, loaded: bool = True) -> str:
     With ``loaded`` False only modules count that the error names or passed through. Other loaded ones may have no part
     in it.
     """
-    places = name_shadowed(error, loaded=loaded)
+    places = describe_shadowed(error, loaded=loaded)
     if not places:
         return ""
     text = " ".join(str(error).split())[:300]
     return f"{places}: {type(error).__name__}: {text}; expected no such folder in PYTHONPATH: env -u PYTHONPATH mlhpc …"
 
 
-def name_shadowed(error: BaseException, *, loaded: bool = False) -> str:
+def describe_shadowed(error: BaseException, *, loaded: bool = False) -> str:
     """Return the modules of `explain_shadowed` with their files; "" if there are none."""
-    found = _concerned(error) | (find_shadowed() if loaded else {})
+    found = _find_involved(error) | (find_shadowed() if loaded else {})
     places = ", ".join(f"{name} is loaded from {file}" for name, file in list(found.items())[:3])
     return places and f"{places}, which PYTHONPATH puts before this Python's own"
 
 
-def where_from(file: str) -> str:
+def describe_location(file: str) -> str:
     """Return `` from FILE`` if a module's file is not in this Python's own site-packages, else ""."""
     import sysconfig
 
@@ -57,25 +57,25 @@ def where_from(file: str) -> str:
     return "" if any(file.startswith(folder + os.sep) for folder in own) else f" from {file}"
 
 
-def _concerned(error: BaseException, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def _find_involved(error: BaseException, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return shadowing modules that an error names or passed through.
 
     A module whose import failed is not loaded any more.
     """
     known, files = find_shadowed(environ=environ), {}
-    for each in _chain(error):
+    for each in _list_causes(error):
         named = each.name if isinstance(each, ImportError) else getattr(getattr(each, "obj", None), "__name__", None)
         if isinstance(named, str) and (name := named.partition(".")[0]) in known:
             files[name] = known[name]
-        for file in _files(each):
-            for folder in _folders(environ):
+        for file in _list_traceback_files(each):
+            for folder in _list_pythonpath(environ):
                 if file.startswith(folder + os.sep):
                     top = file[len(folder) + 1 :].partition(os.sep)[0]
                     files[top.removesuffix(".py")] = file
-    return _hiding(files, environ)
+    return _select_hiding(files, environ)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -84,7 +84,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _files(error: BaseException) -> Iterator[str]:
+def _list_traceback_files(error: BaseException) -> Iterator[str]:
     """Yield the files that an error passed through, starting with the one that raised it."""
     if isinstance(error, SyntaxError) and error.filename:
         yield error.filename
@@ -95,22 +95,25 @@ def _files(error: BaseException) -> Iterator[str]:
     yield from reversed(files)
 
 
-def _hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Select the modules in folders of PYTHONPATH that hide one of this Python's own."""
-    folders = _folders(environ)
+    folders = _list_pythonpath(environ)
     rest = [each for each in sys.path if os.path.abspath(each) not in folders]  # noqa: PTH100
     return {
         name: file
         for name, file in files.items()
         if any(file.startswith(folder + os.sep) for folder in folders)
-        and ((name in OURS and not file.startswith(_root())) or importlib.machinery.PathFinder.find_spec(name, rest))
+        and (
+            (name in OURS and not file.startswith(_find_suite_root()))
+            or importlib.machinery.PathFinder.find_spec(name, rest)
+        )
     }
 
 
-def _folders(environ: Mapping[str, str]) -> set[str]:
+def _list_pythonpath(environ: Mapping[str, str]) -> set[str]:
     given = environ.get("PYTHONPATH", "").split(os.pathsep)
     return {os.path.abspath(folder) for folder in given if folder}  # noqa: PTH100
 
 
-def _root() -> str:
+def _find_suite_root() -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120

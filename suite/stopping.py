@@ -18,9 +18,11 @@ from types import FrameType
 
 from suite import LAUNCH
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
-SAME_S = 0.1  # a signal so soon after the first is the same request: timeout(1) sends it to the process and its group
-AGAIN_S = 0.02  # after which an interrupt is raised again that Python could only report
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_WINDOW_S = (
+    0.1  # a signal so soon after the first is the same request: timeout(1) sends it to the process and its group
+)
+RERAISE_AFTER_S = 0.02  # after which an interrupt is raised again that Python could only report
 
 
 class _State:
@@ -33,28 +35,28 @@ class _State:
     stopped = False  # the command has ended by it, and has said so
 
 
-def install() -> None:
+def register_handlers() -> None:
     """Handle the signals from now on. A signal that the caller of this process ignores stays ignored.
 
     A rank that this suite started ends by the signal itself, without a line: its launcher prints one.
     """
     _State.process = os.getpid()
-    for number in NUMBERS:
+    for number in SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, signal.SIG_DFL if LAUNCH in os.environ else _handle)
+            signal.signal(number, signal.SIG_DFL if LAUNCH in os.environ else _handle_signal)
     if LAUNCH not in os.environ:
-        atexit.register(_leave)  # the first that is registered is the last that is called
+        atexit.register(_exit_now)  # the first that is registered is the last that is called
         signal.signal(signal.SIGALRM, _raise_again)
         sys.unraisablehook = _raise_later
 
 
-def first_signal() -> int | None:
+def find_first_signal() -> int | None:
     """Return the number of the signal that asked this process to end. None if there was none."""
     return _State.number
 
 
 @contextmanager
-def caught() -> Iterator[None]:
+def use_keyboard_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt in the body, and end the process at once after it."""
     _State.catching = True
     try:
@@ -65,10 +67,10 @@ def caught() -> Iterator[None]:
 
 
 @contextmanager
-def at_once() -> Iterator[None]:
+def use_default_handlers() -> Iterator[None]:
     """End the process by the signal itself in the body. In C code that waits, Python would handle it late."""
     try:
-        before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
     except ValueError:  # not the main thread
         yield
         return
@@ -79,26 +81,26 @@ def at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupt(number: int) -> None:
+def end_by_signal(number: int) -> None:
     """End this command like a signal that was handled elsewhere."""
     _State.number = number
     raise KeyboardInterrupt
 
 
-def end_line() -> str:
-    """Return what to print at the end; "" on all ranks but the first. The process then exits with `exit_code`."""
+def render_end_line() -> str:
+    """Return what to print at the end; "" on all ranks but the first. The process then exits with `compute_exit_code`."""
     _State.stopped = True
     launcher = sys.modules.get("suite.launcher")
-    launch = launcher.detect() if launcher is not None else None
+    launch = launcher.find_launch() if launcher is not None else None
     return "" if launch is not None and launch.rank else f"mlhpc: stopped by {signal.Signals(_State.number or 2).name}"
 
 
-def exit_code() -> int:
+def compute_exit_code() -> int:
     """Return 128 plus the number of the signal, as shells do."""
     return 128 + (_State.number or signal.SIGINT)
 
 
-def _leave() -> None:
+def _exit_now() -> None:
     """Allow nothing between the end of the command and the end of the process."""
     if os.getpid() != _State.process:
         return
@@ -107,23 +109,23 @@ def _leave() -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(exit_code())
+        os._exit(compute_exit_code())
     if "mpi4py" not in sys.modules:  # whose end may wait for other ranks
-        for number in NUMBERS:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # Python restores other handlers while it shuts down
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle_signal(number: int, frame: FrameType | None) -> None:
     if os.getpid() != _State.process:
         os._exit(128 + number)
     again = _State.number is not None
-    if again and time.monotonic() - _State.at_s < SAME_S:
+    if again and time.monotonic() - _State.at_s < REPEAT_WINDOW_S:
         return
     _State.number, _State.at_s = _State.number or number, time.monotonic()
     if again or not _State.catching:
-        if text := end_line():
+        if text := render_end_line():
             os.write(2, f"{text}\n".encode())
-        os._exit(exit_code())
+        os._exit(compute_exit_code())
     raise KeyboardInterrupt
 
 
@@ -137,6 +139,6 @@ def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
     there.
     """
     if isinstance(unraisable.exc_value, KeyboardInterrupt) and _State.number is not None:
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, RERAISE_AFTER_S)
     else:
         sys.__unraisablehook__(unraisable)

@@ -38,7 +38,7 @@ class Transport(Protocol):
     def abort(self, code: int) -> None: ...  # noqa: D102
 
 
-class Alone:
+class SingleProcessTransport:
     """The transport of a single process."""
 
     rank, size = 0, 1
@@ -65,7 +65,7 @@ class Alone:
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
         """Leave the buffer as it is."""
 
-    def split(self, color: int) -> Alone:
+    def split(self, color: int) -> SingleProcessTransport:
         """Return the same transport: the only rank is alone in any group."""
         return self
 
@@ -75,36 +75,36 @@ class Alone:
 
 
 class MpiTransport:
-    """The transport through mpi4py. MPI waits with a whole core, so each call first waits with `meet`."""
+    """The transport through mpi4py. MPI waits with a whole core, so each call first waits with `wait_for_all_ranks`."""
 
     def __init__(self, comm: Any) -> None:
         self._comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
 
     def barrier(self) -> None:
         """Wait for all."""
-        meet(self._comm).Barrier()
+        wait_for_all_ranks(self._comm).Barrier()
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Return every rank's bytes, in rank order."""
-        return meet(self._comm).allgather(data)  # type: ignore[no-any-return]
+        return wait_for_all_ranks(self._comm).allgather(data)  # type: ignore[no-any-return]
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Return every rank's bytes, in rank order, on rank 0; None on the others."""
-        return meet(self._comm).gather(data, root=0)  # type: ignore[no-any-return]
+        return wait_for_all_ranks(self._comm).gather(data, root=0)  # type: ignore[no-any-return]
 
     def broadcast(self, data: bytes, root: int) -> bytes:
         """Return the root's bytes."""
-        return meet(self._comm).bcast(data, root=root)  # type: ignore[no-any-return]
+        return wait_for_all_ranks(self._comm).bcast(data, root=root)  # type: ignore[no-any-return]
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the element-wise sum."""
         total = values.copy()
-        meet(self._comm).Allreduce(values, total)
+        wait_for_all_ranks(self._comm).Allreduce(values, total)
         return total
 
     def broadcast_buffer(self, buffer: NDArray[np.uint8], root: int) -> None:
         """Fill every rank's buffer with the root's bytes."""
-        meet(self._comm).Bcast(buffer, root=root)
+        wait_for_all_ranks(self._comm).Bcast(buffer, root=root)
 
     def split(self, color: int) -> MpiTransport:
         """Return a transport between the ranks that passed the same color."""
@@ -115,13 +115,13 @@ class MpiTransport:
         self._comm.Abort(code)
 
 
-def meet(comm: Any) -> Any:
+def wait_for_all_ranks(comm: Any) -> Any:
     """Wait for all ranks of MPI's communicator, and return it."""
-    wait_for(comm.Ibarrier())
+    wait_for_request(comm.Ibarrier())
     return comm
 
 
-def wait_for(request: Any) -> None:
+def wait_for_request(request: Any) -> None:
     """Wait until MPI has done the request. Polls for a moment, then sleeps longer and longer between polls."""
     awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
     while not request.Test():

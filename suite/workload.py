@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from suite.descriptor import Descriptor, resolve
+from suite.descriptor import Descriptor, load_object
 from suite.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class SlabDataset(Dataset, Protocol):
         ...
 
 
-class Chooses(Protocol):
+class ChooserProtocol(Protocol):
     """Answers what is fastest on this machine, the same on all ranks: `suite.machine.choice.chooser.Chooser`."""
 
     device: torch.device
@@ -159,7 +159,7 @@ class Chooses(Protocol):
 
 
 @dataclass(frozen=True)
-class Spread:
+class ExpertSpread:
     """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload decides) of ``size`` in the run.
 
     ``sharing``: this many consecutive ranks have the same samples. Each of them shares experts with the ranks of its
@@ -185,7 +185,7 @@ class Workload(Protocol):
     # the harness can note it and repeat it tensor by tensor; a test must show that the values are the same
     # (docs/plans.md)
     initialises_by_operators: bool = False
-    spread: Spread = Spread()  # set before `build_model`
+    spread: ExpertSpread = ExpertSpread()  # set before `build_model`
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:
@@ -268,7 +268,7 @@ class Workload(Protocol):
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers."""
-        average_buffers(model, world)
+        set_mean_buffers(model, world)
 
     def example(self, samples: int) -> Batch | None:
         """Return a made-up batch like those of training, to time a pass. Needs no data.
@@ -277,7 +277,7 @@ class Workload(Protocol):
         """
         return None
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose by short measurements how the model on its device is computed. All ranks call it. Default: none."""
 
     def window_stats(self, world: World) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Workload(Protocol):
 
 def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
     """Import a workload's implementation and torch. InputError names required methods that it lacks."""
-    implementation = resolve(descriptor.code())
+    implementation = load_object(descriptor.code())
     required = [name for name, method in vars(Workload).items() if getattr(method, "__isabstractmethod__", False)]
     methods = {name: getattr(implementation, name, None) for name in required}
     missing = [name for name, method in methods.items() if not callable(method) or _is_abstract(method)]
@@ -306,7 +306,7 @@ def _is_abstract(method: object) -> bool:
     return getattr(method, "__isabstractmethod__", False) is True
 
 
-def average_buffers(model: nn.Module, world: World) -> None:
+def set_mean_buffers(model: nn.Module, world: World) -> None:
     """Replace floating-point buffers (such as batch statistics) by their means over ranks, in float64."""
     import torch
 

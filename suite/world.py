@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import InputError, explain_missing
-from suite.files import duration_text, one_line, print_line
-from suite.launcher import Launch, detect, explain, forget_left_over, way_out
+from suite.files import print_line, render_duration, render_error
+from suite.launcher import Launch, describe_launcher, find_launch, remove_stale_variables, render_unset_command
 from suite.messages import decode, encode
 from suite.node_list import parse_first_node
-from suite.pmi_relay import long_values
-from suite.processes import runs_here
-from suite.stopping import at_once
-from suite.transport import Alone, MpiTransport, TorchTransport, Transport
+from suite.pmi_relay import start_pmi_relay
+from suite.processes import is_running_here
+from suite.stopping import use_default_handlers
+from suite.transport import MpiTransport, SingleProcessTransport, TorchTransport, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -44,20 +44,23 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(minutes=30)
 # How long the first rank may take to listen: a cold file system, torch not imported yet. LISTEN sets another limit
 LISTEN_S, LISTEN = 300.0, "MLHPC_LISTEN_S"
-LOOK_S, TELL_S = 2.0, 10.0  # between two looks whether it lives; after which a line says what is waited for
+LIVENESS_INTERVAL_S, WARN_AFTER_S = (
+    2.0,
+    10.0,
+)  # between two looks whether it lives; after which a line says what is waited for
 
 MASTER = "MLHPC_MASTER_ADDR"  # set by a person where a name does not resolve
 INTERFACE = "MLHPC_INTERFACE"  # the same, by the name of an interface
-REACH_S = 15.0  # how long a connection may take that nobody refuses
+CONNECT_LIMIT_S = 15.0  # how long a connection may take that nobody refuses
 OTHER_PORT = "give torchrun another --master-port, or start the step again, which then has another"
-GREET_S = 20.0  # how long the store that listens may take to answer
+STORE_LIMIT_S = 20.0  # how long the store that listens may take to answer
 
 
 # The launcher of ranks that no launcher's variables name, but whose process group is there
 CALLER = "torch.distributed"
 
 
-def node_name(environ: Mapping[str, str] = os.environ) -> str:
+def find_node_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return the name of this node: Slurm's if set (several slurmd can share a host), else the host's."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
@@ -84,10 +87,10 @@ class World:
     @staticmethod
     def create(launch: Launch | None = None) -> World:
         """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
-        launch = launch or detect() or _started_group()
-        transport = Alone() if launch is None or launch.size == 1 else _connect(launch)
+        launch = launch or find_launch() or _find_started_group()
+        transport = SingleProcessTransport() if launch is None or launch.size == 1 else _connect(launch)
         # Ranks of a node are those with the same node name, whatever order the launcher gave them.
-        names = [str(decode(each, str)) for each in transport.allgather(encode(node_name()))]
+        names = [str(decode(each, str)) for each in transport.allgather(encode(find_node_name()))]
         nodes = list(dict.fromkeys(names))
         node = nodes.index(names[transport.rank])
         on_node = [rank for rank, name in enumerate(names) if name == names[transport.rank]]
@@ -151,7 +154,7 @@ class World:
         # The usual case costs the sum of one number.
         if not self.transport.sum(np.array([float(error is not None)]))[0]:
             return
-        errors = self.allgather(None if error is None else one_line(error))
+        errors = self.allgather(None if error is None else render_error(error))
         first = next((text for text in errors if text is not None), None)
         if first is not None:
             raise InputError(first)
@@ -162,24 +165,24 @@ class World:
 
         if self.size == 1 or dist.is_initialized():
             return
-        with _refusals(Launch(self.launcher, self.rank, self.size)):
-            _init(device.type == "cuda", self._meeting_place(), self.rank, self.size, backend)
+        with _convert_connection_errors(Launch(self.launcher, self.rank, self.size)):
+            _start_distributed(device.type == "cuda", self._meeting_place(), self.rank, self.size, backend)
 
     def _meeting_place(self) -> tuple[str, int]:
         """Return the address and port of rank 0 for torch.distributed, tried from every node.
 
         InputError on every rank, with both ends, if a node cannot reach it.
         """
-        hosts = self.allgather(_network())
+        hosts = self.allgather(_read_network_id())
         problem: Exception | None = None
         place = ("127.0.0.1", 0)
         # Listens until every node has tried the address; then torch takes the port.
         listener = None
         try:
             if self.is_first:
-                address = find_own_address((node_name(), socket.gethostname()))
+                address = find_own_address((find_node_name(), socket.gethostname()))
                 if len(set(hosts)) > 1:
-                    refuse_loopback(address, node_name())
+                    refuse_loopback(address, find_node_name())
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
                 listener = socket.create_server(("", 0), family=family, backlog=self.nodes + 16)
                 place = (address, int(listener.getsockname()[1]))
@@ -191,7 +194,7 @@ class World:
             problem = None
             try:
                 if self.local_rank == 0 and not self.is_first:
-                    try_connection(address, port, here=node_name(), there=self.node_names[0])
+                    verify_connection(address, port, here=find_node_name(), there=self.node_names[0])
                 use_interface_towards(address)
             except OSError as error:
                 problem = error
@@ -203,12 +206,12 @@ class World:
 
 def _connect(launch: Launch) -> Transport:
     """Connect the ranks. InputError if the machine, the network or the installed packages refuse it."""
-    if _started_group() is None:
+    if _find_started_group() is None:
         # C code waits here, MPI with Python's lock: a signal ends the rank by itself
-        with at_once(), _refusals(launch):
+        with use_default_handlers(), _convert_connection_errors(launch):
             if launch.launcher != "torchrun":
-                forget_left_over(launch)
-                with long_values():
+                remove_stale_variables(launch)
+                with start_pmi_relay():
                     from mpi4py import MPI
 
                 if MPI.COMM_WORLD.Get_size() == launch.size:
@@ -216,12 +219,12 @@ def _connect(launch: Launch) -> Transport:
             _rendezvous(launch)
     import torch.distributed as dist
 
-    atexit.register(_leave)
+    atexit.register(_end_process_groups)
     return TorchTransport(dist.new_group(backend="gloo"))
 
 
 @contextmanager
-def _refusals(launch: Launch) -> Iterator[None]:
+def _convert_connection_errors(launch: Launch) -> Iterator[None]:
     """Turn the reasons for which ranks cannot be connected into InputErrors: none is a defect of the suite."""
     try:
         yield
@@ -233,11 +236,12 @@ def _refusals(launch: Launch) -> Iterator[None]:
         used = "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
         way = f"another program uses the port: {OTHER_PORT}; " if used else ""
         raise InputError(
-            f"the {launch.size} ranks cannot be connected: {one_line(error)[:300]}; {way}{explain()}; {way_out()}"
+            f"the {launch.size} ranks cannot be connected: {render_error(error)[:300]}; "
+            f"{way}{describe_launcher()}; {render_unset_command()}"
         ) from error
 
 
-def _started_group() -> Launch | None:
+def _find_started_group() -> Launch | None:
     """Return torch.distributed's process group that the caller has already started. None if there is none."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -252,33 +256,33 @@ def _rendezvous(launch: Launch) -> None:
     env = os.environ
     if launch.launcher == "torchrun":
         one_node = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
-        first, port = _torchrun_place(env)
-        address = resolve(first)
+        first, port = _read_torchrun_address(env)
+        address = resolve_address(first)
     elif "SLURM_JOB_ID" in env:
         one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
         first = parse_first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
-        address, port = "127.0.0.1" if one_node else _address_of(first, launch.rank), compute_port_of_step(env)
+        address, port = "127.0.0.1" if one_node else _resolve_first_node(first, launch.rank), compute_port_of_step(env)
     else:
         raise InputError(
-            f"{explain()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
-            f"(`mlhpc doctor` shows both); {way_out()}"
+            f"{describe_launcher()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
+            f"(`mlhpc doctor` shows both); {render_unset_command()}"
         )
     if launch.rank:
-        limit_s = listen_limit(env)
-        wait = warn_while_refused(launch, f"{first} at {address} port {port}", limit_s, env)
-        try_connection(address, port, here=node_name(), there=first, listen_s=limit_s, on_refusal=wait)
+        limit_s = read_listen_limit_s(env)
+        wait = make_refusal_warning(launch, f"{first} at {address} port {port}", limit_s, env)
+        verify_connection(address, port, here=find_node_name(), there=first, listen_s=limit_s, on_refusal=wait)
     if not one_node:
         use_interface_towards(address)
-    _init(torch.cuda.is_available(), (address, port), launch.rank, launch.size)
+    _start_distributed(torch.cuda.is_available(), (address, port), launch.rank, launch.size)
 
 
-def _torchrun_place(environ: Mapping[str, str]) -> tuple[str, int]:
+def _read_torchrun_address(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return name and port at which torchrun's ranks meet. InputError if they are missing or invalid."""
     name, port = environ.get("MASTER_ADDR", "").strip("[]"), environ.get("MASTER_PORT", "")
     if not name or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(
             f"MASTER_ADDR={name!r} and MASTER_PORT={port!r}: expected a name or address, and a port from 1 to 65535, "
-            f"as torchrun sets them for RANK and WORLD_SIZE; {way_out(environ)}"
+            f"as torchrun sets them for RANK and WORLD_SIZE; {render_unset_command(environ)}"
         )
     return name, int(port)
 
@@ -290,20 +294,20 @@ def compute_port_of_step(environ: Mapping[str, str] = os.environ) -> int:
     return 20000 + zlib.crc32(step.encode()) % 12000
 
 
-def _address_of(first: str, rank: int) -> str:
+def _resolve_first_node(first: str, rank: int) -> str:
     """Return the first node's address, from the scheduler's name for it. InputError if other nodes cannot reach it."""
     if rank == 0:
         address = find_own_address((first,))
     else:
         try:
-            address = resolve(os.environ.get(MASTER) or first)
+            address = resolve_address(os.environ.get(MASTER) or first)
         except InputError:
-            raise InputError(f"{first} does not resolve on {node_name()}: set {MASTER}=ADDRESS") from None
-    refuse_loopback(address, first if rank == 0 else f"{first}, seen from {node_name()}")
+            raise InputError(f"{first} does not resolve on {find_node_name()}: set {MASTER}=ADDRESS") from None
+    refuse_loopback(address, first if rank == 0 else f"{first}, seen from {find_node_name()}")
     return address
 
 
-def _network() -> str:
+def _read_network_id() -> str:
     """Return an identifier that is equal on ranks that share a network stack, so that loopback reaches all of them."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
@@ -311,7 +315,7 @@ def _network() -> str:
         return socket.gethostname()
 
 
-def _init(cuda: bool, place: tuple[str, int], rank: int, size: int, backend: str = "gloo") -> None:
+def _start_distributed(cuda: bool, place: tuple[str, int], rank: int, size: int, backend: str = "gloo") -> None:
     """Start torch.distributed at an address and port, where rank 0 listens, or torchrun's agent does."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -319,7 +323,7 @@ def _init(cuda: bool, place: tuple[str, int], rank: int, size: int, backend: str
     backend = f"cpu:{backend},cuda:nccl" if cuda else backend
     store = PrefixStore("mlhpc", _open_store(place, rank, size))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    atexit.register(_leave)
+    atexit.register(_end_process_groups)
 
 
 def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
@@ -338,12 +342,12 @@ def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
     # torch's own limit does not hold for the greeting of another program that took the port
     threading.Thread(target=open_it, daemon=True).start()
     try:
-        return opening.result(GREET_S)
+        return opening.result(STORE_LIMIT_S)
     except TimeoutError:
         raise ConnectionError(f"what listens at {place[0]} port {place[1]} is another program: {OTHER_PORT}") from None
 
 
-def _leave() -> None:
+def _end_process_groups() -> None:
     """End the process groups, and with them the threads of unreferenced ones (suite.transport)."""
     import torch.distributed as dist
 
@@ -358,7 +362,7 @@ def find_own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.env
     """
     if environ.get(MASTER):
         try:
-            return resolve(environ[MASTER])
+            return resolve_address(environ[MASTER])
         except InputError:
             raise InputError(
                 f"{MASTER}={environ[MASTER]}: expected an address, or a name that resolves on every node"
@@ -368,13 +372,13 @@ def find_own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.env
     found = []
     for name in names:
         try:
-            found.append(resolve(name))
+            found.append(resolve_address(name))
         except InputError:
             continue
     return ([address for address in found if not is_loopback(address)] or found or ["127.0.0.1"])[0]
 
 
-def resolve(name: str) -> str:
+def resolve_address(name: str) -> str:
     """Return the address of a name: IPv4 if it has one, else IPv6. InputError if it does not resolve."""
     try:
         return socket.gethostbyname(name)
@@ -384,7 +388,7 @@ def resolve(name: str) -> str:
         return str(socket.getaddrinfo(name, None, socket.AF_INET6)[0][4][0])
     except (OSError, UnicodeError, IndexError) as error:
         reason = getattr(error, "strerror", None) or "no name of a host"
-        raise InputError(f"{name!r} does not resolve on {node_name()} ({reason}): set {MASTER}=ADDRESS") from None
+        raise InputError(f"{name!r} does not resolve on {find_node_name()} ({reason}): set {MASTER}=ADDRESS") from None
 
 
 def is_loopback(address: str) -> bool:
@@ -440,7 +444,7 @@ def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
+def read_listen_limit_s(environ: Mapping[str, str] = os.environ) -> float:
     """Return how long the first rank may take to listen, in seconds."""
     given = environ.get(LISTEN, "")
     if not given:
@@ -450,7 +454,7 @@ def listen_limit(environ: Mapping[str, str] = os.environ) -> float:
     return float(given)
 
 
-def warn_while_refused(
+def make_refusal_warning(
     launch: Launch, place: str, limit_s: float, environ: Mapping[str, str] = os.environ
 ) -> Callable[[float], None]:
     """Return what to call while the first rank refuses connections. It prints once what is waited for.
@@ -466,17 +470,17 @@ def warn_while_refused(
     def wait(waited_s: float) -> None:
         nonlocal seen, told, next_s
         if waited_s >= next_s:
-            next_s = waited_s + LOOK_S
-            lives = runs_here(first)
+            next_s = waited_s + LIVENESS_INTERVAL_S
+            lives = is_running_here(first)
             if seen and not lives:
                 raise ConnectionError(
                     f"the first rank has ended before it listened ({place}): its own message says why"
                 )
             seen = lives
-        if launch.rank == 1 and waited_s >= TELL_S and not told:
+        if launch.rank == 1 and waited_s >= WARN_AFTER_S and not told:
             told = True
             print_line(
-                f"mlhpc: waiting for the first rank to listen: {place} refuses; at most {duration_text(limit_s)} "
+                f"mlhpc: waiting for the first rank to listen: {place} refuses; at most {render_duration(limit_s)} "
                 f"({LISTEN} sets another limit)",
                 error=True,
             )
@@ -484,7 +488,7 @@ def warn_while_refused(
     return wait
 
 
-def try_connection(
+def verify_connection(
     address: str,
     port: int,
     *,
@@ -497,18 +501,20 @@ def try_connection(
     begun = time.monotonic()
     while True:
         try:
-            connection = socket.create_connection((address, port), timeout=REACH_S)
+            connection = socket.create_connection((address, port), timeout=CONNECT_LIMIT_S)
         except OSError as error:
             waited = time.monotonic() - begun
             refused = isinstance(error, ConnectionRefusedError)
             if waited <= listen_s and refused:
                 on_refusal(waited)
-            elif waited > min(REACH_S, listen_s):
+            elif waited > min(CONNECT_LIMIT_S, listen_s):
                 place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-                longer = f"; {LISTEN} sets another limit than {duration_text(listen_s)}" if refused and listen_s else ""
+                longer = (
+                    f"; {LISTEN} sets another limit than {render_duration(listen_s)}" if refused and listen_s else ""
+                )
                 raise ConnectionError(
                     f"{here} cannot reach {there} at {place} "
-                    f"({error.strerror or error}, tried for {duration_text(round(waited))}): "
+                    f"({error.strerror or error}, tried for {render_duration(round(waited))}): "
                     f"set {MASTER}=ADDRESS or {INTERFACE}=NAME, or ask for the firewall between them{longer}"
                 ) from None
             time.sleep(0.2)

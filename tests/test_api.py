@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import mlhpc
-from suite.files import duration_text
+from suite.files import render_duration
 from tests.fixtures.cli import mlhpc as command
 from tests.fixtures.once import made_once
 from tests.fixtures.published import published_results
@@ -104,7 +104,7 @@ def test_results_are_tables_figures_a_page_and_a_line_in_a_notebook(run: Path, t
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "vega" in str(chart.to_html())
     html = results._repr_html_()
-    assert duration_text(60 * mlhpc.score(run)[0]["score_min"]) in html
+    assert render_duration(60 * mlhpc.score(run)[0]["score_min"]) in html
     assert "cosmoflow" in html
     assert repr(results).startswith("<1 results of 5 runs")
 

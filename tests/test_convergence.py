@@ -16,17 +16,20 @@ from pathlib import Path
 import pytest
 
 from suite.card import ReferencePoint, read_reference_points
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, first_reaching, summarise
+from suite.log.record import RunRecord, find_first_on_target, summarise_log
 
 SEEDS = 5
 MLHPC = (sys.executable, "-m", "suite")
 OF_AN_EPOCH = 1 / 12  # variance that counting whole epochs adds
 
-SMOKES = [name for name, chosen in descriptors().items() if "smoke" in chosen.card().sizes]
+SMOKES = [name for name, chosen in load_descriptors().items() if "smoke" in chosen.card().sizes]
 MINIS = [
-    (name, size) for name, chosen in descriptors().items() for size in chosen.card().sizes if size in ("mini", "mini32")
+    (name, size)
+    for name, chosen in load_descriptors().items()
+    for size in chosen.card().sizes
+    if size in ("mini", "mini32")
 ]
 
 
@@ -35,7 +38,7 @@ MINIS = [
 @pytest.mark.parametrize("workload", SMOKES)
 def test_one_seed_reaches_the_target_of_smoke(tmp_path: Path, workload: str) -> None:
     (record,) = trained(workload, "smoke", 1, tmp_path, seed=4000)
-    assert first_reaching(record, descriptor(workload).card().target("smoke")) is not None
+    assert find_first_on_target(record, load_descriptor(workload).card().target("smoke")) is not None
 
 
 @pytest.mark.long
@@ -43,9 +46,9 @@ def test_one_seed_reaches_the_target_of_smoke(tmp_path: Path, workload: str) -> 
 @pytest.mark.parametrize(("workload", "size"), MINIS)
 def test_five_fresh_seeds_reach_the_target_as_the_reference_did(tmp_path: Path, workload: str, size: str) -> None:
     records = trained(workload, size, SEEDS, tmp_path, seed=5000)
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     target = chosen.card().target(size)
-    reached = [first_reaching(record, target) for record in records]
+    reached = [find_first_on_target(record, target) for record in records]
     epochs = [evaluation.epoch for evaluation in reached if evaluation is not None and evaluation.epoch is not None]
     print(
         f"{workload} {size}: {len(epochs)} of {SEEDS} fresh seeds reach {target.metric_name} {target.threshold:g}, two ranks"
@@ -81,6 +84,6 @@ def trained(workload: str, size: str, runs: int, folder: Path, *, seed: int) -> 
     assert made.returncode == 0, made.stderr
     words = ["--size", size, "--ranks", "2", "--runs", str(runs), "--seed", str(seed), "--set", f"data={data}"]
     subprocess.run([*MLHPC, "run", workload, *words, "-o", run])
-    records = [summarise(read_events(path)) for path in sorted(Path(run).glob("result_*.txt"))]
+    records = [summarise_log(read_events(path)) for path in sorted(Path(run).glob("result_*.txt"))]
     assert len(records) == runs
     return records

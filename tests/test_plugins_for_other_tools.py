@@ -13,8 +13,8 @@ import yaml
 
 from suite.cli.main import group
 from suite.compliance.check import check
-from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines
-from suite.descriptor import descriptors
+from suite.compliance.exchange.merit import FOM_PATTERN, compute_figures_of_merit, render_lines
+from suite.descriptor import load_descriptors
 from tests.fixtures.logs import our_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,8 +65,8 @@ def test_ramble_calls_commands_that_exist_and_reads_lines_that_exist(tmp_path: P
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_names"
     )
-    assert set(ast.literal_eval(names)) == set(descriptors())
-    keys = {figure.key for figure in figures(check([our_runs(tmp_path)]).results[0])}
+    assert set(ast.literal_eval(names)) == set(load_descriptors())
+    keys = {figure.key for figure in compute_figures_of_merit(check([our_runs(tmp_path)]).results[0])}
     stated = set(
         re.findall(r'"([a-z_]+)"', source[source.index("for _key, _unit in") : source.index("figure_of_merit(")])
     )
@@ -92,6 +92,6 @@ def test_the_page_has_the_expression_and_every_key(tmp_path: Path) -> None:
     assert example is not None
     assert re.fullmatch(FOM_PATTERN, example[1])
     for mode in ("strong", "weak"):
-        for figure in figures(check([our_runs(tmp_path / mode, mode=mode)]).results[0]):
+        for figure in compute_figures_of_merit(check([our_runs(tmp_path / mode, mode=mode)]).results[0]):
             stem = re.sub(r"_(min|max|std)$", "_mean", figure.key) if "_" in figure.key else figure.key
             assert f"`{figure.key}`" in page or f"`{stem}`" in page, figure.key

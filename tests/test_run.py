@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.launch.local import suite_command
+from suite.launch.local import make_suite_command
 from suite.log.reader import read_events
-from suite.log.record import summarise
+from suite.log.record import summarise_log
 from tests.fixtures.foreign import foreign_folders
 from tests.fixtures.warm import warm_python
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     assert "Traceback" not in output
     assert "0 of 1 run reached the target, 1 not finished; to go on: mlhpc run cosmoflow --output " in output
     assert (folder / "checkpoint" / "trial_0.pt").exists()
-    record = summarise(read_events(folder / "result_0.txt"))
+    record = summarise_log(read_events(folder / "result_0.txt"))
     assert record.status == "aborted"
     assert ranks_of(folder) == []
     refused = mlhpc(smoke_data, "run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", str(folder))
@@ -96,7 +96,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
         *("run", "cosmoflow", "-o", str(folder), "--trial", "0", "--ranks", "2", "--resume", "--set", "max_epochs=2"),
     )
     assert resumed.returncode == 1, resumed.stdout + resumed.stderr  # it ends, and the target is out of its reach
-    assert summarise(read_events(folder / "resumed_0_1.txt")).resumed
+    assert summarise_log(read_events(folder / "resumed_0_1.txt")).resumed
 
 
 def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_that_parses(
@@ -112,7 +112,7 @@ def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_tha
     assert ranks_of(folder) == []
     log = read_events(folder / "result_0.txt")
     assert not log.problems
-    assert summarise(log).status != "success"
+    assert summarise_log(log).status != "success"
     assert (folder / "checkpoint" / "trial_0.pt").exists()
 
 
@@ -135,7 +135,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
         errors = process.stderr.read()
         code = process.wait(timeout=600)
     assert (code, errors) == (1, "")  # as without head: the target is out of reach
-    assert len(summarise(read_events(folder / "result_0.txt")).epochs) == 2
+    assert len(summarise_log(read_events(folder / "result_0.txt")).epochs) == 2
     *_, outcome, baselines, attainable = (folder / "output" / "trial_0.log").read_text().splitlines()
     assert outcome == "target not reached in 2 epochs"
     assert re.fullmatch(
@@ -183,7 +183,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
         text=True,
         timeout=600,
     )
-    record = summarise(read_events(folder / "result_0.txt"))
+    record = summarise_log(read_events(folder / "result_0.txt"))
     assert (record.ranks, record.seed, len(record.evals)) == (2, 1, 1), done.stdout + done.stderr
     assert record.staging_stats is not None
 
@@ -211,10 +211,12 @@ def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
 
     folder = runs.our_runs(tmp_path / "run", 1)
     report = ("report", str(folder), "-o", str(tmp_path / "report"))
-    for command in ([MLHPC, "workload", "list"], suite_command("workload", "list"), [MLHPC, *report]):
+    for command in ([MLHPC, "workload", "list"], make_suite_command("workload", "list"), [MLHPC, *report]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     Path("suite", "__init__.py").unlink()
     Path("suite").rmdir()
-    done = subprocess.run([sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr

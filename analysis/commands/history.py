@@ -12,11 +12,11 @@ import click
 from analysis.history import judge, record
 from analysis.history.judge import SeriesVerdict
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, Finite, format_option, output_option, tolerance_option
+from suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
 from suite.compliance.check import check as check_paths
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, printable
+from suite.files import print_line, render_printable
 from suite.statistics import Outcome
 
 DEFAULT_FOLDER = Path("history")
@@ -31,7 +31,7 @@ _SINCE = click.option(
 _RATE = click.option(
     "--false-alarms",
     "rate",
-    type=Finite(0.0001, 0.2),
+    type=FiniteRange(0.0001, 0.2),
     default=0.01,
     show_default=True,
     help="Probability that a check of an unchanged machine says `slower`.",
@@ -103,7 +103,7 @@ def show(
         print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
         return
     for number, verdict in enumerate(verdicts):
-        print_line("\n" * (number > 0) + "\n".join(map(printable, judge.table(verdict, rate))))
+        print_line("\n" * (number > 0) + "\n".join(map(render_printable, judge.table(verdict, rate))))
 
 
 @history.command()
@@ -129,7 +129,7 @@ def check(
     if style == JSON:
         print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
     else:
-        print_line("\n".join(printable(line) for verdict in verdicts for line in judge.lines(verdict, rate)))
+        print_line("\n".join(render_printable(line) for verdict in verdicts for line in judge.lines(verdict, rate)))
     code = _code(verdicts)
     if code:
         raise click.exceptions.Exit(code)

@@ -20,15 +20,15 @@ from analysis.fleet.levels import read_ceilings, read_history
 from analysis.fleet.one_metric import MANY, MetricReport
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, Finite, Whole, format_option, output_option
+from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option, output_option
 from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, printable, write_whole
-from suite.machine.node_samples import Sample, render
-from suite.node_list import expand_nodes
-from suite.plugins import find_plugins, leave_out, reason
-from suite.statistics.outliers import FEW
+from suite.files import make_folder, print_line, render_printable, write_file_atomically
+from suite.machine.node_samples import Sample, render_samples
+from suite.node_list import parse_node_list
+from suite.plugins import explain_unusable, find_plugins, print_skipped
+from suite.statistics.outliers import MIN_FOR_SPREAD
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)
@@ -55,7 +55,7 @@ for _plugin in find_plugins(PARTS).values():
     try:
         preflight.add_command(_plugin.point.load())
     except Exception as error:  # foreign code: the other commands are not affected
-        leave_out("command", _plugin.point.name, _plugin.package, reason(error))
+        print_skipped("command", _plugin.point.name, _plugin.package, explain_unusable(error))
 
 
 @preflight.command()
@@ -75,14 +75,14 @@ for _plugin in find_plugins(PARTS).values():
 @click.option(
     "--false-alarms",
     "rate",
-    type=Finite(1e-6, 0.2),
+    type=FiniteRange(1e-6, 0.2),
     default=slow_nodes.RATE,
     show_default=True,
     help="Probability that a healthy node is called bad, over all metrics.",
 )
 @click.option(
     "--effect",
-    type=Finite(0.001, 0.9),
+    type=FiniteRange(0.001, 0.9),
     default=slow_nodes.EFFECT,
     show_default=True,
     help="Smallest slowdown that matters: a node is good if it is slower by less than this, with 95 % confidence.",
@@ -100,7 +100,7 @@ for _plugin in find_plugins(PARTS).values():
     help="Add the nodes that are not bad to this folder, to use as --history next time.",
 )
 @click.option(
-    "--choose", type=Whole(1), metavar="N", help="With -o: write the names of the N best nodes to OUTPUT/chosen."
+    "--choose", type=IntegerRange(1), metavar="N", help="With -o: write the names of the N best nodes to OUTPUT/chosen."
 )
 @output_option("Folder; gets verdict.json.", "none")
 @click.option(
@@ -130,7 +130,7 @@ def judge(
     """
     if choose is not None and output is None:
         raise click.UsageError("--choose writes to the folder of -o: give it too")
-    nodes = expand_nodes(expected) if expected is not None else ()
+    nodes = parse_node_list(expected) if expected is not None else ()
     looks = [_samples(files), *([_samples(again)] if again else [])]
     known = read_history(history)
     metrics = [by_metric(samples) for samples in looks]
@@ -151,7 +151,7 @@ def judge(
     if style == JSON:
         print_line(json.dumps(as_dict(found), indent=1))
     else:
-        print_line("\n".join(map(printable, lines(found))))
+        print_line("\n".join(map(render_printable, lines(found))))
     words = set(found.words.values())
     if "bad" in words:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
@@ -189,7 +189,7 @@ def lines(found: slow_nodes.FleetVerdict) -> list[str]:
 
 def assumptions(found: slow_nodes.FleetVerdict) -> list[str]:
     """List what the rate of false alarms depends on."""
-    few = any(len(report.metric.samples) < FEW for report in found.compared)
+    few = any(len(report.metric.samples) < MIN_FOR_SPREAD for report in found.compared)
     return [
         "nodes of one hardware are of one kind",
         "they differ no heavier than by Student's t3" if found.heavy else "they differ normally, as their values do",
@@ -257,8 +257,8 @@ def _keep(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence[str], ch
         best = best[:choose]
         if len(best) < choose:
             raise InputError(f"--choose {choose}: there are {len(order)} nodes")
-        write_whole(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
-    write_whole(folder / "verdict.json", json.dumps(as_dict(found), indent=1) + "\n")
+        write_file_atomically(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
+    write_file_atomically(folder / "verdict.json", json.dumps(as_dict(found), indent=1) + "\n")
 
 
 def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:
@@ -266,7 +266,7 @@ def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVe
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
         make_folder(folder)
-        write_whole(folder / f"{time.time_ns()}.jsonl", render(kept), overwrite=False)
+        write_file_atomically(folder / f"{time.time_ns()}.jsonl", render_samples(kept), overwrite=False)
 
 
 def _samples(files: Iterable[Path]) -> list[Sample]:

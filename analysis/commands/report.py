@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.cli.options import card_option, output_option
-from suite.cli.progress import plain_progress
-from suite.errors import not_installed
+from suite.cli.progress import make_plain_progress
+from suite.errors import explain_not_installed
 from suite.exit_codes import ExitCode
-from suite.files import errors_name, make_folder, print_line, write_whole
+from suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
 
 if TYPE_CHECKING:
     from analysis.page.pictures import Files
@@ -178,7 +178,7 @@ def _read_study(
     prices = read_prices(price)
     cards = list_installed_cards()
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
-    reading = plain_progress("reading logs", time.monotonic)
+    reading = make_plain_progress("reading logs", time.monotonic)
     read = study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
@@ -194,7 +194,7 @@ def _render(found: Sources, read: Study, form: str, files: Files) -> Report:
     from analysis.page.report import render_report
 
     checked = check_paths(found.logs, read.tables.judged)
-    tell = plain_progress("drawing figures", time.monotonic)
+    tell = make_plain_progress("drawing figures", time.monotonic)
     return render_report(read, checked, found.steps, form, files, tell, found.rankings)
 
 
@@ -213,8 +213,8 @@ def _reserved(output: Path) -> Iterator[None]:
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     make_folder(output)
     try:
-        with errors_name(output, output / ".writable"):
-            write_whole(output / ".writable", bytes(SMALL_REPORT))
+        with add_path_to_errors(output, output / ".writable"):
+            write_file_atomically(output / ".writable", bytes(SMALL_REPORT))
         (output / ".writable").unlink()
         yield
     finally:
@@ -232,9 +232,9 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
     if output.exists() and not output.is_dir():
         raise click.UsageError(f"-o {output}: is a file; choose a folder for the report")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise click.UsageError(f"--tables parquet: {not_installed('pyarrow')}")
+        raise click.UsageError(f"--tables parquet: {explain_not_installed('pyarrow')}")
     if forms and importlib.util.find_spec("vl_convert") is None:
-        raise click.UsageError(f"--figures: {not_installed('vl_convert')}")
+        raise click.UsageError(f"--figures: {explain_not_installed('vl_convert')}")
 
 
 def _write(rendered: Report, output: Path, form: str) -> None:
@@ -250,7 +250,7 @@ def _write(rendered: Report, output: Path, form: str) -> None:
             for name, content in rendered.figures.items():
                 (part / name).write_bytes(content)
     for name, text in (("report.json", rendered.json), ("report.html", rendered.html)):
-        write_whole(output / name, text)
+        write_file_atomically(output / name, text)
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def _replaced(folder: Path) -> Iterator[Path]:
     """Yield a new folder next to the one named; it takes the name when it is filled."""
     final = Path(os.path.realpath(folder))
     part = final.with_name(f"{final.name}.part")
-    with errors_name(folder, part):
+    with add_path_to_errors(folder, part):
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
         try:

@@ -13,7 +13,7 @@ import click
 from analysis.commands.hours import hours
 from analysis.fleet import select as model
 from suite.cli.options import JSON, format_option
-from suite.files import duration_text, print_line, printable
+from suite.files import print_line, render_duration, render_printable
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MANY_NODES = 12  # of which the names are printed
@@ -95,15 +95,15 @@ def select(
     print_line(f"an incident of a node every {mtbi}, as stated" if learned is None else hazard_line(learned))
     within = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
     print_line(
-        f"P(incident) of the job, {duration_text(3600 * job_h)} on {len(nodes)} nodes: {plan.risk[0]:.3f}{within}"
+        f"P(incident) of the job, {render_duration(3600 * job_h)} on {len(nodes)} nodes: {plan.risk[0]:.3f}{within}"
     )
     for line in (*cost_lines(checks, steps, lost_h, len(nodes), waiting), *advice(plan, runs, steps)):
-        print_line(printable(line))
+        print_line(render_printable(line))
 
 
 def hazard_line(learned: model.Learned) -> str:
     """Render the learned rate of incidents and its basis."""
-    rate = f"an incident of a node every {duration_text(3600 * learned.mtbi_h)}"
+    rate = f"an incident of a node every {render_duration(3600 * learned.mtbi_h)}"
     basis = f"{learned.incidents} incidents in {learned.spells} spells of {learned.nodes} nodes"
     if learned.p is None:
         return f"{rate}, whatever its state: {basis} are too few to learn more"
@@ -120,12 +120,12 @@ def cost_lines(
 ) -> Iterator[str]:
     """Render the costs, and the chance of an incident above which each check pays."""
     who = "all nodes wait for it" if waiting else "on its node; the others do not wait"
-    yield f"costs: an incident {duration_text(3600 * lost_h)} of all {nodes} nodes, a check its minutes, {who}"
+    yield f"costs: an incident {render_duration(3600 * lost_h)} of all {nodes} nodes, a check its minutes, {who}"
     of = "P(incident) of the job" if waiting else "a node's P(incident)"
     for step in steps:
         at = -math.expm1(-model.pays_from(step, lost_h, nodes, waiting=waiting))
         yield (
-            f"  {step.name}: {duration_text(60 * step.minutes)}, finds {step.alone:.1%} of {checks.count} incidents, "
+            f"  {step.name}: {render_duration(60 * step.minutes)}, finds {step.alone:.1%} of {checks.count} incidents, "
             f"{step.adds:.1%} more than those above, {step.together:.1%} [{step.low:.1%}, {step.high:.1%}] together; "
             f"pays where {of} is above {at:.2g}"
         )

@@ -22,9 +22,9 @@ from analysis.fleet.simulate import (
     published,
     simulate,
 )
-from suite.cli.options import JSON, Finite, Whole, format_option
-from suite.errors import unknown
-from suite.files import duration_text, print_line
+from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
+from suite.errors import explain_unknown_name
+from suite.files import print_line, render_duration
 
 MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 
@@ -34,14 +34,14 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
     "--fleet", "names", multiple=True, metavar="NAME", help="A published fleet, such as rsc-1; repeatable. [all]"
 )
 @click.option(
-    "--degraded", "shares", multiple=True, type=Finite(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
+    "--degraded", "shares", multiple=True, type=FiniteRange(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
     help="Fraction of the time between incidents in which a check can find the fault. "
     "It is not published, so several are tried.",
 )  # fmt: skip
 @click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains, such as 24h.")
-@click.option("--nodes", type=Whole(1, 100_000), default=16, show_default=True, help="Number of nodes of a job.")
+@click.option("--nodes", type=IntegerRange(1, 100_000), default=16, show_default=True, help="Number of nodes of a job.")
 @click.option(
-    "--jobs", "groups", type=Whole(1, 10_000), default=16, show_default=True, help="Number of jobs at a time."
+    "--jobs", "groups", type=IntegerRange(1, 10_000), default=16, show_default=True, help="Number of jobs at a time."
 )
 @click.option(
     "--time", "lasts", metavar="TIME", default="90d", show_default=True, help="How long to simulate, such as 90d."
@@ -53,10 +53,18 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 @click.option("--checkpoint", metavar="TIME", default="1h", show_default=True, help="Time between checkpoints.")
 @click.option("--restart", metavar="TIME", default="15min", show_default=True, help="Duration of a restart.")
 @click.option(
-    "--replicas", type=Whole(3, 1000), default=10, show_default=True, help="Number of simulated fleets of each kind."
+    "--replicas",
+    type=IntegerRange(3, 1000),
+    default=10,
+    show_default=True,
+    help="Number of simulated fleets of each kind.",
 )
 @click.option(
-    "--seed", type=Whole(0), default=1, show_default=True, help="Random seed; the same seed gives the same output."
+    "--seed",
+    type=IntegerRange(0),
+    default=1,
+    show_default=True,
+    help="Random seed; the same seed gives the same output.",
 )
 @format_option()
 def simulate_(
@@ -71,7 +79,7 @@ def simulate_(
     fleets = published().fleets
     for name in names:
         if name not in fleets:
-            raise click.UsageError(unknown("fleet", name, fleets))
+            raise click.UsageError(explain_unknown_name("fleet", name, fleets))
     if nodes * groups * replicas > MOST_NODES:
         raise click.UsageError(f"{nodes * groups * replicas:,} nodes: expected up to {MOST_NODES:,} in all replicas")
     job_h, hours_h = hours("--job", job), hours("--time", lasts)
@@ -105,13 +113,13 @@ def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_p
     yield f"\n{name}: {fleet.about}; nodes degraded for {setting.degraded:.0%} of the time between incidents (assumed)"
     yield (
         f"  simulated: {setting.replicas} fleets of {setting.groups} jobs at a time, {setting.job_nodes} nodes each, "
-        f"for {duration_text(3600 * setting.hours)}; no node was measured"
+        f"for {render_duration(3600 * setting.hours)}; no node was measured"
     )
     yield (
-        f"  assumed: jobs of {duration_text(3600 * setting.job_h)}, a checkpoint every "
-        f"{duration_text(3600 * setting.checkpoint_h)}, a restart {duration_text(3600 * setting.restart_h)}; "
-        f"all nodes wait for checks, {duration_text(60 * sum(setting.minutes.values()))} together; "
-        f"periodic: every {duration_text(3600 * setting.every_h)}"
+        f"  assumed: jobs of {render_duration(3600 * setting.job_h)}, a checkpoint every "
+        f"{render_duration(3600 * setting.checkpoint_h)}, a restart {render_duration(3600 * setting.restart_h)}; "
+        f"all nodes wait for checks, {render_duration(60 * sum(setting.minutes.values()))} together; "
+        f"periodic: every {render_duration(3600 * setting.every_h)}"
     )
     yield f"  what each check finds: {checks.source} ({checks.mark})"
     parts = (

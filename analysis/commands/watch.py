@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from suite.cli.options import JSON, Finite, format_option
+from suite.cli.options import JSON, FiniteRange, format_option
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import brief, print_line, printable
-from suite.log.values import number
+from suite.files import print_line, render_printable, render_repr
+from suite.log.values import parse_float
 
 EFFECT = 0.15  # a slowdown is larger than this part, against the worker's past and against the others
 RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--effect",
-    type=Finite(0.01, 10),
+    type=FiniteRange(0.01, 10),
     default=EFFECT,
     show_default=True,
     help="Smallest slowdown to report, as a fraction.",
@@ -61,7 +61,7 @@ def watch(file: Path, effect: float, style: str) -> None:
         for each in found:
             end = "to the end" if each.last is None else f"until step {each.last:g}"
             text = f"worker {each.worker}: {each.times:.2f} times as slow as before from step {each.first:g} {end}"
-            print_line(printable(text))
+            print_line(render_printable(text))
         if not found:
             print_line(f"no worker became slower by {effect:.0%} or more")
     raise click.exceptions.Exit(ExitCode.FINDINGS if found else ExitCode.OK)
@@ -93,7 +93,7 @@ def read_times(path: Path) -> dict[str, dict[float, float]]:
             step, time = (_number(row[name], f"{path}:{rows.line_num}: {name}") for name in ("step", "time"))
             if time <= 0.0 or step in steps:
                 what = f"step {step:g} is there twice" if time > 0.0 else f"time = {time:g}: expected a positive number"
-                raise InputError(f"{path}:{rows.line_num}: worker {brief(row['worker'])}: {what}")
+                raise InputError(f"{path}:{rows.line_num}: worker {render_repr(row['worker'])}: {what}")
             steps[step] = time
     if len(found) < 3:
         raise InputError(f"{path}: {len(found)} workers; expected at least 3, which are compared with each other")
@@ -158,7 +158,7 @@ def _median(values: Floats) -> Floats:
 
 
 def _number(text: object, where: str) -> float:
-    value = number(text)
+    value = parse_float(text)
     if value is None:
-        raise InputError(f"{where} = {brief(text)}: expected a number")
+        raise InputError(f"{where} = {render_repr(text)}: expected a number")
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from suite.files import duration_text
+from suite.files import render_duration
 
 SECONDS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
@@ -97,4 +97,4 @@ def listed(statements: Sequence[str], most: int = 6) -> str:
 
 def seconds(value: float) -> str:
     """Seconds as text for people, as the commands print them; a dash for NaN."""
-    return "–" if value != value else duration_text(value)
+    return "–" if value != value else render_duration(value)

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from analysis.drawing.view import View
 from suite.errors import InputError
 from suite.plugins import FIGURES as GROUP
-from suite.plugins import OURS, Plugin, find_plugins, leave_out, reason
+from suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_skipped
 
 
 class FigureModule(Protocol):
@@ -110,4 +110,4 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
 def _leave_out(plugin: Plugin, name: str, error: Exception) -> None:
     if plugin.package == OURS:
         raise error
-    leave_out("figure", name, plugin.package, reason(error))
+    print_skipped("figure", name, plugin.package, explain_unusable(error))

@@ -13,7 +13,7 @@ from analysis.drawing.digits import clip, listed
 from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
-from suite.statistics.comparison import CONFIDENCE, Comparison, Run, compare_times, holm, runs_to_tell
+from suite.statistics.comparison import CONFIDENCE, Comparison, TimedRun, compare_times, estimate_runs_needed, holm
 
 TITLE = "Is the difference real?"
 CAPTION = (
@@ -49,7 +49,7 @@ def table(study: Study) -> pd.DataFrame:
                     "against": best["label"],
                     "division": row["division"],
                 }
-                enough = runs_to_tell(comparison) if comparison.outcome == Outcome.INCONCLUSIVE else None
+                enough = estimate_runs_needed(comparison) if comparison.outcome == Outcome.INCONCLUSIVE else None
                 tail = {"ratio of scores": row["score_s"] / best["score_s"], "runs to tell": enough}
                 part.append(head | vars(comparison) | tail)
         for line, adjusted in zip(part, holm([line["p"] for line in part]), strict=True):
@@ -108,12 +108,12 @@ def between(study: Study, a: str, b: str) -> Comparison | None:
 
 
 @lru_cache(maxsize=1024)
-def _compared(a: tuple[Run, ...], b: tuple[Run, ...]) -> Comparison | None:
+def _compared(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...]) -> Comparison | None:
     """Compared once, though table, answer and figure ask."""
     return compare_times(a, b)
 
 
-def _runs(study: Study, group: str) -> tuple[Run, ...]:
+def _runs(study: Study, group: str) -> tuple[TimedRun, ...]:
     """When each run of a result that reached the target began, and how long it took."""
     runs = study.converged_of(group)
     known = runs[runs["run_s"].notna() & (runs["run_s"] > 0)]

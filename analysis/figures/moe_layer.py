@@ -22,7 +22,7 @@ from analysis.network.intervals import (
     layer_interval,
 )
 from analysis.study import Study
-from suite.performance.cost_model import layer_s
+from suite.performance.cost_model import predict_layer_time_s
 
 TITLE = "MoE layer"
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -187,7 +187,7 @@ def _choice_rows(fit: Fit) -> list[dict[str, object]]:
             shape = replace(base, capacity_factor=load / base.top_k)
             best = best_choice(fit, shape, ranks)
             interval = layer_interval(fit, ranks, best.seconds)
-            plain = layer_s(shape, fit.network, ranks, fit.flops_per_s, r=1, degree=1, algorithm="linear")
+            plain = predict_layer_time_s(shape, fit.network, ranks, fit.flops_per_s, r=1, degree=1, algorithm="linear")
             gain = gain_interval(fit, ranks, plain, best.seconds)
             rows.append(
                 {

@@ -14,7 +14,7 @@ from analysis.drawing.digits import listed, percent_text
 from analysis.drawing.view import View
 from analysis.roofline.bounds import si
 from analysis.study import NotAnswerableError, Study
-from suite.performance.stragglers import SIGNIFICANT, Straggling, straggling
+from suite.performance.stragglers import SIGNIFICANCE_LEVEL, StragglerTest, find_straggler
 
 TITLE = "Ranks: who computes, who waits"
 CAPTION = (
@@ -36,7 +36,7 @@ class Ranks:
     label: str
     benchmark: str
     size: str
-    straggling: Straggling
+    straggling: StragglerTest
 
 
 def table(study: Study) -> pd.DataFrame:
@@ -99,13 +99,13 @@ def _sentence(item: Ranks) -> str:
     share = f"{percent_text(100 * result.excess_s / result.step_s)} of the step"
     if result.is_slow:
         return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
-    if result.least_p >= SIGNIFICANT:
+    if result.least_p >= SIGNIFICANCE_LEVEL:
         return (
             f"{label}: rank {result.slow} waits least, {si(result.waiting_s)}s a step less than the median; "
             f"{result.blocks} "
             f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
         )
-    if result.p < SIGNIFICANT:
+    if result.p < SIGNIFICANCE_LEVEL:
         return f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p = {result.p:.2g})"
     return f"{label}: no rank stands out, luck explains a gap of {si(result.gap_s)}s a step (p = {result.p:.2g})"
 
@@ -122,7 +122,7 @@ def _items(study: Study) -> list[Ranks]:
     return items
 
 
-def _straggling(ranks: pd.DataFrame) -> Straggling | None:
+def _straggling(ranks: pd.DataFrame) -> StragglerTest | None:
     """All blocks of a result whose log has every rank's values."""
     own, wait, steps = [], [], []
     known = ranks[ranks["values"].notna() & (ranks["steps"] > 0)]
@@ -134,7 +134,7 @@ def _straggling(ranks: pd.DataFrame) -> Straggling | None:
             steps.append(block["steps"].iloc[0])
     if not own or len({len(row) for row in own}) != 1:
         return None
-    return straggling(np.array(own), np.array(wait), np.array(steps, dtype=float))
+    return find_straggler(np.array(own), np.array(wait), np.array(steps, dtype=float))
 
 
 def _values(text: str) -> np.ndarray:

@@ -20,9 +20,9 @@ from analysis.results.extent import PLURAL, with_extent
 from analysis.results.names import CLASS, tasks
 from analysis.results.scaling import Factors, factors
 from analysis.study import NotAnswerableError, Study
-from suite.log.comparable import unlike
+from suite.log.comparable import list_differences
 from suite.statistics import Outcome
-from suite.statistics.comparison import FEWEST_RUNS, Comparison, welch_ratio
+from suite.statistics.comparison import MIN_RUNS, Comparison, compute_welch_ratio
 
 TITLE = "Why is it faster?"
 CAPTION = (
@@ -64,7 +64,7 @@ class Pair:
     @property
     def unlike(self) -> str:
         """Why the two may not be ranked against each other; empty if they may."""
-        return "; ".join(unlike(*(row[name] for name in ("round", "division") for row in (self.a, self.b))))
+        return "; ".join(list_differences(*(row[name] for name in ("round", "division") for row in (self.a, self.b))))
 
     @property
     def verdict(self) -> str:
@@ -198,9 +198,9 @@ def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict
     quantities = [_quantities(study.converged_of(row["group"])) for row in (a, b)]
     for name, part in zip(NAMES[1:5], PARTS[1:], strict=True):
         first, second = (known[name] for known in quantities)
-        if len(first) < FEWEST_RUNS or len(second) < FEWEST_RUNS:
+        if len(first) < MIN_RUNS or len(second) < MIN_RUNS:
             continue
-        ratio = welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
+        ratio = compute_welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
         factor = getattr(split, part)
         found[name] = (factor * ratio.low / ratio.ratio, factor * ratio.high / ratio.ratio)
     return found

@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from scipy import special
 
 from analysis.fleet.samples import Metric
-from suite.statistics.lateness import Lateness, chance_of_median
+from suite.statistics.lateness import DelayDistribution, compute_late_median_chance
 from suite.statistics.outliers import (
-    FEW,
-    FEW_FOR_TAILS,
-    LEAST_REST,
-    TAIL,
+    MIN_FOR_SPREAD,
+    MIN_REST,
+    MIN_SAMPLE_FOR_TAILS,
+    PARETO_EXPONENT,
+    HealthyTails,
     Outliers,
-    Tails,
+    compute_pareto_factor,
+    compute_prediction_std,
     find_outliers,
-    spread_of_one,
-    times_further,
 )
 
 SURE = 0.95  # confidence that a good node is not slower than the effect
@@ -116,7 +116,7 @@ class Criteria:
     bound: float | None = None
     ceiling: float | None = None
     sessions: Sequence[Sequence[float]] = ()
-    lateness: Lateness | None = None
+    lateness: DelayDistribution | None = None
 
 
 class NodeValues:
@@ -171,7 +171,7 @@ class NodeValues:
         ``slowest``: the value that a healthy node may have. Single repetitions show nothing: none is needed.
         """
         needed = np.full(len(self.nodes), -math.inf)
-        own = Lateness(self.late, extrapolated=True)
+        own = DelayDistribution(self.late, extrapolated=True)
         for those, ordered in self._groups:
             repetitions = ordered.shape[1]
             if repetitions == 1:
@@ -187,10 +187,10 @@ class NodeValues:
         """Compute how often the repetitions of a healthy node are so late that its value is."""
         if self.fewest == 1:
             return 0.0
-        late = Lateness(self.late, extrapolated=True).probability(distance)
+        late = DelayDistribution(self.late, extrapolated=True).probability(distance)
         if criteria.lateness is not None:
             late = max(late, criteria.lateness.probability(distance / self.late_unit))
-        return chance_of_median(late, self.fewest)
+        return compute_late_median_chance(late, self.fewest)
 
 
 def node_value(values: Sequence[float], better: str) -> float:
@@ -253,21 +253,23 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
     )
 
 
-def _tails(values: NodeValues, criteria: Criteria) -> Tails:
+def _tails(values: NodeValues, criteria: Criteria) -> HealthyTails:
     """Choose what is assumed of the values of healthy nodes."""
-    if len(values.nodes) < FEW:  # they do not show their spread: assume that they differ by half of the effect
-        return Tails(heavy=True, floor=values.floor, least=criteria.margin / 2)
-    unknown = len(values.nodes) < FEW_FOR_TAILS or values.fewest < FEW_REPETITIONS
-    return Tails(heavy=criteria.heavy or unknown, floor=values.floor)
+    if (
+        len(values.nodes) < MIN_FOR_SPREAD
+    ):  # they do not show their spread: assume that they differ by half of the effect
+        return HealthyTails(heavy=True, floor=values.floor, least=criteria.margin / 2)
+    unknown = len(values.nodes) < MIN_SAMPLE_FOR_TAILS or values.fewest < FEW_REPETITIONS
+    return HealthyTails(heavy=criteria.heavy or unknown, floor=values.floor)
 
 
-def _others(outliers: Outliers, tails: Tails, rate: float, margin: float) -> Reference:
+def _others(outliers: Outliers, tails: HealthyTails, rate: float, margin: float) -> Reference:
     """Compare nodes with the rest of the nodes."""
-    spread = spread_of_one(outliers.deviation, outliers.rest)
+    spread = compute_prediction_std(outliers.deviation, outliers.rest)
     distance = margin + outliers.limit
     if tails.heavy:
-        furthest = outliers.limit / times_further(outliers.count + outliers.rest, rate)
-        chance = (furthest / distance) ** TAIL / (outliers.rest + 1)
+        furthest = outliers.limit / compute_pareto_factor(outliers.count + outliers.rest, rate)
+        chance = (furthest / distance) ** PARETO_EXPONENT / (outliers.rest + 1)
     else:
         chance = float(special.stdtr(outliers.rest - 1, -distance / spread)) if spread else 0.0
     room = float(special.stdtrit(outliers.rest - 1, SURE)) * spread
@@ -283,12 +285,12 @@ def _earlier(values: NodeValues, criteria: Criteria) -> Reference | None:
     better, rate, margin = values.metric.better, criteria.rate, criteria.margin
     past = [np.array([node_value([value], better) for value in session]) for session in criteria.sessions]
     count = sum(map(len, past))
-    if count < LEAST_REST:
+    if count < MIN_REST:
         return None
     means = np.array([session.mean() for session in past])
     freedom, allowed = count - len(means), 0.0
     within = sum(float(((session - session.mean()) ** 2).sum()) for session in past) / freedom if freedom else 0.0
-    if len(means) >= FEW:
+    if len(means) >= MIN_FOR_SPREAD:
         freedom = len(means) - 1
         between = max(values.floor**2, float(means.var(ddof=1))) * (1.0 + 1.0 / len(means))
     else:
@@ -319,7 +321,7 @@ def _slower_than(past: Reference, values: NodeValues, criteria: Criteria) -> lis
 
 
 def _found(
-    values: NodeValues, criteria: Criteria, tails: Tails, rest: Reference, healthy: Sequence[int], late: Floats
+    values: NodeValues, criteria: Criteria, tails: HealthyTails, rest: Reference, healthy: Sequence[int], late: Floats
 ) -> float | None:
     """Compute the slowdown that is found with probability `LIKELY` among this number of healthy nodes."""
     needed = []

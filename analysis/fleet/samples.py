@@ -11,7 +11,7 @@ from msgspec import DecodeError, json
 from analysis.fleet.superbench import as_samples, parse_results
 from suite.errors import InputError
 from suite.files import read_bytes
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.machine.node_samples import Better, Sample, parse_samples
 
 
@@ -41,7 +41,7 @@ def read_samples(path: Path) -> list[Sample]:
         if not files:
             raise InputError(f"{path}: no *.jsonl in it: expected what mlhpc preflight node wrote")
         return [sample for file in files for sample in read_samples(file)]
-    content = read_bytes(path, limits().events)
+    content = read_bytes(path, read_limits().events)
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path}: no sample: expected a JSON object in each line")

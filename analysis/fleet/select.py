@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from suite.documents import YamlSource
-from suite.errors import InputError, not_installed, unknown
-from suite.files import brief
+from suite.errors import InputError, explain_not_installed, explain_unknown_name
+from suite.files import render_repr
 
 Floats = NDArray[np.float64]
 COLUMNS = ("node", "hours", "incidents", "ended")
@@ -84,7 +84,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
             try:
                 spell = msgspec.convert(cells, Spell, strict=False)
             except msgspec.ValidationError as error:
-                raise InputError(f"{where}: {brief(cells, longest=120)}: {error}") from None
+                raise InputError(f"{where}: {render_repr(cells, longest=120)}: {error}") from None
             if spell.ended == "incident" and spell.hours == 0.0:
                 raise InputError(f"{where}: hours = 0: expected more than 0 for an incident")
             yield where, spell
@@ -183,7 +183,7 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
         from lifelines.exceptions import ConvergenceError
     except ImportError:
         raise InputError(
-            f"the rate of incidents cannot be learned: {not_installed('lifelines')}; or state it with --mtbi"
+            f"the rate of incidents cannot be learned: {explain_not_installed('lifelines')}; or state it with --mtbi"
         ) from None
     lasted = table.loc[table["hours"] > 0.0, ["hours", "ended", "earlier"]]  # spells of no hours tell nothing
     with warnings.catch_warnings():
@@ -229,7 +229,7 @@ def read_checks(path: Path) -> Checks:
     for each in checks.incidents:
         for name in sorted(each.found_by - set(checks.minutes)):
             raise InputError(
-                f"{source.where('incidents')}: {unknown('check', name, checks.minutes)}; minutes has those"
+                f"{source.where('incidents')}: {explain_unknown_name('check', name, checks.minutes)}; minutes has those"
             )
     return checks
 

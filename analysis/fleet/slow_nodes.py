@@ -17,9 +17,9 @@ import numpy as np
 
 from analysis.fleet.one_metric import Criteria, MetricReport, MetricVerdict, NodeValues, Word, is_beyond, judge_metric
 from analysis.fleet.samples import Metric
-from suite.machine.node_samples import END
-from suite.statistics.lateness import Lateness
-from suite.statistics.outliers import find_outliers, have_heavy_tails
+from suite.machine.node_samples import END_METRIC
+from suite.statistics.lateness import DelayDistribution
+from suite.statistics.outliers import find_outliers, has_heavy_tails
 
 RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
@@ -113,10 +113,10 @@ def judge(
     return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), chance, bad)
 
 
-def _lateness(compared: Sequence[NodeValues]) -> Lateness | None:
+def _lateness(compared: Sequence[NodeValues]) -> DelayDistribution | None:
     """Join the repetitions of all metrics of one hardware; None if there are only single ones."""
     late = [one.late / one.late_unit for one in compared if one.fewest > 1]
-    return Lateness(np.concatenate(late), extrapolated=False) if late else None
+    return DelayDistribution(np.concatenate(late), extrapolated=False) if late else None
 
 
 def _heavy(compared: Sequence[NodeValues], rate: float) -> bool:
@@ -127,7 +127,7 @@ def _heavy(compared: Sequence[NodeValues], rate: float) -> bool:
         group = np.sort(one.values)[: outliers.rest] if outliers is not None else one.values
         if outliers is not None and outliers.deviation > one.floor:  # else rounding hides the tails
             groups.append(group)
-    return have_heavy_tails(groups)
+    return has_heavy_tails(groups)
 
 
 def _without_samples(
@@ -135,7 +135,7 @@ def _without_samples(
 ) -> list[MetricVerdict]:
     """Judge the nodes without any measurement."""
     # `preflight node` ends with this metric. A node that only another node's measurement of links names has none
-    ended = {node for metric in metrics if metric.name == END for node in (*metric.samples, *metric.failed)}
+    ended = {node for metric in metrics if metric.name == END_METRIC for node in (*metric.samples, *metric.failed)}
     measured = ended or {verdict.node for verdict in found}
     word: Word = "bad" if measured else "inconclusive"
     why = "left no samples: nothing was measured there"

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from suite.errors import InputError
-from suite.files import brief
-from suite.log.values import finite
+from suite.files import render_repr
+from suite.log.values import convert_to_float
 from suite.machine.node_samples import Better, Sample
 
 # Metrics with such names are better when less, as in SuperBench's own rule files.
@@ -31,14 +31,14 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise InputError(
-                f"{path}:{number}: {brief(line.decode('utf-8', 'replace'))}: expected a JSON object"
+                f"{path}:{number}: {render_repr(line.decode('utf-8', 'replace'))}: expected a JSON object"
             ) from None
         node = row.pop("node", None) if isinstance(row, dict) else None
         if not isinstance(node, str) or not node:
             raise InputError(f"{path}:{number}: expected an object with the name of a node under 'node'")
         if node in nodes:
             raise InputError(f"{path}:{number}: node {node!r} is there twice")
-        numbers = {name: finite(value) for name, value in row.items()}
+        numbers = {name: convert_to_float(value) for name, value in row.items()}
         nodes[node] = {name: value for name, value in numbers.items() if value is not None}
     if not nodes:
         raise InputError(f"{path}: no node: expected a JSON object with 'node' in each line")

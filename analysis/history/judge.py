@@ -13,21 +13,21 @@ from typing import Any
 from msgspec import structs
 
 from analysis.history.record import Record, Series, by_series, changed_facts
-from suite.files import duration_text
+from suite.files import render_duration
 from suite.statistics import Outcome, judge_interval
 from suite.statistics.changes import (
     CONFIDENCE,
-    LEAST_OF_LEVEL,
+    MIN_LEVEL_RESULTS,
     Change,
     Changes,
-    Size,
+    LevelRatio,
     Trend,
     compare_levels,
-    fewest,
+    compute_change_size,
+    compute_min_results,
     find_places,
     find_trend,
     judge_changes,
-    size_of,
 )
 
 QUANTITIES = ("time to train", "training time of an epoch")
@@ -45,7 +45,7 @@ class Found:
 
     change: Change
     places: tuple[int, int]
-    size: Size
+    size: LevelRatio
     record: Record
     facts: tuple[str, ...]
 
@@ -56,7 +56,7 @@ class Standing:
 
     newest: tuple[int, int]
     best: tuple[int, int]
-    size: Size
+    size: LevelRatio
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SeriesVerdict:
 
         Equivalent: within the tolerance; without one, no change was found, or the newest one led back to the best level.
         """
-        if len(self.values) < fewest(self.rate):
+        if len(self.values) < compute_min_results(self.rate):
             return Outcome.INCONCLUSIVE
         if self.standing is None:
             return Outcome.INCONCLUSIVE if self.doubtful else Outcome.EQUIVALENT
@@ -115,7 +115,7 @@ def judge_all(records: Sequence[Record], rate: float, tolerance: float = 0.0) ->
     counts = [len(timed) for _, _, timed in chosen]
     # For each count: the number of series among which the rate is divided if those with fewer results get nothing
     sharers = {count: sum(other >= count for other in counts) for count in counts}
-    enough = min((count for count, many in sharers.items() if count >= fewest(rate / many)), default=None)
+    enough = min((count for count, many in sharers.items() if count >= compute_min_results(rate / many)), default=None)
     verdicts = []
     for (series, quantity, timed), count in zip(chosen, counts, strict=True):
         # A series with too few results is inconclusive. Its rate says how many results it would need
@@ -153,7 +153,7 @@ def _describe(values: Sequence[float], records: Sequence[Record], change: Change
     return Found(
         change,
         (places[0], places[-1]),
-        size_of(values, change, correlation),
+        compute_change_size(values, change, correlation),
         records[change.place],
         tuple(dict.fromkeys(facts)),  # each once, in order
     )
@@ -165,7 +165,7 @@ def _compare_newest(values: Sequence[float], changes: Changes) -> Standing | Non
     *earlier, newest = levels
     if not earlier:
         return None
-    long = [level for level in earlier if level[1] - level[0] >= LEAST_OF_LEVEL]
+    long = [level for level in earlier if level[1] - level[0] >= MIN_LEVEL_RESULTS]
     best = min(long or earlier, key=lambda level: statistics.fmean(map(math.log, values[slice(*level)])))
     # The best of several levels is lower by chance as well: the interval holds for each of them at once
     confidence = 1.0 - (1.0 - CONFIDENCE) / len(earlier)
@@ -180,8 +180,10 @@ def _times(record: Record, quantity: str) -> tuple[float, ...]:
 def lines(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict: a line, then a line for each change and for what was assumed."""
     count = len(verdict.values)
-    if count < fewest(verdict.rate):
-        text = f"{count} of at least {fewest(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
+    if count < compute_min_results(verdict.rate):
+        text = (
+            f"{count} of at least {compute_min_results(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
+        )
     elif verdict.standing is not None:
         text = _standing_text(verdict.standing, verdict.tolerance)
     elif verdict.doubtful:
@@ -225,9 +227,9 @@ def _standing_text(standing: Standing, tolerance: float) -> str:
     )
 
 
-def _size_text(size: Size) -> str:
+def _size_text(size: LevelRatio) -> str:
     if size.interval is None:
-        return f"{100 * (size.ratio - 1):+.1f} % of the time, no interval of fewer than {LEAST_OF_LEVEL} results"
+        return f"{100 * (size.ratio - 1):+.1f} % of the time, no interval of fewer than {MIN_LEVEL_RESULTS} results"
     low, high = (100 * (bound - 1) for bound in size.interval)
     return f"{100 * (size.ratio - 1):+.1f} % of the time, interval [{low:+.1f}, {high:+.1f}]"
 
@@ -255,7 +257,7 @@ def table(verdict: SeriesVerdict, rate: float) -> list[str]:
         runs = len(_times(record, verdict.quantity))
         bar = "#" * round(30 * value / top)
         text.append(
-            f"  {mark} {record.date[:16]}  {duration_text(value):>10}  n={runs:<3} {bar:30}  {record.score or 'no score'}"
+            f"  {mark} {record.date[:16]}  {render_duration(value):>10}  n={runs:<3} {bar:30}  {record.score or 'no score'}"
         )
     text += details
     if verdict.trend is not None:
@@ -287,7 +289,7 @@ def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
         "quantity": verdict.quantity,
         "verdict": verdict.word,
         "rate": verdict.rate,
-        "results_needed": fewest(verdict.rate),
+        "results_needed": compute_min_results(verdict.rate),
         "largest_correlation": verdict.correlation,
         "newest_to_best": None
         if standing is None

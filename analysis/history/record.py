@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.compliance.result import Result, first_named
-from suite.documents import plain, read_json_document
+from suite.compliance.result import Result, find_named_run
+from suite.documents import convert_to_plain_data, read_json_document
 from suite.errors import InputError
-from suite.files import duration_text, write_whole
-from suite.log.comparable import era
+from suite.files import render_duration, write_file_atomically
+from suite.log.comparable import find_round_group
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.score import Throughput
@@ -87,7 +87,7 @@ class Record(_Frozen, frozen=True, kw_only=True):
 
 def compute_record(scored: Result, now: datetime) -> Record:
     """Compute the record of a result. InputError if none of its runs converged."""
-    first, folder = first_named(scored.runs), scored.group.folder
+    first, folder = find_named_run(scored.runs), scored.group.folder
     converged = [run.record for run in scored.score.runs if run.converged]
     starts = [run.run_start_s for run in converged if run.run_start_s is not None]
     if not converged or not starts:
@@ -102,7 +102,7 @@ def compute_record(scored: Result, now: datetime) -> Record:
             size=first.size,
             scenario=scored.scenario,
             division=scored.division,
-            rules=era(scored.group.round or first.ruleset),
+            rules=find_round_group(scored.group.round or first.ruleset),
             system=scored.group.system or _machine(first.platform, facts),
             nodes=first.nodes,
             ranks=first.ranks,
@@ -150,7 +150,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
             )
     path = folder / record.name
     try:
-        write_whole(path, json.dumps(plain(record), indent=1) + "\n", overwrite=False)
+        write_file_atomically(path, json.dumps(convert_to_plain_data(record), indent=1) + "\n", overwrite=False)
     except FileExistsError:  # another process added it meanwhile
         if _read(path).logs != record.logs:
             raise InputError(f"{path}: exists already, with other logs; a record is never overwritten") from None
@@ -211,7 +211,7 @@ def _score(scored: Result) -> str | None:
         return None
     if isinstance(result, Throughput):
         return f"{result.models_per_minute or 0.0:.3g} models/min"
-    return duration_text(result.mean_s or 0.0)
+    return render_duration(result.mean_s or 0.0)
 
 
 def _facts(scored: Result, first: RunRecord) -> dict[str, str]:

@@ -15,7 +15,14 @@ from analysis.network.held_out import Errors, Quantity, compute_back_test
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
-from suite.performance.cost_model import Execution, LayerShape, Network, compute_einsum_flops, layer_s, ranked
+from suite.performance.cost_model import (
+    Execution,
+    LayerShape,
+    Network,
+    compute_einsum_flops,
+    list_executions,
+    predict_layer_time_s,
+)
 
 IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
@@ -99,7 +106,7 @@ def typical_error(compared: Iterable[Compared]) -> tuple[float, float]:
 
 def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Execution:
     """Find the (r, degree, algorithm) with the smallest predicted time of a layer on the fitted machine."""
-    return ranked(shape, fit.network, ranks, fit.flops_per_s)[0]
+    return list_executions(shape, fit.network, ranks, fit.flops_per_s)[0]
 
 
 def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
@@ -108,8 +115,8 @@ def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
     The layer is `Fit.layer_shape`. The time of gate and permutation is that of the largest grid.
     """
     shape, rate, outside_s = fit.layer_shape(ranks), fit.flops_per_s, fit.sweep.layers[-1].outside_s
-    choices = ranked(shape, fit.network, ranks, rate)
-    plain = layer_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
+    choices = list_executions(shape, fit.network, ranks, rate)
+    plain = predict_layer_time_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
     # GShard multiplies by one-hot masks in place of sorting rows: more FLOPs, the same all-to-alls
     masks = compute_einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
     chain = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from analysis.network.law import Law, fit_law, points
 from analysis.network.sweep import Layer, Measurement, Sweep
-from suite.performance.cost_model import Algorithm, Network, layer_s
+from suite.performance.cost_model import Algorithm, Network, predict_layer_time_s
 from suite.statistics import student_t
 
 Quantity = Literal["linear", "2dh", "ratio", "layer"]
@@ -66,7 +66,7 @@ class Errors:
         tests = self.tests
         growth = np.maximum(self._near_mean((self.error**2 - self.noise) / self.doublings, message), 0.0)
         spread = (PRIOR_TESTS * PRIOR_ERROR[quantity] ** 2 + tests * growth) / (PRIOR_TESTS + tests)
-        student = student_t.quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
+        student = student_t.compute_quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
         return np.asarray(student * np.sqrt(variance + doublings * spread))
 
     def trend(self, message: Floats) -> Floats:
@@ -113,7 +113,9 @@ def compute_back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Q
 
 def predict_layer_s(layer: Layer, network: Network, r: int, degree: int, algorithm: Algorithm) -> float:
     """Predict seconds of a measured layer: the closed form plus the measured time of gate and permutation."""
-    inside_s = layer_s(layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm)
+    inside_s = predict_layer_time_s(
+        layer.shape, network, layer.ranks, layer.flops_per_s, r=r, degree=degree, algorithm=algorithm
+    )
     return layer.outside_s + inside_s
 
 

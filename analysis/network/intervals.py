@@ -218,7 +218,7 @@ def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, varian
     if quantity not in fit.errors:
         free = max(1, fit.law.count - len(fit.law.values_P))
         residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
-        half = np.asarray(student_t.quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
+        half = np.asarray(student_t.compute_quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
         return half, half
     errors, beyond = fit.errors[quantity], math.log2(ranks / fit.sweep.ranks)
     half = errors.half_width(quantity, max(beyond, WITHIN_DOUBLINGS), message, variance)

@@ -191,7 +191,7 @@ def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -
         own = (at.ranks == ranks) & (at.two_level == (algorithm == "2dh"))
         grid = Points(at.ranks[own], at.per_node[own], at.size[own], at.two_level[own])
         value, error = _alone(law, grid, measured[own], index)
-        if value <= 0 or value < student_t.quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
+        if value <= 0 or value < student_t.compute_quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
             return False
         seen.append(value)
     return len(seen) > 1 and max(seen) <= GRIDS_AGREE * min(seen)

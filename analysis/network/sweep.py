@@ -10,7 +10,7 @@ from typing import Any
 
 from suite.errors import InputError
 from suite.files import read_json
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
 
 SWEEP_KIND = "mlhpc all-to-all sweep"
@@ -83,7 +83,7 @@ class Sweep:
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep file. Raises InputError that names the file and what is wrong with it."""
     try:
-        document = read_json(path, limits().file)
+        document = read_json(path, read_limits().file)
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:

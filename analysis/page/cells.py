@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.drawing.digits import number_text
-from suite.files import duration_text
+from suite.files import render_duration
 
 MINUTES = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
 
@@ -88,7 +88,7 @@ def html_table(
 def _minutes(value: Any) -> Cell:
     """A number of minutes as people read it: seconds below two minutes."""
     cell = _cell(value)
-    return replace(cell, text=duration_text(60 * float(value))) if cell.number else cell
+    return replace(cell, text=render_duration(60 * float(value))) if cell.number else cell
 
 
 def _cell(value: Any) -> Cell:
@@ -105,13 +105,13 @@ def _cell(value: Any) -> Cell:
 
 def times(seconds: Iterable[float | None]) -> list[Cell | None]:
     """Times as people read them, sorted by their seconds; None where one is missing."""
-    return [None if is_absent(each) else _time_cell(duration_text(float(each)), each) for each in seconds]  # type: ignore[arg-type]
+    return [None if is_absent(each) else _time_cell(render_duration(float(each)), each) for each in seconds]  # type: ignore[arg-type]
 
 
 def time_ranges(low: pd.Series, high: pd.Series) -> list[Cell | None]:
     """Ranges of times "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
     return [
-        _time_cell(f"{duration_text(a)} – {duration_text(b)}", a) if pd.notna(a) and pd.notna(b) else None
+        _time_cell(f"{render_duration(a)} – {render_duration(b)}", a) if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)
     ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.page.cells import HtmlTable, html_table
-from suite.performance.ab.ranking import Ranking, ratio_text, verdict_text
+from suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
 LONGEST = 300  # characters of a finding
 
@@ -26,12 +26,12 @@ def contest_section(ranking: Ranking) -> Section:
     entries, stated = ranking.entries, ranking.settings
     columns: dict[str, list[Any]] = {
         "entry": [each.entry for each in entries],
-        "verdict": [verdict_text(each) for each in entries],
+        "verdict": [render_verdict(each) for each in entries],
         "finished runs": [f"{each.finished} of {each.runs}" for each in entries],
         f"mean {ranking.objective}": [each.mean for each in entries],
         "spread, factor": [each.spread_factor for each in entries],
         "score: fastest and slowest dropped": [each.score for each in entries],
-        "time / leader, median [95 %]": [ratio_text(each.ratio_to_leader) for each in entries],
+        "time / leader, median [95 %]": [render_ratio(each.ratio_to_leader) for each in entries],
     }
     counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
     return Section(

@@ -16,7 +16,7 @@ from analysis.results.names import CLASS, heading
 from analysis.sources.readers import Step
 from analysis.study import Study
 from analysis.tables.ingest import parsed
-from suite.log.other_work import percent
+from suite.log.other_work import render_percent
 from suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3
@@ -152,7 +152,7 @@ def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
     """Runs that shared their CPUs are slower and spread more than runs on idle machines."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
-        most = f"up to {percent(float(beside['other_work_share'].max()))}"
+        most = f"up to {render_percent(float(beside['other_work_share'].max()))}"
         yield Issue(
             "doubt",
             where,

@@ -18,8 +18,8 @@ from analysis.page.cells import HtmlTable, html_table
 from analysis.page.questions import Question, goals, question_of
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import mapped
-from suite.errors import keep_traceback, not_installed
-from suite.files import one_line
+from suite.errors import explain_not_installed, write_traceback
+from suite.files import render_error
 
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
 
@@ -116,7 +116,7 @@ class Waiting:
 def cannot_draw() -> str:
     """Why no figure can be drawn; "" if they can."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
-    return not_installed(missing[0]) if missing else ""
+    return explain_not_installed(missing[0]) if missing else ""
 
 
 def draw_pictures(
@@ -171,8 +171,8 @@ def _picture(study: Study, wanted: Files, name: str) -> tuple[Picture, pd.DataFr
     except NotAnswerableError as missing:
         return Picture(name, view.title, question, view.caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones
-        why = f"{type(error).__name__}: {one_line(error)}"
-        defect = f"figure {name!r} failed: {why} ({keep_traceback(_authors(view))})"
+        why = f"{type(error).__name__}: {render_error(error)}"
+        defect = f"figure {name!r} failed: {why} ({write_traceback(_authors(view))})"
         return Picture(
             name,
             view.title,

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 import analysis.figures as figure_package
 from analysis.figures import packages
 from suite.documents import convert, parse_yaml
-from suite.plugins import leave_out, reason
+from suite.plugins import explain_unusable, print_skipped
 
 
 class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ def goals() -> tuple[Goal, ...]:
         except Exception as error:
             if package.__name__ == figure_package.__name__:
                 raise
-            leave_out("questions.yaml", name, package.__name__, reason(error))
+            print_skipped("questions.yaml", name, package.__name__, explain_unusable(error))
             continue
         for goal in document.goals:
             first = merged.setdefault(goal.goal, goal)

@@ -30,7 +30,7 @@ from analysis.results.index import index_tables
 from analysis.sources.readers import Step
 from analysis.study import Study
 from suite import VERSION
-from suite.files import harmless_cell
+from suite.files import encode_csv_cell
 from suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
@@ -228,10 +228,10 @@ def _csv(frame: pd.DataFrame) -> str:
     """A table as CSV without cells that a spreadsheet would run: texts of logs and names of folders may be a
     stranger's.
     """
-    written = frame.rename(columns=harmless_cell)
+    written = frame.rename(columns=encode_csv_cell)
     for place, (_, column) in enumerate(frame.items()):
         if not pd.api.types.is_numeric_dtype(column):
-            written.isetitem(place, column.map(harmless_cell))
+            written.isetitem(place, column.map(encode_csv_cell))
     return str(written.to_csv(index=False))
 
 

@@ -15,7 +15,7 @@ from analysis.results.extent import extent
 from analysis.results.names import CLASS, heading
 from analysis.study import Study
 from analysis.tables.ingest import parsed
-from suite.log.comparable import MEANING, era
+from suite.log.comparable import GROUP_MEANINGS, find_round_group
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def score_sections(study: Study) -> list[Section]:
 def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
     """By rounds whose times mean the same, then by what is bold: the most models/min, or the shortest score, first."""
     rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
-    keyed = rows.assign(era=rows["round"].map(era), rank=rank)
+    keyed = rows.assign(era=rows["round"].map(find_round_group), rank=rank)
     return keyed.sort_values(["era", "rank", "label"], na_position="last").drop(columns=["era", "rank"])
 
 
@@ -54,8 +54,8 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
         yield f"Target: {first['metric_name']} {sign} {first['target']:g}."
     if rows["round"].nunique() > 1:
         yield "Rounds differ in rules and data; rows are ordered within rounds whose times mean the same."
-        for name in sorted(set(rows["round"].map(era)) & set(MEANING)):
-            yield f"{name}: {MEANING[name]}."
+        for name in sorted(set(rows["round"].map(find_round_group)) & set(GROUP_MEANINGS)):
+            yield f"{name}: {GROUP_MEANINGS[name]}."
     if first["size"] != "full":
         yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
 

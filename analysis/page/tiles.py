@@ -10,8 +10,8 @@ from analysis.drawing.digits import count_text
 from analysis.page.checked import CheckedPath, error_text
 from analysis.study import Study
 from suite.compliance.rules.base import Finding
-from suite.log.other_work import percent
-from suite.log.results_tree import round_of
+from suite.log.other_work import render_percent
+from suite.log.results_tree import parse_round
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def _other_work(study: Study) -> Tile:
     runs = study.runs
     busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
     if len(busy):
-        share = percent(float(busy["other_work_share"].max()))
+        share = render_percent(float(busy["other_work_share"].max()))
         detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
         return Tile("bad", "Busy machine", f"{len(busy)} of {count_text(len(runs), 'run')}", detail)
     if not logged:
@@ -71,11 +71,11 @@ def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
 def _is_published(study: Study, finding: Finding) -> bool:
     """True if the finding is about a submitter of a public round whose runs in the report are all published ones."""
     parts = Path(finding.file).parts
-    place = next((at for at, part in enumerate(parts[:-1]) if round_of(Path(part))), None)
+    place = next((at for at, part in enumerate(parts[:-1]) if parse_round(Path(part))), None)
     if place is None:
         return False
     runs = study.runs
-    about = runs[(runs["round"] == round_of(Path(parts[place]))) & (runs["submitter"] == parts[place + 1])]
+    about = runs[(runs["round"] == parse_round(Path(parts[place]))) & (runs["submitter"] == parts[place + 1])]
     return bool(len(about) and about["published"].all())
 
 

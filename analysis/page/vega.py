@@ -11,7 +11,7 @@ from typing import Any
 
 import vl_convert
 
-from suite.files import cache_folder, read_bytes, write_whole
+from suite.files import find_cache_folder, read_bytes, write_file_atomically
 
 PNG_SCALE = 2.0  # pixels of a file for one of the page
 SLIDES = "slides"
@@ -22,7 +22,7 @@ LARGEST = 2**23  # bytes of the script
 @cache
 def script() -> str:
     """Vega, Vega-Lite and vega-embed as one text for a page. Kept in the user's cache: making it takes three seconds."""
-    folder = cache_folder()
+    folder = find_cache_folder()
     kept = folder / f"vega-{version('vl-convert-python')}.js" if folder else None
     if kept is not None:
         with suppress(OSError, ValueError):
@@ -30,7 +30,7 @@ def script() -> str:
     made = str(vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")).replace("</script", "<\\/script")
     if kept is not None:
         with suppress(OSError):
-            write_whole(kept, made)
+            write_file_atomically(kept, made)
     return made
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from suite import RULESET
-from suite.compliance.rcp_limit import Limit, limit
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.rcp_limit import RcpLimit, compute_limit
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 
 
 def reference_points(benchmark: str, size: str, round_: str, train_samples: float) -> Mapping[int, Sequence[float]]:
@@ -15,8 +15,8 @@ def reference_points(benchmark: str, size: str, round_: str, train_samples: floa
     If the rules count convergence in samples (OpenFold), they are divided by the result's ``train_samples``.
     """
     public = f"{round_.removeprefix('v')}.0"
-    name = public if round_.startswith("v") and public in ruleset_names() else RULESET
-    rules = ruleset(name).benchmark(benchmark, size)
+    name = public if round_.startswith("v") and public in list_rulesets() else RULESET
+    rules = read_ruleset(name).benchmark(benchmark, size)
     if rules is None:
         return {}
     if not rules.epoch_counts_samples:
@@ -28,10 +28,10 @@ def reference_points(benchmark: str, size: str, round_: str, train_samples: floa
 
 def reference_limit(
     benchmark: str, size: str, round_: str, train_samples: float, batch: float, required_runs: float
-) -> Limit | None:
+) -> RcpLimit | None:
     """Return the reference's mean epochs and the least allowed mean at a batch size.
 
     None: outside the reference points.
     """
     points = reference_points(benchmark, size, round_, train_samples)
-    return limit(points, int(batch), int(required_runs)) if points and batch == batch else None
+    return compute_limit(points, int(batch), int(required_runs)) if points and batch == batch else None

@@ -22,8 +22,8 @@ from msgspec import Meta, Struct
 from analysis.results.extent import system_units
 from analysis.results.names import short_heading
 from suite.documents import Count, Positive, YamlSource
-from suite.errors import InputError, did_you_mean
-from suite.log.comparable import era
+from suite.errors import InputError, explain_near_names
+from suite.log.comparable import find_round_group
 from suite.statistics import student_t
 
 CONFIDENCE = 0.95
@@ -105,7 +105,7 @@ def read_weights(path: Path, benchmarks: Iterable[str]) -> Weights:
     where = source.where("workloads")
     for workload in weights.workloads:
         if workload.benchmark not in known:
-            near = did_you_mean(workload.benchmark, known)
+            near = explain_near_names(workload.benchmark, known)
             raise InputError(f"{where}: no benchmark is called {workload.benchmark!r}{near}")
     titles = Counter(workload.title for workload in weights.workloads)
     title, count = titles.most_common(1)[0]
@@ -160,7 +160,7 @@ def _named(rows: pd.DataFrame, names: Sequence[str], tier: str) -> pd.Series:
     for name in names:
         fits = labels.str.contains(name.casefold(), regex=False)
         if not fits.any():
-            raise InputError(f"--index: {tier}: no result is called {name!r}{did_you_mean(name, rows['label'])}")
+            raise InputError(f"--index: {tier}: no result is called {name!r}{explain_near_names(name, rows['label'])}")
         chosen |= fits
     return chosen
 
@@ -205,7 +205,7 @@ def _comparable(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str],
         fits &= rows["system_units"] == workload.units
     rank = rows["models_per_min"] if workload.mode == "weak" else -rows["score_s"]
     best_last = rows.assign(rank=rank)[fits].sort_values("rank")
-    return {(str(row["division"]), era(row["round"])): row for _, row in best_last.iterrows()}
+    return {(str(row["division"]), find_round_group(row["round"])): row for _, row in best_last.iterrows()}
 
 
 def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
@@ -244,7 +244,7 @@ def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
     if sum(parts) < LEAST_VARIANCE:
         return None, None
     dof = sum(parts) ** 2 / sum(part**2 / (len(logs[group]) - 1) for part, group in zip(parts, used, strict=True))
-    half = student_t.quantile(0.5 + CONFIDENCE / 2, dof) * math.sqrt(sum(parts))
+    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) * math.sqrt(sum(parts))
     return index * math.exp(-half), index * math.exp(half)
 
 

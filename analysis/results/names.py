@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.results.extent import system_units
 from suite.errors import InputError
-from suite.log.comparable import era
+from suite.log.comparable import find_round_group
 
 CLASS = ["benchmark", "size", "mode"]
 PROBLEM = ["benchmark", "size"]
@@ -60,7 +60,7 @@ def tasks(rows: pd.DataFrame) -> list[Task]:
     """
     parts = []
     for key, group in rows.groupby(CLASS, sort=True):
-        alike = list(group.groupby(["division", group["round"].map(era)], sort=True))
+        alike = list(group.groupby(["division", group["round"].map(find_round_group)], sort=True))
         for (division, rounds), members in alike:
             which = f" · {division} · {rounds}" if len(alike) > 1 else ""
             parts.append(Task(heading(*key) + which, short_heading(*key) + which, members))

@@ -14,7 +14,7 @@ import pandas as pd
 from suite.card import Target
 from suite.log.energy.score import EnergyToSolution, find_energy
 from suite.log.record import RunRecord
-from suite.log.score import JudgedRun, throughput, time_to_train
+from suite.log.score import JudgedRun, compute_throughput, compute_time_to_train
 
 Convergence = Literal["rules", "status"]
 ENERGY_COLUMNS = (
@@ -64,7 +64,7 @@ def select(
     entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
     if group["mode"].iloc[0] == "weak":
         return _throughput(names, entered, judge, pruned)
-    score = time_to_train(entered, judge)
+    score = compute_time_to_train(entered, judge)
     fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
     if not score.valid:
         done = _converged(names, score.runs)
@@ -96,7 +96,7 @@ class _Believing(Target, frozen=True):
 
 
 def _throughput(names: Sequence[str], entered: list[RunRecord], target: Target, pruned: dict[str, str]) -> Selection:
-    score = throughput(entered, target)
+    score = compute_throughput(entered, target)
     fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
     done = _converged(names, score.runs)
     return Selection(

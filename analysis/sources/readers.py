@@ -17,9 +17,9 @@ from analysis.network.sweep import SWEEP_KIND, Sweep, parse_sweep
 from analysis.sources.ceilings import Ceilings, Counters, Inputs
 from suite.documents import YamlSource
 from suite.errors import InputError
-from suite.files import opened, read_json
+from suite.files import open_regular_file, read_json
 from suite.log import mllog
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.performance.ab.ranking import KIND as RANKING_KIND
 from suite.performance.ab.ranking import Ranking
 
@@ -124,7 +124,7 @@ def read_file(path: Path) -> object:
     InputError, one line that names the file and what is wrong with it.
     """
     try:
-        document = read_json(path, limits().file)
+        document = read_json(path, read_limits().file)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
     kind = document.get("kind") if isinstance(document, dict) else None
@@ -143,7 +143,7 @@ def _of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
 
 def _holds_an_event(path: Path) -> bool:
     """Return True once the token of an event is found; only a file that is no log is read to its end."""
-    with opened(path, limits().file) as file:
+    with open_regular_file(path, read_limits().file) as file:
         tail = b""  # a token may lie across two pieces
         while piece := file.read(_PIECE_BYTES):
             if _TOKEN in tail + piece:

@@ -32,10 +32,10 @@ from analysis.tables.workers import mapped
 from suite.card import Card, Target
 from suite.compliance.check import CheckedLog, find_rulesets_of_logs
 from suite.files import read_bytes
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.record import RunRecord
-from suite.log.results_tree import LogFile, Skipped, find_logs
-from suite.log.values import number
+from suite.log.results_tree import LogFile, SkippedPath, find_logs
+from suite.log.values import parse_float
 from suite.machine.system import describe_system, make_system_description, read_nodes
 
 CHUNK_LOGS = 12
@@ -59,7 +59,7 @@ class Tables:
     systems: pd.DataFrame
     records: Mapping[str, RunRecord]
     targets: Mapping[str, Target | None]
-    skipped: Sequence[Skipped] = ()
+    skipped: Sequence[SkippedPath] = ()
     judged: Mapping[Path, CheckedLog] = field(default_factory=dict)
 
     def named(self) -> dict[str, pd.DataFrame]:
@@ -148,7 +148,7 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     fields, problem = _collected(place, row) if place.kind == "run" else ({}, None)
     if described is not None:
         try:
-            content = read_bytes(described, limits().json).decode("utf-8", "replace")
+            content = read_bytes(described, read_limits().json).decode("utf-8", "replace")
             fields, _ = json.JSONDecoder(strict=False).raw_decode(content.strip())
         except OSError as error:
             problem = f"{described.name}: cannot be read: {error.strerror}"
@@ -165,9 +165,9 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
         "problem": problem,
         "name": text(fields.get("system_name")) or row["platform"] or place.system,
         "division": text(fields.get("division")),
-        "nodes": number(fields.get("number_of_nodes")),
-        "accelerators_per_node": number(fields.get("accelerators_per_node")),
-        "processors_per_node": number(fields.get("host_processors_per_node")),
+        "nodes": parse_float(fields.get("number_of_nodes")),
+        "accelerators_per_node": parse_float(fields.get("accelerators_per_node")),
+        "processors_per_node": parse_float(fields.get("host_processors_per_node")),
         "accelerator": text(fields.get("accelerator_model_name")),
         "accelerator_memory": text(fields.get("accelerator_memory_capacity")),
         "processor": text(fields.get("host_processor_model_name")),

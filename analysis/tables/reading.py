@@ -24,14 +24,14 @@ from analysis.tables.run_row import (
 )
 from suite.card import FULL, Card, Target
 from suite.compliance.check import CheckedLog, judge_log
-from suite.compliance.manifest import digest
-from suite.compliance.ruleset import find_target, ruleset
+from suite.compliance.manifest import compute_sha256
+from suite.compliance.ruleset import find_target, read_ruleset
 from suite.log import mllog
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from suite.log.results_tree import LogFile
-from suite.log.timeline import Timeline, timeline
-from suite.log.values import number
+from suite.log.timeline import Timeline, compute_timeline
+from suite.log.values import parse_float
 
 EPOCH_COLUMNS = ["run", "epoch", "epoch_num", "start_s", "stop_s", "duration_s", "after_run_stop", "samples_per_s"]
 EVAL_COLUMNS = [
@@ -72,19 +72,19 @@ def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile
     The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any.
     """
     log = read_events(file.path, steps=False)
-    record = summarise(log)
+    record = summarise_log(log)
     judged_by = rules.get(file.path)
-    checked = judge_log(log, ruleset(judged_by), str(file.path), record) if judged_by else None
+    checked = judge_log(log, read_ruleset(judged_by), str(file.path), record) if judged_by else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
     if target is not None and record.metric_key not in (None, target.metric):
-        record = summarise(log, target.metric)
+        record = summarise_log(log, target.metric)
     metric = target.metric if target else record.metric_key or mllog.EVAL_ERROR
-    line = timeline(log, metric)  # that of the record ends at run_stop; the tables show what came after it too
+    line = compute_timeline(log, metric)  # that of the record ends at run_stop; the tables show what came after it too
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(log)
     return Reading(
-        run=encodable(run_row(content, digest(file.path)) | _expert_load(experts)),
+        run=encodable(run_row(content, compute_sha256(file.path)) | _expert_load(experts)),
         epochs=_epoch_columns(line, log),
         evals=_eval_columns(content),
         phases=_columns(_phase_rows(log)),
@@ -105,7 +105,7 @@ def _epoch_columns(line: Timeline, log: Log) -> Columns:
     if not line.epochs:
         return ()
     rates = {
-        number(event.metadata.get("epoch_num")): number(event.value.get("throughput"))
+        parse_float(event.metadata.get("epoch_num")): parse_float(event.value.get("throughput"))
         for event in log.every(mllog.TRACKED_STATS)
         if isinstance(event.value, dict) and "epoch_num" in event.metadata
     }
@@ -155,11 +155,11 @@ def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
     for event in log.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
         if not isinstance(event.value, dict):
             continue
-        where = [number(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
-        loss = number(event.metadata.get("loss"))
+        where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
+        loss = parse_float(event.metadata.get("loss"))
         source = "rank 0, window" if event.key == mllog.STEP_PHASES else "mean over ranks, epoch"
         for phase in (*STEP_PARTS, *BESIDE_STEP):
-            seconds = number(event.value.get(phase))
+            seconds = parse_float(event.value.get(phase))
             if seconds is not None:
                 rows.append((source, *where, phase, seconds, loss))
     return rows
@@ -169,10 +169,10 @@ def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
     """Rows of `RANK_COLUMNS` but for the run; ``values`` is JSON, in rank order, where the log has every rank's."""
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.RANK_STATS):
-        where = [number(event.metadata.get(name)) for name in ("epoch_num", "steps")]
+        where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "steps")]
         for quantity, spread in event.value.items() if isinstance(event.value, dict) else ():
             if isinstance(spread, dict):
-                numbers = [number(spread.get(name)) for name in RANK_COLUMNS[4:10]]
+                numbers = [parse_float(spread.get(name)) for name in RANK_COLUMNS[4:10]]
                 rows.append((*where, quantity, *numbers, text(spread.get("values"))))
     return rows
 
@@ -184,13 +184,13 @@ def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.WINDOW_STATS):
         stats = event.value if isinstance(event.value, dict) else {}
-        where = [number(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
+        where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
         layers, efficiency = stats.get("load"), stats.get("efficiency")
-        exposed = number(efficiency.get("exposed_communication_s")) if isinstance(efficiency, dict) else None
+        exposed = parse_float(efficiency.get("exposed_communication_s")) if isinstance(efficiency, dict) else None
         for layer, entry in layers.items() if isinstance(layers, dict) else ():
             tokens = _counts(entry.get("tokens_per_expert")) if isinstance(entry, dict) else []
             if tokens and sum(tokens) > 0:
-                rates = [number(entry.get(name)) for name in ("drop_rate", "needed_capacity", "padding_waste")]
+                rates = [parse_float(entry.get(name)) for name in ("drop_rate", "needed_capacity", "padding_waste")]
                 name = layer.encode("utf-8", "replace").decode()
                 even = max(tokens) * len(tokens) / sum(tokens)
                 rows.append((*where, name, len(tokens), sum(tokens), even, *rates, exposed, json.dumps(tokens)))
@@ -215,6 +215,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _counts(values: Any) -> list[int]:
     """A list of counts, or nothing if any of it cannot be one."""
-    numbers = [number(value) for value in values] if isinstance(values, list) else []
+    numbers = [parse_float(value) for value in values] if isinstance(values, list) else []
     known = [round(value) for value in numbers if value is not None and 0.0 <= value <= LARGEST_PLAUSIBLE]
     return known if len(known) == len(numbers) else []

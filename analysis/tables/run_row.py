@@ -13,12 +13,12 @@ from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from suite.card import FULL, Target
 from suite.files import read_json
 from suite.log import mllog
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.reader import Log
 from suite.log.record import RunRecord
 from suite.log.results_tree import LogFile
 from suite.log.timeline import Evaluation, Timeline
-from suite.log.values import number
+from suite.log.values import parse_float
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 BESIDE_STEP = ("overlapped_communication",)
@@ -179,8 +179,9 @@ def _configuration(content: LogContent) -> dict[str, Any]:
         "precision": text(record.hyperparameters.get("precision") or config.get("precision")),
         "cache_state": record.cache_state,
         "device_type": text(about.get("device")),
-        "threads_per_rank": number(about.get("threads_per_rank")),
-        "model_parameters": record.model_parameters or number(record.hyperparameters.get("model_parameters_count")),
+        "threads_per_rank": parse_float(about.get("threads_per_rank")),
+        "model_parameters": record.model_parameters
+        or parse_float(record.hyperparameters.get("model_parameters_count")),
         "config": _sorted_json(config) if config else None,
         "hyperparameters": _sorted_json(dict(record.hyperparameters)),
     }
@@ -192,13 +193,13 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
     phases = record.rank_mean_phases or record.phases
     return (
         {
-            column: number(spread.get(name)) if isinstance(spread := startup.get(part), dict) else None
+            column: parse_float(spread.get(name)) if isinstance(spread := startup.get(part), dict) else None
             for column, (part, name) in STARTUP_COLUMNS.items()
         }
         | _fields(phases, STEP_COLUMNS)
         | {
-            "staging_bytes": number(staging.get("bytes")),
-            "staging_gb_per_s": number(staging.get("gb_per_s")),
+            "staging_bytes": parse_float(staging.get("bytes")),
+            "staging_gb_per_s": parse_float(staging.get("gb_per_s")),
             "staging_reused": text(staging.get("reused")),
             "staging_overlapped": text(staging.get("overlapped")),
         }
@@ -240,7 +241,7 @@ def plan_text(log: Log) -> str | None:
 def _plan(log: Log) -> dict[str, Any]:
     """The plan, and FLOPs per sample of the blocks that it computes again, where the log says so."""
     event = log.first(mllog.RECOMPUTED_FLOPS)
-    return {"plan": plan_text(log), "recomputed_flops_per_sample": None if event is None else number(event.value)}
+    return {"plan": plan_text(log), "recomputed_flops_per_sample": None if event is None else parse_float(event.value)}
 
 
 def _goodput(log: Log) -> dict[str, Any]:
@@ -248,8 +249,8 @@ def _goodput(log: Log) -> dict[str, Any]:
     event = log.first(mllog.GOODPUT)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
     saved, each = value.get("checkpoint"), value.get("interruptions")
-    return {column: number(value.get(name)) for column, name in GOODPUT_COLUMNS.items()} | {
-        "goodput_saves": number(saved.get("saves")) if isinstance(saved, dict) else None,
+    return {column: parse_float(value.get(name)) for column, name in GOODPUT_COLUMNS.items()} | {
+        "goodput_saves": parse_float(saved.get("saves")) if isinstance(saved, dict) else None,
         "goodput_interruptions": len(each) if isinstance(each, list) else None,
     }
 
@@ -353,6 +354,6 @@ def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
 def _scaling_factor(folder: Path) -> float | None:
     """The reference-convergence factor a package ships with its logs (the official tool multiplies by it)."""
     try:
-        return number(read_json(folder / "scaling.json", limits().json).get("scaling_factor"))
+        return parse_float(read_json(folder / "scaling.json", read_limits().json).get("scaling_factor"))
     except (OSError, ValueError, AttributeError):
         return None

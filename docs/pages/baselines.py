@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.card import SizeCard
-from suite.descriptor import descriptors
+from suite.descriptor import load_descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,7 +48,7 @@ class Row:
 
 def rows(results: Path = RESULTS, part: str = "baselines") -> Iterator[Row]:
     """Every measured baseline, the best of a size first; ``part`` "attainable": those that are told the rule of the data."""
-    for workload, each in sorted(descriptors().items()):
+    for workload, each in sorted(load_descriptors().items()):
         for size, card in each.card().sizes.items():
             found = measured(workload, results).get(size, {}).get(part, {})
             sign = -1 if card.direction == "min" else 1
@@ -75,7 +75,7 @@ def page(results: Path = RESULTS) -> str:
     if known:
         least = min(known, key=lambda row: row.margin or 0.0)
         parts.append(f"\nThe smallest margin is {least.margin:+.1f}: {least.name} of {least.workload} `{least.size}`.")
-    for workload, each in sorted(descriptors().items()):
+    for workload, each in sorted(load_descriptors().items()):
         parts += [f"\n## {each.card().title}\n", "| size | target | baseline | value | standard error | margin |"]
         parts.append("| --- | --- | --- | --- | --- | --- |")
         unmeasured = []
@@ -102,4 +102,3 @@ def _line(card: SizeCard, row: Row, *, margin: bool = True) -> str:
 
 def _target(card: SizeCard) -> str:
     return f"{'at most' if card.direction == 'min' else 'at least'} {card.threshold:g}"
-

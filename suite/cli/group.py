@@ -9,8 +9,8 @@ import click
 
 from suite.cli.commands import SECTIONS, Command
 from suite.cli.options import add_shared
-from suite.errors import unknown
-from suite.plugins import COMMANDS, OURS, Plugin, find_plugins, leave_out, reason
+from suite.errors import explain_unknown_name
+from suite.plugins import COMMANDS, OURS, Plugin, explain_unusable, find_plugins, print_skipped
 
 OTHER = "Other commands"  # the heading of commands of other packages
 HELP = "help"  # `mlhpc help X` is `mlhpc X --help`
@@ -28,7 +28,7 @@ class Subcommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the first word."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(unknown("command", args[0], self.list_commands(ctx)))
+            ctx.fail(explain_unknown_name("command", args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
 
@@ -37,23 +37,23 @@ class LazyGroup(Subcommands):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List our commands in the order of the first page, then those of other packages."""
-        return [*_our_commands(), *_other_commands()]
+        return [*_list_own_commands(), *_find_other_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command and give it the options that all commands have."""
-        command = _our_commands().get(cmd_name)
+        command = _list_own_commands().get(cmd_name)
         if command is not None:
             try:
                 return add_shared(resolve_name(command.entry))
             except ImportError as error:  # a library that is not installed; any other error is a defect of ours
-                raise _not_loaded(cmd_name, OURS, error) from error
-        plugin = _other_commands().get(cmd_name)
+                raise _make_load_error(cmd_name, OURS, error) from error
+        plugin = _find_other_commands().get(cmd_name)
         if plugin is None:
             return None
         try:
             return add_shared(plugin.point.load())
         except Exception as error:  # a stranger's code may raise anything
-            raise _not_loaded(cmd_name, plugin.package, error) from error
+            raise _make_load_error(cmd_name, plugin.package, error) from error
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command. Click itself would print an empty line for an interrupt."""
@@ -67,7 +67,7 @@ class LazyGroup(Subcommands):
         for heading, commands in SECTIONS.items():
             with formatter.section(heading):
                 formatter.write_dl([(command.name, command.summary) for command in commands])
-        if others := _other_commands():
+        if others := _find_other_commands():
             with formatter.section(OTHER):
                 formatter.write_dl([(name, self._summary(ctx, name)) for name in others])
 
@@ -80,26 +80,26 @@ class LazyGroup(Subcommands):
         return command.get_short_help_str(limit=120) if command is not None else ""
 
 
-def _not_loaded(name: str, package: str, error: Exception) -> click.ClickException:
-    return click.ClickException(f"command {name!r} of package {package} cannot be loaded: {reason(error)}")
+def _make_load_error(name: str, package: str, error: Exception) -> click.ClickException:
+    return click.ClickException(f"command {name!r} of package {package} cannot be loaded: {explain_unusable(error)}")
 
 
-def _our_commands() -> dict[str, Command]:
+def _list_own_commands() -> dict[str, Command]:
     return {command.name: command for commands in SECTIONS.values() for command in commands}
 
 
-def _other_commands() -> dict[str, Plugin]:
+def _find_other_commands() -> dict[str, Plugin]:
     """Find the commands of other packages. A command with the name of one of ours is left out."""
-    ours = _our_commands()
+    ours = _list_own_commands()
     others = {}
     for name, plugin in find_plugins(COMMANDS).items():
         if name in ours:
-            leave_out("command", name, plugin.package, f"its name is taken by {ours[name].entry} of {OURS}")
+            print_skipped("command", name, plugin.package, f"its name is taken by {ours[name].entry} of {OURS}")
         else:
             others[name] = plugin
     return others
 
 
-def asks_for_help(words: Sequence[str]) -> list[str]:
+def convert_help_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, with ``help X`` as ``X --help``."""
     return [*(word for word in words if word != HELP), "--help"] if words[:1] == [HELP] else list(words)

@@ -9,12 +9,12 @@ from traceback import walk_tb
 import click
 
 from suite import VERSION, stopping
-from suite.cli.group import LazyGroup, asks_for_help
-from suite.cli.options import shared
+from suite.cli.group import LazyGroup, convert_help_words
+from suite.cli.options import make_shared_options
 from suite.cli.usage_errors import explain_usage
-from suite.errors import DEBUG, InputError, explain_missing, is_of_memory, keep_traceback
-from suite.exit_codes import ExitCode, code_of
-from suite.files import ensure_home, lost_result, one_line, print_line
+from suite.errors import DEBUG, InputError, explain_missing, is_of_memory, write_traceback
+from suite.exit_codes import ExitCode, choose_exit_code
+from suite.files import find_output_error, print_line, render_error, set_missing_home
 from suite.shadowed import explain_shadowed
 
 EPILOG = """\b
@@ -43,18 +43,18 @@ def group() -> None:
     """
 
 
-group.params += shared()
+group.params += make_shared_options()
 
 
 def main() -> None:
     """Run the command line and exit with its code; with 1 instead of 0 if a result could not be printed."""
-    ensure_home()
+    set_missing_home()
     try:
         code: object = _run()
     except SystemExit as end:
         code = end.code
-    if (lost := lost_result()) is not None:
-        print_line(f"mlhpc: standard output: {one_line(lost)}: the result was not written", error=True)
+    if (lost := find_output_error()) is not None:
+        print_line(f"mlhpc: standard output: {render_error(lost)}: the result was not written", error=True)
         code = code or ExitCode.FAILED
     sys.exit(code)  # type: ignore[arg-type]
 
@@ -62,8 +62,8 @@ def main() -> None:
 def _run() -> int:
     """Run the command. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
-        with stopping.caught():
-            return group.main(asks_for_help(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
+        with stopping.use_keyboard_interrupt():
+            return group.main(convert_help_words(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as usage:
@@ -71,8 +71,8 @@ def _run() -> int:
         return ExitCode.USAGE
     except (Exception, KeyboardInterrupt) as error:
         # A library may have made another error of the interrupt
-        if isinstance(error, KeyboardInterrupt | click.Abort) or stopping.first_signal() is not None:
-            return _say_stopped()
+        if isinstance(error, KeyboardInterrupt | click.Abort) or stopping.find_first_signal() is not None:
+            return _print_stopped()
         text, code = _explain(error)
         print_line(f"mlhpc: {text}", error=True)
         return code
@@ -84,22 +84,25 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
         return hidden or explain_usage(error), ExitCode.USAGE
     if isinstance(error, InputError):
-        return one_line(error), ExitCode.USAGE
+        return render_error(error), ExitCode.USAGE
     if isinstance(error, OSError):
         *_, (last, _) = walk_tb(error.__traceback__)
         where = "standard output: " if last.f_code is click.echo.__code__ else ""  # click itself prints help
-        return f"{where}{one_line(error)}", code_of(error)
+        return f"{where}{render_error(error)}", choose_exit_code(error)
     if DEBUG in os.environ:
         raise error
     if text := explain_shadowed(error) or explain_missing(error):
         return text, ExitCode.USAGE
     if is_of_memory(error):
-        return f"not enough memory here for what was asked: {one_line(error)}", ExitCode.FAILED
-    return f"a defect of mlhpc itself: {type(error).__name__}: {one_line(error)} ({keep_traceback()})", ExitCode.DEFECT
+        return f"not enough memory here for what was asked: {render_error(error)}", ExitCode.FAILED
+    return (
+        f"a defect of mlhpc itself: {type(error).__name__}: {render_error(error)} ({write_traceback()})",
+        ExitCode.DEFECT,
+    )
 
 
-def _say_stopped() -> int:
+def _print_stopped() -> int:
     """Print the one line of a command that a signal ended. On a terminal it begins below the ^C."""
-    if text := stopping.end_line():
+    if text := stopping.render_end_line():
         print_line("\n" * sys.stderr.isatty() + text, error=True)
-    return stopping.exit_code()
+    return stopping.compute_exit_code()

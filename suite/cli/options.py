@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from suite import LARGEST_NUMBER, MOST_RUNS
-from suite.descriptor import with_cards
-from suite.files import QUIET, brief
+from suite.descriptor import use_cards
+from suite.files import QUIET, render_repr
 from suite.plugins import CARDS
 
 Function = Callable[..., Any]  # of a command
@@ -23,7 +23,7 @@ RANKS_PER_CORE = 64  # more are a slip of the finger
 LARGEST = 2**62  # a seed, and what a rank adds to it, fit 64 bits
 
 
-class Finite(click.FloatRange):
+class FiniteRange(click.FloatRange):
     """A number with limits, at most `LARGEST_NUMBER`. click's own range accepts infinity and NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -34,13 +34,13 @@ class Finite(click.FloatRange):
         return number
 
 
-class Whole(click.IntRange):
+class IntegerRange(click.IntRange):
     """A whole number with limits, at most `LARGEST`. Python's integers have any length, those of libraries 64 bits."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Convert a text. The command ends with a usage error if it is too large."""
         if isinstance(value, str) and len(value) > len(str(LARGEST)) + 1:  # Python refuses 4301 digits with a traceback
-            self.fail(f"{brief(value, longest=24)} is not a whole number of at most {LARGEST}.", param, ctx)
+            self.fail(f"{render_repr(value, longest=24)} is not a whole number of at most {LARGEST}.", param, ctx)
         number = int(super().convert(value, param, ctx))
         if abs(number) > LARGEST:
             self.fail(f"{number} is more than {LARGEST}.", param, ctx)
@@ -50,9 +50,9 @@ class Whole(click.IntRange):
 def runs_option(
     default: int | None = 1, text: str = "Number of runs; mlhpc workload list says how many a score needs."
 ) -> Decorator:
-    """``--runs N``, at most `MOST_RUNS`."""
+    """``--runs N``, at most `MAX_PROPOSED_RUNS`."""
     return click.option(
-        "--runs", type=Whole(1, MOST_RUNS), default=default, show_default=default is not None, help=text
+        "--runs", type=IntegerRange(1, MOST_RUNS), default=default, show_default=default is not None, help=text
     )
 
 
@@ -65,7 +65,7 @@ def size_option(
 
 
 def settings_options(function: Function) -> Function:
-    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `settings` and `load_config`."""
+    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `choose_config_name` and `load_config`."""
     for option in (
         click.option(
             "--set",
@@ -88,7 +88,7 @@ def settings_options(function: Function) -> Function:
 
 
 def plan_options(function: Function) -> Function:
-    """``--plan`` and ``--mesh``: how samples and parameters are distributed over ranks. `plan_settings` turns them into
+    """``--plan`` and ``--mesh``: how samples and parameters are distributed over ranks. `convert_plan_to_settings` turns them into
     settings.
     """
     for option in (
@@ -106,33 +106,33 @@ def plan_options(function: Function) -> Function:
     return function
 
 
-def plan_settings(plan: str | None, mesh: str | None) -> tuple[str, ...]:
+def convert_plan_to_settings(plan: str | None, mesh: str | None) -> tuple[str, ...]:
     """Return the settings for ``--plan`` and ``--mesh``, as ``--set`` takes them. Paths are absolute."""
-    named = None if plan is None else str(Path(plan).absolute()) if is_file(plan) else plan
+    named = None if plan is None else str(Path(plan).absolute()) if is_config_path(plan) else plan
     given = (("plan", named), ("mesh", mesh))
     return tuple(f"{key}={value}" for key, value in given if value is not None)
 
 
-def settings(size: str | None, config: str | None) -> str | None:
+def choose_config_name(size: str | None, config: str | None) -> str | None:
     """Return the name of a shipped config, or a YAML path, for `suite.config.load_config`. None if neither is given.
 
     UsageError if both are given, a file as ``--size`` or a name as ``--config``.
     """
     if size is not None and config is not None:
         raise click.UsageError("--size and --config: give one; a file of settings states its size")
-    if size is not None and is_file(size):
+    if size is not None and is_config_path(size):
         raise click.UsageError(f"--size {size}: expected the name of a size; a file of settings is --config {size}")
-    if config is not None and not is_file(config):
+    if config is not None and not is_config_path(config):
         raise click.UsageError(f"--config {config}: expected a YAML file; a size is --size {config}")
     return config or size
 
 
-def settings_words(name: str, overrides: Sequence[str]) -> list[str]:
-    """Write the result of `settings`, and ``--set``, as words of a command line."""
-    return command_words({"--config" if is_file(name) else "--size": name, "--set": tuple(overrides)})
+def render_config_words(name: str, overrides: Sequence[str]) -> list[str]:
+    """Write the result of `choose_config_name`, and ``--set``, as words of a command line."""
+    return render_option_words({"--config" if is_config_path(name) else "--size": name, "--set": tuple(overrides)})
 
 
-def command_words(options: Mapping[str, object]) -> list[str]:
+def render_option_words(options: Mapping[str, object]) -> list[str]:
     """Write options as words of a command line, for ranks that repeat this command.
 
     A tuple repeats its option, True is an option without a value. None and False are left out.
@@ -147,7 +147,7 @@ def command_words(options: Mapping[str, object]) -> list[str]:
     return words
 
 
-def is_file(text: str) -> bool:
+def is_config_path(text: str) -> bool:
     """Return True if a text is meant as a path of a YAML file."""
     return Path(text).suffix in {".yaml", ".yml"}
 
@@ -161,7 +161,7 @@ def ranks_option(default: int | None = 1, text: str = "Number of MPI ranks to st
             raise click.BadParameter(f"{value}: this machine has {cores} cores; at most {RANKS_PER_CORE * cores} ranks")
         return value
 
-    kind = Whole(1)
+    kind = IntegerRange(1)
     return click.option(
         "--ranks", type=kind, default=default, show_default=default is not None, help=text, callback=check
     )
@@ -183,7 +183,7 @@ def tolerance_option() -> Decorator:
     """``--tolerance PERCENT`` of every command that calls a time slower, faster or equivalent."""
     return click.option(
         "--tolerance",
-        type=Finite(0.0),
+        type=FiniteRange(0.0),
         default=0.0,
         show_default=True,
         metavar="PERCENT",
@@ -205,16 +205,16 @@ def format_option(*more: str, meaning: str = "") -> Decorator:
     )
 
 
-def _give_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
+def _add_cards(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
     if paths:
-        context.with_resource(with_cards(paths))
+        context.with_resource(use_cards(paths))
 
 
 card_option = click.option(  # of every command that judges: what cards say is read while the command runs
     "--card",
     multiple=True,
     expose_value=False,
-    callback=_give_cards,
+    callback=_add_cards,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help=f"Card file of a benchmark without code; repeatable. Cards in ${CARDS} are always known.",
@@ -228,31 +228,31 @@ def add_shared(command: click.Command) -> click.Command:
             add_shared(each)
     if not isinstance(command, click.Group) or command.invoke_without_command:
         taken = {name for parameter in command.params for name in parameter.opts}
-        command.params += [option for option in shared() if not taken & set(option.opts)]
+        command.params += [option for option in make_shared_options() if not taken & set(option.opts)]
     return command
 
 
-def shared() -> list[click.Option]:
+def make_shared_options() -> list[click.Option]:
     """Return new options --quiet and --no-color, for every command and for mlhpc itself."""
     return [
-        _switch(["-q", "--quiet"], QUIET, "Print only results and errors, no progress."),
-        _switch(["--no-color"], NO_COLOR, "Print without colours. The environment variable NO_COLOR does the same."),
+        _make_flag(["-q", "--quiet"], QUIET, "Print only results and errors, no progress."),
+        _make_flag(["--no-color"], NO_COLOR, "Print without colours. The environment variable NO_COLOR does the same."),
     ]
 
 
-def _switch(names: list[str], variable: str, text: str) -> click.Option:
+def _make_flag(names: list[str], variable: str, text: str) -> click.Option:
     """Return an option that sets an environment variable, so that ranks and other started processes see it too."""
 
     def switch(context: click.Context, parameter: click.Parameter, on: bool) -> None:
         before = os.environ.get(variable)
         if on and not before:
             os.environ[variable] = "1"
-            context.call_on_close(lambda: _restore(variable, before))
+            context.call_on_close(lambda: _restore_variable(variable, before))
 
     return click.Option(names, is_flag=True, expose_value=False, is_eager=True, callback=switch, help=text)
 
 
-def _restore(variable: str, value: str | None) -> None:
+def _restore_variable(variable: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(variable, None)
     else:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from suite.files import QUIET, duration_text, print_progress
+from suite.files import QUIET, print_progress, render_duration
 
 PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
 
 
 @contextmanager
-def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+def start_progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (done, total) that shows progress. The time left assumes the pace so far."""
     if not shown or os.environ.get(QUIET):
         yield lambda done, total: None
@@ -27,10 +27,10 @@ def progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int, int],
             task = bar.add_task(title, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
-        yield plain_progress(title, time.monotonic)
+        yield make_plain_progress(title, time.monotonic)
 
 
-def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
+def make_plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int], None]:
     """Return a function of (done, total) that prints a line at most every `PLAIN_INTERVAL_S` seconds of ``clock``."""
     begin = last = clock()
 
@@ -40,6 +40,6 @@ def plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int, int
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
             left = (now - begin) * (total - done) / done
-            print_progress(f"{title}: {100 * done // total} %, about {duration_text(round(left))} left", error=True)
+            print_progress(f"{title}: {100 * done // total} %, about {render_duration(round(left))} left", error=True)
 
     return tell

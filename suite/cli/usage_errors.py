@@ -6,7 +6,7 @@ import re
 
 import click
 
-from suite.errors import did_you_mean, find_near
+from suite.errors import explain_near_names, find_near
 
 # Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
@@ -52,7 +52,7 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
     name, message = max(parameter.opts, key=len), error.message.rstrip(".")
     if isinstance(parameter, click.Option):
         if isinstance(parameter.type, click.Choice) and (given := message.split("'")[1:2]):
-            return f"{name}: {message}" + did_you_mean(given[0], map(str, parameter.type.choices))
+            return f"{name}: {message}" + explain_near_names(given[0], map(str, parameter.type.choices))
         if number := _NO_NUMBER.fullmatch(message):
             return f"{name} {number[1]}: expected a {'whole number' if number[2] == 'integer' else 'number'}"
         return f"{name}: {message}"

@@ -11,21 +11,21 @@ import click
 from suite.cli.options import JSON, TEXT, card_option, format_option
 from suite.compliance.check import Verdict
 from suite.compliance.check import check as check_paths
-from suite.compliance.exchange.document import as_json
-from suite.compliance.exchange.rcp_file import read_given_points
-from suite.compliance.exchange.waivers import read_waivers, waive
-from suite.compliance.explanations import explanation, rule_list
+from suite.compliance.exchange.document import render_json
+from suite.compliance.exchange.rcp_file import read_reference_points
+from suite.compliance.exchange.waivers import add_waivers, read_waivers
+from suite.compliance.explanations import explain_rule, render_rule_list
 from suite.compliance.official import run_official
 from suite.compliance.official_rules import write_rules
-from suite.compliance.output import as_junit, as_table, print_table
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.output import print_table, render_junit, render_table
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 from suite.exit_codes import ExitCode
 from suite.files import print_line
 
 FORMATS: dict[str, Callable[[Verdict], str]] = {
-    "text": as_table,
-    "json": as_json,
-    "junit": as_junit,
+    "text": render_table,
+    "json": render_json,
+    "junit": render_junit,
 }
 
 
@@ -36,7 +36,7 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
     "--ruleset",
     "ruleset_name",
     metavar="NAME",
-    help=f"Judge by these rules: {', '.join(ruleset_names())}. [those of the log or its folder]",
+    help=f"Judge by these rules: {', '.join(list_rulesets())}. [those of the log or its folder]",
 )
 @format_option(*(name for name in FORMATS if name not in (TEXT, JSON)), meaning="; junit prints XML for CI systems")
 @click.option(
@@ -105,16 +105,16 @@ def check(
       mlhpc check --explain last-eval
     """
     if explain is not None:
-        print_line(explanation(explain))
+        print_line(explain_rule(explain))
     elif list_rules:
-        print_line(rule_list())
+        print_line(render_rule_list())
     elif write_official_rules is not None:
         print_line("\n".join(map(str, write_rules(write_official_rules))))
     elif not paths:
         raise click.UsageError("give PATHS to check, such as runs/mine; mlhpc help check says what they can be")
     else:
-        verdict = _judge(paths, ruleset_name, waive_file, rcp)
-        _show(verdict, style)
+        verdict = _check_paths(paths, ruleset_name, waive_file, rcp)
+        _print_verdict(verdict, style)
         good = verdict.compliant and not (fail_on == "warning" and verdict.count("warning"))
         if official:
             official_verdict = run_official(list(paths))
@@ -127,17 +127,19 @@ def check(
             raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
-def _judge(paths: tuple[Path, ...], ruleset_name: str | None, waive_file: Path | None, rcp: Path | None) -> Verdict:
+def _check_paths(
+    paths: tuple[Path, ...], ruleset_name: str | None, waive_file: Path | None, rcp: Path | None
+) -> Verdict:
     """Check the paths. Every other file is read first, so that a mistake in it ends the command at once."""
     if ruleset_name is not None:
-        ruleset(ruleset_name)
-    given = read_given_points(rcp) if rcp is not None else None
+        read_ruleset(ruleset_name)
+    given = read_reference_points(rcp) if rcp is not None else None
     waivers = read_waivers(waive_file, paths) if waive_file is not None else None
     verdict = check_paths(list(paths), ruleset_name, given)
-    return verdict if waivers is None else waive(verdict, waivers)
+    return verdict if waivers is None else add_waivers(verdict, waivers)
 
 
-def _show(verdict: Verdict, style: str) -> None:
+def _print_verdict(verdict: Verdict, style: str) -> None:
     if style == TEXT and sys.stdout.isatty():
         print_table(verdict)
     else:

@@ -13,15 +13,15 @@ import click
 
 from suite.cli.options import JSON, card_option, format_option, tolerance_option
 from suite.compliance.check import check
-from suite.compliance.result import Result, first_named
+from suite.compliance.result import Result, find_named_run
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, print_line, printable
-from suite.log.comparable import unlike
-from suite.log.other_work import busy_text
+from suite.files import print_line, render_duration, render_printable
+from suite.log.comparable import list_differences
+from suite.log.other_work import render_busy_warning
 from suite.log.score import Throughput
 from suite.statistics import Outcome
-from suite.statistics.comparison import MOST_RUNS, Run, TimeRatio, compare_times, runs_to_tell
+from suite.statistics.comparison import MAX_PROPOSED_RUNS, TimedRun, TimeRatio, compare_times, estimate_runs_needed
 from suite.statistics.comparison import Comparison as TimeComparison
 
 CONFIDENCE = 0.95  # of all intervals of one command together
@@ -110,21 +110,24 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
         raise click.UsageError(f"{first} has nothing to be compared with: give a second path")
     found, confidence = compare_results(first, others, tolerance, any_runs=any_runs)
     if style == JSON:
-        rows = [as_data(item) for item in found]
+        rows = [convert_to_data(item) for item in found]
         document = {"version": 1, "tolerance_percent": tolerance, "confidence": confidence, "comparisons": rows}
         print_line(json.dumps(document, indent=1))
     else:
         several = len(others) > 1
         lines = []
         for item in found:
-            lines += [render(item, tolerance, confidence, named=several), *(f"  {text}" for text in item.busy)]
-        print_line("\n".join(map(printable, lines)))
-    code = _exit_code(found)
+            lines += [
+                render_comparison(item, tolerance, confidence, named=several),
+                *(f"  {text}" for text in item.busy),
+            ]
+        print_line("\n".join(map(render_printable, lines)))
+    code = _choose_exit_code(found)
     if code != ExitCode.OK:
         raise click.exceptions.Exit(code)
 
 
-def _exit_code(found: Sequence[Comparison]) -> ExitCode:
+def _choose_exit_code(found: Sequence[Comparison]) -> ExitCode:
     """Return the exit code of all comparisons; a slower result outweighs one that could not be compared."""
     if any(item.verdict == Outcome.SLOWER for item in found):
         return ExitCode.FINDINGS
@@ -139,13 +142,13 @@ def compare_results(
     baseline: Path, others: Sequence[Path], tolerance: float = 0.0, *, any_runs: bool = False
 ) -> tuple[list[Comparison], float]:
     """Compare each of ``others`` with ``baseline``. Also return the confidence of each interval."""
-    pairs = [pair for other in others for pair in _pairs(baseline, other)]
+    pairs = [pair for other in others for pair in _pair_results(baseline, other)]
     # Bonferroni: the intervals of all pairs hold together
     confidence = 1.0 - (1.0 - CONFIDENCE) / len(pairs)
     return [_compare(one, other, tolerance, confidence, any_runs) for one, other in pairs], confidence
 
 
-def as_data(item: Comparison) -> dict[str, Any]:
+def convert_to_data(item: Comparison) -> dict[str, Any]:
     """One comparison as data for --format json; an interval without end is null."""
     ratio = item.ratio
     bounded = ratio is not None and math.isfinite(ratio.high)
@@ -156,7 +159,7 @@ def as_data(item: Comparison) -> dict[str, Any]:
     }
 
 
-def render(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
+def render_comparison(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
     """One comparison as a line; ``named``: with the folder of B, where there are several."""
     reasons = "".join(f"; {reason}" for reason in (*item.reasons, *([item.assumes] if item.assumes else [])))
     if item.ratio is None:
@@ -169,11 +172,11 @@ def render(item: Comparison, tolerance: float, confidence: float, *, named: bool
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
         f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level} ({item.runs_b} and {item.runs_a} runs, "
-        f"{item.score_b} and {item.score_a}): {item.verdict}{more}{within}{reasons}{_energy_text(item.energy)}"
+        f"{item.score_b} and {item.score_a}): {item.verdict}{more}{within}{reasons}{_render_energy(item.energy)}"
     )
 
 
-def _energy_text(energy: EnergyRatio | None) -> str:
+def _render_energy(energy: EnergyRatio | None) -> str:
     if energy is None:
         return ""
     ends = (
@@ -185,23 +188,25 @@ def _energy_text(energy: EnergyRatio | None) -> str:
 _Kind = tuple[str | None, str | None, str]  # benchmark, size, scenario
 
 
-def _pairs(a: Path, b: Path) -> list[tuple[Result, Result]]:
+def _pair_results(a: Path, b: Path) -> list[tuple[Result, Result]]:
     """Pair the results of both paths by benchmark, size and scenario. InputError if none match or several do."""
-    first, second = _results(a), _results(b)
+    first, second = _group_by_kind(a), _group_by_kind(b)
     shared = [kind for kind in first if kind in second]
     if not shared:
         raise InputError(
-            f"{a} and {b} have no benchmark and size in common: {a} has {_kinds(first)}; {b} has {_kinds(second)}"
+            f"{a} and {b} have no benchmark and size in common: {a} has {_render_kinds(first)}; {b} has {_render_kinds(second)}"
         )
     for path, results in ((a, first), (b, second)):
         for kind in shared:
             if len(results[kind]) > 1:
                 names = ", ".join(str(item.group.folder) for item in results[kind])
-                raise InputError(f"{path} has {len(results[kind])} results of {_kind(kind)}; give one of them: {names}")
+                raise InputError(
+                    f"{path} has {len(results[kind])} results of {_render_kind(kind)}; give one of them: {names}"
+                )
     return [(first[kind][0], second[kind][0]) for kind in shared]
 
 
-def _results(path: Path) -> dict[_Kind, list[Result]]:
+def _group_by_kind(path: Path) -> dict[_Kind, list[Result]]:
     results: dict[_Kind, list[Result]] = {}
     for scored in check([path]).results:
         results.setdefault(_kind_of(scored), []).append(scored)
@@ -209,29 +214,31 @@ def _results(path: Path) -> dict[_Kind, list[Result]]:
 
 
 def _kind_of(scored: Result) -> _Kind:
-    first = first_named(scored.runs)
+    first = find_named_run(scored.runs)
     return first.benchmark, first.size, scored.scenario
 
 
 def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs: bool) -> Comparison:
-    what, name_a, name_b = _kind(_kind_of(a)), str(a.group.folder), str(b.group.folder)
+    what, name_a, name_b = _render_kind(_kind_of(a)), str(a.group.folder), str(b.group.folder)
     bad = _reasons_against_scores(a, b)
     runs_a, runs_b = _timed_runs(a), _timed_runs(b)
     times_a, times_b = ([time for _, time in runs] for runs in (runs_a, runs_b))
     if not times_a or not times_b or not (any_runs or (a.score.valid and b.score.valid)):
-        return Comparison(what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False, busy=_busy(a, b))
+        return Comparison(
+            what, name_a, name_b, Outcome.INCONCLUSIVE, tuple(bad), scores=False, busy=_list_busy_warnings(a, b)
+        )
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
-    apart = unlike(_round(a), _round(b), a.division, b.division)
+    apart = list_differences(_find_round(a), _find_round(b), a.division, b.division)
     compared = compare_times(
         runs_a, runs_b, confidence=confidence, margin=tolerance / 100.0, resolution_s=_resolution_s(a, b)
     )
-    lost = _lost_runs("A", a) + _lost_runs("B", b)
+    lost = _describe_missed_runs("A", a) + _describe_missed_runs("B", b)
     scores = any_runs or not bad
     judged = compared is not None and scores and not apart and not lost
     verdict = compared.outcome if compared is not None and judged else Outcome.INCONCLUSIVE
-    doubts = _doubts(compared, times_a, times_b)
+    doubts = _describe_doubts(compared, times_a, times_b)
     if compared is not None and judged and not doubts and verdict == Outcome.INCONCLUSIVE:
-        doubts = [_runs_wanted(compared)]
+        doubts = [_describe_needed_runs(compared)]
     energy, unknown = _compare_energy(a, b)
     return Comparison(
         what=what,
@@ -240,25 +247,25 @@ def _compare(a: Result, b: Result, tolerance: float, confidence: float, any_runs
         verdict=verdict,
         reasons=(*apart, *lost, *bad, *doubts, *unknown),
         scores=scores,
-        ratio=_ratio(compared, times_a, times_b),
-        assumes=_assumption(runs_a, runs_b) if verdict != Outcome.INCONCLUSIVE else None,
+        ratio=_compute_ratio(compared, times_a, times_b),
+        assumes=_describe_assumption(runs_a, runs_b) if verdict != Outcome.INCONCLUSIVE else None,
         runs_a=len(times_a),
         runs_b=len(times_b),
-        score_a=_score(a),
-        score_b=_score(b),
+        score_a=_render_score(a),
+        score_b=_render_score(b),
         energy=energy,
-        busy=_busy(a, b),
+        busy=_list_busy_warnings(a, b),
     )
 
 
-def _busy(a: Result, b: Result) -> tuple[str, ...]:
+def _list_busy_warnings(a: Result, b: Result) -> tuple[str, ...]:
     """Warn of a side whose runs shared their CPUs with other programs."""
     found = (("A", a), ("B", b))
-    texts = ((side, item.group.folder, busy_text([run.company for run in item.runs])) for side, item in found)
+    texts = ((side, item.group.folder, render_busy_warning([run.company for run in item.runs])) for side, item in found)
     return tuple(f"{side}, {folder}: {text}" for side, folder, text in texts if text)
 
 
-def _timed_runs(scored: Result) -> list[Run]:
+def _timed_runs(scored: Result) -> list[TimedRun]:
     """List when each converged run began and how long it took."""
     records = [run.record for run in scored.score.runs if run.converged]
     return [(record.run_start_s or 0.0, record.time_to_train_s or 0.0) for record in records]
@@ -270,7 +277,7 @@ def _resolution_s(a: Result, b: Result) -> float:
     return 1.0 if all(time == int(time) for time in times) else 0.001
 
 
-def _lost_runs(side: str, scored: Result) -> list[str]:
+def _describe_missed_runs(side: str, scored: Result) -> list[str]:
     """Say that more runs missed the target than the rules allow: the times of the others alone favour that side."""
     judged = [run for run in scored.score.runs if not run.record.resumed]
     missed = sum(not run.converged for run in judged)
@@ -279,7 +286,7 @@ def _lost_runs(side: str, scored: Result) -> list[str]:
     return [f"{missed} of {len(judged)} runs of {side} missed the target, so its other times alone favour {side}"]
 
 
-def _doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> list[str]:
+def _describe_doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> list[str]:
     """Say why the runs are not enough for a verdict, or what widens the interval."""
     if compared is not None:
         return list(compared.doubts)
@@ -287,21 +294,21 @@ def _doubts(compared: TimeComparison | None, a: Sequence[float], b: Sequence[flo
     return alone or ["all runs take the same time, so their spread is not known"]
 
 
-def _runs_wanted(compared: TimeComparison) -> str:
-    enough = runs_to_tell(compared)
+def _describe_needed_runs(compared: TimeComparison) -> str:
+    enough = estimate_runs_needed(compared)
     if enough is None:
-        return f"more than {MOST_RUNS} runs each would be needed to show a ratio of {compared.ratio:.4f}"
+        return f"more than {MAX_PROPOSED_RUNS} runs each would be needed to show a ratio of {compared.ratio:.4f}"
     return f"about {enough} runs each would show a ratio of {compared.ratio:.3f}"
 
 
-def _assumption(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+def _describe_assumption(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> str | None:
     """Say what a verdict rests on if all runs of one side began before those of the other."""
     if max(a) < min(b) or max(b) < min(a):
         return "assumes that the machine was the same in both sessions (mlhpc ab runs them in turn)"
     return None
 
 
-def _ratio(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> TimeRatio:
+def _compute_ratio(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> TimeRatio:
     """The ratio with its interval, or that of geometric means without one if the runs show no spread."""
     if compared is not None:
         return TimeRatio(compared.ratio, compared.low, compared.high, compared.p)
@@ -316,9 +323,9 @@ def _reasons_against_scores(a: Result, b: Result) -> list[str]:
     return invalid + [f"{side} is {item.verdict}" for side, item in sides if item.verdict]
 
 
-def _round(scored: Result) -> str | None:
+def _find_round(scored: Result) -> str | None:
     """The round of a result, or without one its ruleset: results of different rounds are not compared."""
-    return scored.group.round or first_named(scored.runs).ruleset
+    return scored.group.round or find_named_run(scored.runs).ruleset
 
 
 def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]]:
@@ -344,19 +351,19 @@ def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]
     return EnergyRatio(other.mean_j / one.mean_j, interval, one.what, one.mean_j, other.mean_j), []
 
 
-def _score(scored: Result) -> str:
+def _render_score(scored: Result) -> str:
     result = scored.score
     if not result.valid:
         return "no score"
     if isinstance(result, Throughput):
         return f"{result.models_per_minute or 0.0:.3g} models/min"
-    return f"score {duration_text(result.mean_s or 0.0)}"
+    return f"score {render_duration(result.mean_s or 0.0)}"
 
 
-def _kind(kind: _Kind) -> str:
+def _render_kind(kind: _Kind) -> str:
     benchmark, size, scenario = kind
     return " ".join(str(part) for part in (benchmark or "no known benchmark,", size, scenario) if part is not None)
 
 
-def _kinds(results: dict[_Kind, list[Result]]) -> str:
-    return ", ".join(_kind(kind) for kind in results) or "no result_*.txt"
+def _render_kinds(results: dict[_Kind, list[Result]]) -> str:
+    return ", ".join(_render_kind(kind) for kind in results) or "no result_*.txt"

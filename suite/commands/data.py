@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.card import value_text
+from suite.card import render_metric_value
 from suite.cli.group import Subcommands
-from suite.cli.options import Whole, output_option, ranks_option, size_option
-from suite.cli.progress import TERMINAL_NAME, progress
-from suite.config import default_data_root
-from suite.descriptor import descriptor
+from suite.cli.options import IntegerRange, output_option, ranks_option, size_option
+from suite.cli.progress import TERMINAL_NAME, start_progress
+from suite.config import choose_default_data_root
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import byte_text, duration_text, print_line, print_progress, write_whole
-from suite.launch.local import run_attached, suite_command
+from suite.files import print_line, print_progress, render_bytes, render_duration, write_file_atomically
+from suite.launch.local import make_suite_command, run_attached
 from suite.launcher import find_world
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from suite.descriptor import Descriptor
     from suite.world import World
 
-LARGE = 2**26  # bytes of a data set whose baselines may take minutes
+LARGE_BYTES = 2**26  # bytes of a data set whose baselines may take minutes
 
 
 @click.group(
@@ -61,7 +61,7 @@ def data() -> None:
 @size_option()
 @click.option(
     "--seed",
-    type=Whole(0),
+    type=IntegerRange(0),
     default=0,
     show_default=True,
     help="Random seed of the data; another seed gives other data.",
@@ -70,24 +70,24 @@ def data() -> None:
 @output_option("Folder of the data set.", "$MLHPC_DATA or data/<workload>-<size>")
 def generate(workload: str, size: str, seed: int, ranks: int, output: Path | None) -> None:
     """Generate the synthetic data set of a size. Inside srun or mpiexec all ranks take part."""
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     needed = chosen.card().size(size).data_bytes
-    root = output or default_data_root(workload, size)
-    if _is_there(root, workload, size, seed):
+    root = output or choose_default_data_root(workload, size)
+    if _is_made_already(root, workload, size, seed):
         return
-    _check_room(root, f"{workload} {size}", needed)
+    _check_disk_space(root, f"{workload} {size}", needed)
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
-    with _world() as world:
+    with _connect_ranks() as world:
         if world.is_first:
             from suite.workload import load_workload
 
             # Baselines need it at the end: an incomplete workload is refused here, not after hours of generating.
             load_workload(chosen)
-        with progress(f"{workload} {size}", shown=world.is_first) as tell:
+        with start_progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
-        _show(root, world)
-        _show_baselines(chosen, root, world)
+        _print_data_set(root, world)
+        _print_baselines(chosen, root, world)
 
 
 @data.command()
@@ -105,23 +105,23 @@ def convert(
     """Convert public data files in their original format to a data set of the suite.
 
     SOURCE is the folder of the files, such as the one that `mlhpc data fetch` made."""
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     if not source.exists():
         raise InputError(f"{source}: does not exist; expected the folder of the {workload} files to convert")
     if size is not None:
         chosen.card().size(size)
-    root = output or default_data_root(workload, size or "converted")
+    root = output or choose_default_data_root(workload, size or "converted")
     words = [*(["--size", size] if size else []), *(["--trust-pickles"] if trust_pickles else [])]
     _start_ranks(ranks, ["convert", workload, str(source), *words, "-o", str(root)])
-    with _world() as world:
-        function = _ability(chosen.load_generator(), workload, "convert")
+    with _connect_ranks() as world:
+        function = _find_generator_function(chosen.load_generator(), workload, "convert")
         if trust_pickles and "trust_pickles" not in signature(function).parameters:
             raise InputError(f"--trust-pickles: the files of {workload} are no pickles; leave the option out")
         trust = {"trust_pickles": True} if trust_pickles else {}
-        with progress(f"convert {workload}", shown=world.is_first) as tell:
+        with start_progress(f"convert {workload}", shown=world.is_first) as tell:
             function(source, root, world=world, size=size, progress=tell, **trust)
-        _show(root, world)
-        _show_baselines(chosen, root, world)
+        _print_data_set(root, world)
+        _print_baselines(chosen, root, world)
 
 
 @data.command()
@@ -130,7 +130,7 @@ def convert(
 def verify(root: Path, deep: bool) -> None:
     """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
-    from suite.data.manifest import verify as find_problems
+    from suite.data.manifest import compare_files as find_problems
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
@@ -143,7 +143,7 @@ def verify(root: Path, deep: bool) -> None:
         print_line(str(problem), error=True)
         sys.exit(ExitCode.FINDINGS)
     seen = 0
-    with progress(f"verify {root}", shown=deep) as tell:
+    with start_progress(f"verify {root}", shown=deep) as tell:
 
         def count(amount: int) -> None:
             nonlocal seen
@@ -156,7 +156,7 @@ def verify(root: Path, deep: bool) -> None:
     if problems:
         sys.exit(ExitCode.FINDINGS)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
-    print_line(f"{_summary(root, manifest)}: fine: {what}, {duration_text(time.monotonic() - begin)}")
+    print_line(f"{_render_summary(root, manifest)}: fine: {what}, {render_duration(time.monotonic() - begin)}")
 
 
 @data.command()
@@ -170,12 +170,12 @@ def describe(root: Path, output: Path | None) -> None:
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
     manifest = read_manifest(root)
-    text = render_croissant(root, manifest, _about(manifest))
+    text = render_croissant(root, manifest, _describe_data(manifest))
     path = output or root / CROISSANT_NAME
     if path.is_file() and path.read_bytes() != text.encode():
         raise InputError(f"{path}: exists already with other content; choose another file with -o")
-    write_whole(path, text)
-    print_line(f"{path}: Croissant 1.1 of {_summary(root, manifest)}")
+    write_file_atomically(path, text)
+    print_line(f"{path}: Croissant 1.1 of {_render_summary(root, manifest)}")
 
 
 @data.command()
@@ -189,9 +189,9 @@ def describe(root: Path, output: Path | None) -> None:
 @output_option("Folder for the public files.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
     """Copy the public data of a workload here and verify them; `mlhpc data convert` makes a data set of them."""
-    function = _ability(descriptor(workload).load_generator(), workload, "fetch")
-    folder = output or default_data_root(workload, "public")
-    with progress(f"fetch {workload}") as tell:
+    function = _find_generator_function(load_descriptor(workload).load_generator(), workload, "fetch")
+    folder = output or choose_default_data_root(workload, "public")
+    with start_progress(f"fetch {workload}") as tell:
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
     print_line(
@@ -199,10 +199,10 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
     )
 
 
-def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
+def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
     """True if the folder holds this data set, by presence and sizes. InputError for another or a damaged one."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
-    from suite.data.manifest import verify as find_problems
+    from suite.data.manifest import compare_files as find_problems
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -219,18 +219,18 @@ def _is_there(root: Path, workload: str, size: str, seed: int) -> bool:
             f"{problems[0]}; to repair the data set, remove the damaged files and {root / MANIFEST_NAME}, "
             "then repeat this command"
         )
-    print_line(f"{_summary(root, manifest)}: complete already; presence and sizes verified")
+    print_line(f"{_render_summary(root, manifest)}: complete already; presence and sizes verified")
     return True
 
 
-def _check_room(root: Path, name: str, needed: int) -> None:
+def _check_disk_space(root: Path, name: str, needed: int) -> None:
     """Raise InputError if a data set of this size does not fit on the disk. What exists already counts as fitting."""
     made = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed > made + free:
         raise InputError(
-            f"{root}: {name} takes {byte_text(needed)}, {byte_text(free)} are free here; "
+            f"{root}: {name} takes {render_bytes(needed)}, {render_bytes(free)} are free here; "
             "choose another folder with -o, or a smaller --size (mlhpc workload list)"
         )
 
@@ -243,11 +243,11 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
     if find_world(ranks) is not None or ranks == 1:
         return
     terminal = {TERMINAL_NAME: "1"} if sys.stderr.isatty() else {}
-    sys.exit(run_attached(suite_command("data", *words), ranks=ranks, environ={**os.environ, **terminal}))
+    sys.exit(run_attached(make_suite_command("data", *words), ranks=ranks, environ={**os.environ, **terminal}))
 
 
 @contextmanager
-def _world() -> Iterator[World]:
+def _connect_ranks() -> Iterator[World]:
     """Return the ranks of this command. Rank 0 reports an error that all ranks raise; any other error aborts all."""
     from suite.world import World
 
@@ -269,14 +269,14 @@ def _world() -> Iterator[World]:
         world.transport.abort(1)
 
 
-def _show(root: Path, world: World) -> None:
+def _print_data_set(root: Path, world: World) -> None:
     if world.is_first:
         from suite.data.manifest import read_manifest
 
-        print_line(f"{_summary(root, read_manifest(root))}: complete")
+        print_line(f"{_render_summary(root, read_manifest(root))}: complete")
 
 
-def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
+def _print_baselines(chosen: Descriptor, root: Path, world: World) -> None:
     """On rank 0, measure and print the metric of simple predictors and the target, for a person to judge it.
 
     Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep,
@@ -290,40 +290,40 @@ def _show_baselines(chosen: Descriptor, root: Path, world: World) -> None:
 
 
 def _measure_baselines(chosen: Descriptor, root: Path) -> None:
-    from suite.data.baselines import is_oracle, measure_baselines, standard_error
+    from suite.data.baselines import find_standard_error, is_oracle, measure_baselines
     from suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
     if manifest.size not in chosen.card().sizes:  # converted data of a shape that no size has
         return
     card = chosen.card().size(manifest.size)
-    if manifest.bytes > LARGE:
+    if manifest.bytes > LARGE_BYTES:
         print_progress(
             f"{root}: measuring its baselines, which may take minutes; without them runs log none", error=True
         )
     for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        error = standard_error(value)
-        shown = value_text(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
+        error = find_standard_error(value)
+        shown = render_metric_value(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
         note = "best possible (knows how the data were made); " if is_oracle(value) else ""
         print_line(f"  {card.metric_name} of {name}: {shown} ({note}target {card.threshold:g})")
 
 
-def _summary(root: Path, manifest: Manifest) -> str:
+def _render_summary(root: Path, manifest: Manifest) -> str:
     samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in manifest.splits)
     content = f"{samples} samples, {manifest.bytes / 1e9:.2f} GB in {len(manifest.shards)} shards"
     return f"{root}: {manifest.workload} {manifest.size}, {content}"
 
 
-def _about(manifest: Manifest) -> str:
+def _describe_data(manifest: Manifest) -> str:
     """A sentence on the data: what the card says of the workload and size, if they are known here."""
     with suppress(InputError):
-        card = descriptor(manifest.workload).card()
+        card = load_descriptor(manifest.workload).card()
         size = f": {card.sizes[manifest.size].description}" if manifest.size in card.sizes else ""
         return f"Data of {card.title} ({card.domain}), size {manifest.size}{size}."
     return f"Data of {manifest.workload}, size {manifest.size}."
 
 
-def _ability(generator: Any, workload: str, name: str) -> Callable[..., None]:
+def _find_generator_function(generator: Any, workload: str, name: str) -> Callable[..., None]:
     """The function of that name in a workload's generator module. InputError if it has none."""
     function = getattr(generator, name, None)
     if function is None:

@@ -18,14 +18,14 @@ from pathlib import Path
 import click
 
 from suite.cli.options import output_option, ranks_option, runs_option, size_option
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, make_folder, print_line, print_progress, write_whole
-from suite.launch.local import suite_command
-from suite.launcher import refuse_several
-from suite.log.run_folder import default_folder
-from suite.stopping import exit_code
+from suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
+from suite.launch.local import make_suite_command
+from suite.launcher import refuse_several_ranks
+from suite.log.run_folder import choose_default_folder
+from suite.stopping import compute_exit_code
 
 ALL = "all"  # in place of a workload
 ORG = "demo"  # the submitter of the package
@@ -91,31 +91,31 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 
     Exit code 0 if every step succeeded, else 1. With fewer --runs than the size requires there is no score: exit code 1.
     """
-    refuse_several("the demo starts its own")
-    names = sorted(descriptors()) if workload == ALL else [workload]
-    counts = {name: runs or descriptor(name).card().size(size).required_runs for name in names}
-    root = output or default_folder(workload, size, datetime.now(UTC), under="demo")
+    refuse_several_ranks("the demo starts its own")
+    names = sorted(load_descriptors()) if workload == ALL else [workload]
+    counts = {name: runs or load_descriptor(name).card().size(size).required_runs for name in names}
+    root = output or choose_default_folder(workload, size, datetime.now(UTC), under="demo")
     if root.exists():
         raise InputError(f"{root}: exists already; choose another folder with -o")
     make_folder(root)
     began = time.monotonic()
     outcomes: list[StepResult] = []
     try:
-        for step in steps(counts, size, ranks, root):
-            outcomes.append(_run(step))
+        for step in list_steps(counts, size, ranks, root):
+            outcomes.append(_run_step(step))
             _write_steps(root / STEPS, outcomes)
     finally:
         shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
     failed = [outcome for outcome in outcomes if outcome.reason]
-    _summary(root, workload, size, time.monotonic() - began, failed)
+    _print_summary(root, workload, size, time.monotonic() - began, failed)
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
-def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[DemoStep]:
+def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[DemoStep]:
     """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders."""
     package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
     folders = {name: root / ("run" if len(runs) == 1 else f"run-{name}") for name in runs}
-    made = [step for name in runs for step in _made(name, size, runs[name], ranks, root, folders[name])]
+    made = [step for name in runs for step in _list_run_steps(name, size, runs[name], ranks, root, folders[name])]
     run_folders = tuple(folders.values())
     results = ((package,), run_folders)
     measure = (
@@ -140,7 +140,9 @@ def steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequenc
     )
 
 
-def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path) -> tuple[DemoStep, DemoStep]:
+def _list_run_steps(
+    workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
+) -> tuple[DemoStep, DemoStep]:
     """The data and the runs of one workload."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
@@ -158,7 +160,7 @@ def _made(workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
     )
 
 
-def _run(step: DemoStep) -> StepResult:
+def _run_step(step: DemoStep) -> StepResult:
     """Print and run one step. Ctrl-C ends the demo; a step that fails or has nothing to read does not."""
     arguments = step.command()
     if arguments is None:
@@ -168,13 +170,13 @@ def _run(step: DemoStep) -> StepResult:
         )
     print_progress(f"\n--- {step.title}: mlhpc {shlex.join(arguments)}")
     begin = time.monotonic()
-    code, last = _execute(suite_command(*arguments), step.limit_s)
+    code, last = _execute(make_suite_command(*arguments), step.limit_s)
     if code in (ExitCode.INTERRUPTED, -signal.SIGINT):
         print_line(f"mlhpc: demo stopped: step {step.title!r} was interrupted", error=True)
-        sys.exit(exit_code())
+        sys.exit(compute_exit_code())
     reason = "" if code == 0 else last or f"exit code {code}; its output says why"
     if code == ExitCode.TIMED_OUT and step.limit_s:
-        reason = f"stopped after {duration_text(step.limit_s)}"
+        reason = f"stopped after {render_duration(step.limit_s)}"
     return StepResult(step.title, f"mlhpc {step.arguments[0]}", code, time.monotonic() - begin, reason)
 
 
@@ -208,12 +210,12 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
 
 def _write_steps(path: Path, outcomes: Sequence[StepResult]) -> None:
     document = {"version": STEPS_VERSION, "kind": "steps", "steps": [vars(outcome) for outcome in outcomes]}
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    write_file_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
-def _summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[StepResult]) -> None:
+def _print_summary(root: Path, workload: str, size: str, seconds: float, failed: Sequence[StepResult]) -> None:
     print_line(
-        f"\n--- {workload} {size} in {duration_text(seconds)}; its data are in data/, everything else in {root}/"
+        f"\n--- {workload} {size} in {render_duration(seconds)}; its data are in data/, everything else in {root}/"
     )
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import Finite, card_option, output_option
-from suite.compliance.manifest import changed_files
+from suite.cli.options import FiniteRange, card_option, output_option
+from suite.compliance.manifest import check_manifest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.files import print_line
@@ -64,7 +64,7 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
 @click.option(
     "--network-power",
     "network_w",
-    type=Finite(0, 1e9, min_open=True),
+    type=FiniteRange(0, 1e9, min_open=True),
     metavar="WATTS",
     help="Estimated power of the network: its maximum rated power times the share that the runs used.",
 )
@@ -98,7 +98,7 @@ def package(
       mlhpc package --verify submissions/ACME
     """
     if verify:
-        _verify(runs)
+        _verify_packages(runs)
         return
     if system is None:
         raise click.UsageError("Missing option '--system'")
@@ -106,7 +106,7 @@ def package(
         raise click.UsageError("--power and --power-columns: give both")
 
     name, stated, system_submitter = system, None, None
-    file = _system_file(system)
+    file = _find_system_file(system)
     if file is not None:
         system_submitter = read_system(file).submitter
         name, stated = Path(system).stem, read_description(file)
@@ -122,15 +122,15 @@ def package(
         status=status,
         stated=stated,
         count_failed=count_failed,
-        redact=_kinds(redact),
+        redact=_parse_redactions(redact),
         meter=meter,
         network_w=network_w,
         system_submitter=system_submitter,
     )
-    _show(built)
+    _print_package(built)
 
 
-def _show(built: Package) -> None:
+def _print_package(built: Package) -> None:
     for result in built.results:
         pruned = f", {len(result.pruned)} pruned" if result.pruned else ""
         print_line(f"{built.folder / result.folder}: {len(result.scored)} run{'s' * (len(result.scored) != 1)}{pruned}")
@@ -146,7 +146,7 @@ def _show(built: Package) -> None:
     print_line(f"{built.folder}: package {state}; next: mlhpc check {shlex.quote(str(built.folder))}")
 
 
-def _kinds(text: str) -> list[str]:
+def _parse_redactions(text: str) -> list[str]:
     kinds = [kind.strip() for kind in text.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -154,7 +154,7 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _system_file(system: str) -> Path | None:
+def _find_system_file(system: str) -> Path | None:
     """The system file that --system names, as a path or by its name in submissions/systems. None if there is none."""
     path = Path(system)
     if path.suffix in (".yaml", ".yml"):
@@ -163,14 +163,14 @@ def _system_file(system: str) -> Path | None:
     return shipped if shipped.is_file() else None
 
 
-def _verify(packages: tuple[Path, ...]) -> None:
+def _verify_packages(packages: tuple[Path, ...]) -> None:
     """Print how each package differs from its manifest; exit code 1 if any does. InputError for what is no package."""
     for folder in packages:
         if not any(os.path.lexists(folder / name) for name in (MANIFEST, "results", "systems")):
             raise InputError(f"{folder}: not a package (no {MANIFEST} and no results/); mlhpc package RUNS builds one")
     count = 0
     for folder in packages:
-        changes = [f"{path}: {message}" for _, path, message in changed_files(folder)]
+        changes = [f"{path}: {message}" for _, path, message in check_manifest(folder)]
         print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
     if count:

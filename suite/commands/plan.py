@@ -15,28 +15,28 @@ from msgspec import structs
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
-    Finite,
-    Whole,
+    FiniteRange,
+    IntegerRange,
+    choose_config_name,
+    convert_plan_to_settings,
     format_option,
     plan_options,
-    plan_settings,
-    settings,
     settings_options,
 )
 from suite.config import RunConfig, load_config
-from suite.descriptor import Descriptor, descriptor
+from suite.descriptor import Descriptor, load_descriptor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import byte_text, print_line
+from suite.files import print_line, render_bytes
 
 if TYPE_CHECKING:
-    from suite.performance.plans.machine import Machine, Span
-    from suite.performance.plans.predict import Common, Cost
+    from suite.performance.plans.machine import Estimate, Machine
+    from suite.performance.plans.predict import Cost, PredictionCache
     from suite.performance.plans.step_time import StepTime
 
 DEFAULT_PLANS = ("spatial", "sharded")  # the first that a workload ships
 VERSION = 1
-SHOWN = 12  # plans of a sweep that are printed
+LISTED_PLANS = 12  # plans of a sweep that are printed
 
 
 @click.command(
@@ -54,10 +54,14 @@ Examples:
 @settings_options
 @plan_options
 @click.option(
-    "--nodes", type=Whole(1, 100_000), help="Number of nodes; times --ranks-per-node it is the number of ranks."
+    "--nodes", type=IntegerRange(1, 100_000), help="Number of nodes; times --ranks-per-node it is the number of ranks."
 )
-@click.option("--ranks-per-node", type=Whole(1, 1024), default=1, show_default=True, help="Number of ranks on a node.")
-@click.option("--ranks", type=Whole(1, 100_000), help="Total number of ranks. [that of --nodes, else of the mesh]")
+@click.option(
+    "--ranks-per-node", type=IntegerRange(1, 1024), default=1, show_default=True, help="Number of ranks on a node."
+)
+@click.option(
+    "--ranks", type=IntegerRange(1, 100_000), help="Total number of ranks. [that of --nodes, else of the mesh]"
+)
 @click.option(
     "--sweep",
     is_flag=True,
@@ -66,15 +70,15 @@ Examples:
 )
 @click.option(
     "--memory",
-    type=Finite(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="GIB",
     help="Reject plans that need more memory per rank, such as 16.",
 )
 @click.option("--tflops", metavar="N[-N]", help="Compute rate of a rank in 10^12 FLOP/s, such as 20 or 15-25.")
 @click.option(
-    "--gigabytes-per-s", type=Finite(0, min_open=True), help="Bandwidth of a rank's network link in 10^9 B/s."
+    "--gigabytes-per-s", type=FiniteRange(0, min_open=True), help="Bandwidth of a rank's network link in 10^9 B/s."
 )
-@click.option("--latency-us", type=Finite(0), help="Latency of a message between ranks in microseconds.")
+@click.option("--latency-us", type=FiniteRange(0), help="Latency of a message between ranks in microseconds.")
 @click.option(
     "--ceilings",
     type=click.Path(path_type=Path),
@@ -115,42 +119,44 @@ def plan(
 
     Exit code 0: the plan is valid; 1: no mesh of the sweep is valid; 2: the plan or an option is wrong.
     """
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     chosen.code()
-    tried = [plan_name] if plan_name else _shipped(chosen)
-    given = (*overrides, *plan_settings(tried[0], mesh))
-    resolved = load_config(chosen, settings(size, config) or DEFAULT_SIZE, given).with_stated_precision("mlhpc plan")
+    tried = [plan_name] if plan_name else _list_plans(chosen)
+    given = (*overrides, *convert_plan_to_settings(tried[0], mesh))
+    resolved = load_config(chosen, choose_config_name(size, config) or DEFAULT_SIZE, given).with_stated_precision(
+        "mlhpc plan"
+    )
     if ranks is not None and nodes is not None:
         raise click.UsageError("--ranks and --nodes both say how many ranks there are: give one of them")
     ranks = ranks if nodes is None else nodes * ranks_per_node
-    machine = _machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
+    machine = _choose_machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     refused: list[dict[str, str]] = []
     if not sweep:
-        costs = [_cost(chosen, resolved, ranks, memory)]
+        costs = [_predict_cost(chosen, resolved, ranks, memory)]
     elif ranks is None or mesh is not None:
         raise click.UsageError("--sweep needs --ranks or --nodes and chooses the mesh itself: leave --mesh out")
     else:
         costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
-    rows = _with_times(machine, costs)
+    rows = _predict_times(machine, costs)
     if style == JSON:
         print_line(_render_json(rows, refused))
     else:
-        lines = _sweep_lines(rows, refused) if sweep else _lines(*rows[0])
+        lines = _render_sweep(rows, refused) if sweep else _render_cost(*rows[0])
         print_line("\n".join(lines))
     if not rows:
         sys.exit(ExitCode.FINDINGS)  # no plan of the sweep is legal
 
 
-Stated = tuple[str | None, float | None, float | None]  # --tflops, --gigabytes-per-s, --latency-us
-Measured = tuple[Path | None, Path | None, str | None]  # --ceilings, --network, --reached
+StatedOptions = tuple[str | None, float | None, float | None]  # --tflops, --gigabytes-per-s, --latency-us
+MeasuredOptions = tuple[Path | None, Path | None, str | None]  # --ceilings, --network, --reached
 Row = tuple["Cost", "StepTime | None"]  # the time is None without a machine
 
 
-def _machine(stated: Stated, measured: Measured, precision: str) -> Machine | None:
+def _choose_machine(stated: StatedOptions, measured: MeasuredOptions, precision: str) -> Machine | None:
     """Return the machine that the options state, or the one that was measured; None without any option."""
     if stated == (None, None, None):
-        return _measured_machine(*measured, precision)
-    machine = _stated_machine(*stated)
+        return _read_measured_machine(*measured, precision)
+    machine = _make_stated_machine(*stated)
     if measured != (None, None, None):
         raise click.UsageError(
             "--ceilings and --network replace --tflops, --gigabytes-per-s and --latency-us: give one group of them"
@@ -158,16 +164,16 @@ def _machine(stated: Stated, measured: Measured, precision: str) -> Machine | No
     return machine
 
 
-def _stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
-    from suite.performance.plans.machine import Machine, Span, stated_network
+def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
+    from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
 
     if tflops is None or gigabytes_per_s is None or latency_us is None:
         raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
-    links = stated_network(gigabytes_per_s * 1e9, latency_us * 1e-6)
-    return Machine(_span("--tflops", tflops).times(Span(1e12, 1e12, 1e12)), links, sources=("stated",))
+    links = make_uniform_network(gigabytes_per_s * 1e9, latency_us * 1e-6)
+    return Machine(_parse_span("--tflops", tflops).times(Estimate(1e12, 1e12, 1e12)), links, sources=("stated",))
 
 
-def _measured_machine(
+def _read_measured_machine(
     ceilings: Path | None, network: Path | None, reached: str | None, precision: str
 ) -> Machine | None:
     from suite.performance.plans.machine import read_machine
@@ -176,15 +182,15 @@ def _measured_machine(
         raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
     if ceilings is None or network is None:
         return None
-    part = None if reached is None else _span("--reached", reached)
+    part = None if reached is None else _parse_span("--reached", reached)
     if part is not None and part.high > 1:
         raise click.UsageError(f"--reached {reached}: expected at most 1, the whole peak rate")
     return read_machine(ceilings, network, precision, part)
 
 
-def _span(option: str, text: str) -> Span:
+def _parse_span(option: str, text: str) -> Estimate:
     """Parse one number or two, ``LOW-HIGH``. UsageError names the option."""
-    from suite.performance.plans.machine import Span
+    from suite.performance.plans.machine import Estimate
 
     try:
         low, _, high = text.partition("-")
@@ -193,10 +199,10 @@ def _span(option: str, text: str) -> Span:
         ends = (0.0, 0.0)
     if not 0 < ends[0] <= ends[1] < float("inf"):
         raise click.UsageError(f"{option} {text}: expected a positive number, or two such as 0.3-0.5")
-    return Span.of(*ends)
+    return Estimate.of(*ends)
 
 
-def _with_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
+def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
     """Predict a step's time for each plan, and sort: the fastest first; without a machine, the least memory first."""
     from suite.performance.plans.step_time import predict_time
 
@@ -212,22 +218,26 @@ def _render_json(rows: Sequence[Row], refused: list[dict[str, str]]) -> str:
     return json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1)
 
 
-def _shipped(chosen: Descriptor) -> list[str]:
+def _list_plans(chosen: Descriptor) -> list[str]:
     """List the names of a workload's plans, `DEFAULT_PLANS` first. Without any, the first default, to be refused."""
     shipped = sorted(path.stem for path in (chosen.folder / "plans").glob("*.yaml"))
     defaults = [name for name in DEFAULT_PLANS if name in shipped]
     return [*defaults, *(name for name in shipped if name not in defaults)] or [DEFAULT_PLANS[0]]
 
 
-def _cost(
-    chosen: Descriptor, config: RunConfig, ranks: int | None, memory: float | None, common: Common | None = None
+def _predict_cost(
+    chosen: Descriptor,
+    config: RunConfig,
+    ranks: int | None,
+    memory: float | None,
+    common: PredictionCache | None = None,
 ) -> Cost:
     """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory.
 
     ``common``: of the meshes of a sweep.
     """
     from suite.data.sampling import check_batch
-    from suite.performance.plans.predict import largest
+    from suite.performance.plans.predict import predict_largest_cost
     from suite.performance.plans.sweep import NotLegalError
     from suite.training.parallel.mesh import ranks_of
     from suite.training.parallel.plan import find_plan, read_plan
@@ -239,12 +249,12 @@ def _cost(
     parallel = Parallel.of(config, chosen, 0, count)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     try:
-        cost = largest(chosen, config, parallel, common)
+        cost = predict_largest_cost(chosen, config, parallel, common)
     except InputError as error:
         raise NotLegalError(str(error)) from None
     if memory is not None and cost.memory > memory * 2**30:
         raise InputError(
-            f"plan {parallel.name} with {cost.mesh}: a rank needs {byte_text(cost.memory)}, "
+            f"plan {parallel.name} with {cost.mesh}: a rank needs {render_bytes(cost.memory)}, "
             f"--memory is {memory:g} GiB: split samples over more ranks, or set gradient_accumulation_steps"
         )
     return cost
@@ -254,40 +264,40 @@ def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks, and why others are not legal."""
-    from suite.performance.plans.predict import Common
-    from suite.performance.plans.sweep import sweep
+    from suite.performance.plans.predict import PredictionCache
+    from suite.performance.plans.sweep import list_plan_costs
     from suite.training.parallel.plan import find_plan, read_plan
     from suite.training.parallel.sharing import placements
     from suite.training.parallel.skeleton import build_on_meta
 
     found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
-    common = Common()
+    common = PredictionCache()
     names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
-    return sweep(
+    return list_plan_costs(
         found,
         ranks,
         lambda plan: placements(found[plan], names),
-        lambda plan, mesh: _cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common),
+        lambda plan, mesh: _predict_cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common),
     )
 
 
-def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
+def _render_cost(cost: Cost, time: StepTime | None) -> Iterator[str]:
     yield (
         f"mesh {cost.mesh}: {cost.ranks} ranks, {cost.samples} samples per group and part of a step; "
         "memory of the fullest rank, collectives of the rank that sends most"
     )
     # What a rank holds, then what it reads and computes.
     for name, text in (
-        ("parameters, buffers", byte_text(cost.parameters)),
-        ("gradients", byte_text(cost.gradients)),
-        ("gathered parameters", byte_text(cost.gathered)),
-        ("optimizer state", _known(cost.optimizer)),
-        ("activations", _known(cost.activations)),
-        ("at most in a step", _known(cost.peak)),
-        ("inputs", _known(cost.inputs)),
-        ("all of these", _at_least(cost)),
-        ("loaded ahead, host", _known(cost.ahead)),
-        ("read per step", _known(cost.reads)),
+        ("parameters, buffers", render_bytes(cost.parameters)),
+        ("gradients", render_bytes(cost.gradients)),
+        ("gathered parameters", render_bytes(cost.gathered)),
+        ("optimizer state", _render_bytes_or_unknown(cost.optimizer)),
+        ("activations", _render_bytes_or_unknown(cost.activations)),
+        ("at most in a step", _render_bytes_or_unknown(cost.peak)),
+        ("inputs", _render_bytes_or_unknown(cost.inputs)),
+        ("all of these", _render_memory(cost)),
+        ("loaded ahead, host", _render_bytes_or_unknown(cost.ahead)),
+        ("read per step", _render_bytes_or_unknown(cost.reads)),
         ("FLOPs per step", f"{cost.flops:.4g}"),
     ):
         yield f"  {name:<20} {text:>12}"
@@ -302,25 +312,26 @@ def _lines(cost: Cost, time: StepTime | None) -> Iterator[str]:
         yield f"  predicted step: {time.text()}"
 
 
-def _known(size: int | None) -> str:
-    return "not known" if size is None else byte_text(size)
+def _render_bytes_or_unknown(size: int | None) -> str:
+    return "not known" if size is None else render_bytes(size)
 
 
-def _at_least(cost: Cost) -> str:
+def _render_memory(cost: Cost) -> str:
     """All memory, or what is known of it."""
-    return ("> " if cost.lacks else "") + byte_text(cost.memory)
+    return ("> " if cost.lacks else "") + render_bytes(cost.memory)
 
 
-def _sweep_lines(rows: Sequence[Row], refused: list[dict[str, str]]) -> Iterator[str]:
+def _render_sweep(rows: Sequence[Row], refused: list[dict[str, str]]) -> Iterator[str]:
     yield f"{'plan':<14} {'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
-    for cost, time in rows[:SHOWN]:
+    for cost, time in rows[:LISTED_PLANS]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
         yield (
-            f"{cost.plan:<14} {cost.mesh:<34} {_at_least(cost):>12} {_known(cost.reads):>10} {byte_text(split):>12} "
-            f"{byte_text(cost.gradients):>11}  {time.text() if time else 'not known: give --ceilings and --network'}"
+            f"{cost.plan:<14} {cost.mesh:<34} {_render_memory(cost):>12} "
+            f"{_render_bytes_or_unknown(cost.reads):>10} {render_bytes(split):>12} "
+            f"{render_bytes(cost.gradients):>11}  {time.text() if time else 'not known: give --ceilings and --network'}"
         )
-    if len(rows) > SHOWN:
-        yield f"{len(rows) - SHOWN} more (--format json has all)"
+    if len(rows) > LISTED_PLANS:
+        yield f"{len(rows) - LISTED_PLANS} more (--format json has all)"
     if refused:
         first = refused[0]
         yield f"{len(refused)} are not legal; the first: {first['plan']}, {first['mesh']}: {first['reason']}"

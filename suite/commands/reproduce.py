@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING
 import click
 
 from suite import VERSION
-from suite.cli.options import JSON, Finite, Whole, card_option, format_option, output_option, ranks_option, runs_option
-from suite.compliance.manifest import digest
-from suite.data.lock import locked
+from suite.cli.options import (
+    JSON,
+    FiniteRange,
+    IntegerRange,
+    card_option,
+    format_option,
+    output_option,
+    ranks_option,
+    runs_option,
+)
+from suite.compliance.manifest import compute_sha256
+from suite.data.lock import create_lock
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_whole
+from suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_file_atomically
 from suite.log.results_tree import MANIFEST
 from suite.package.reproduction.document import (
     LEVELS,
@@ -27,9 +36,9 @@ from suite.package.reproduction.document import (
     LevelVerdict,
     Reproduction,
     ResultVerdict,
-    all_reproduced,
+    is_reproduced,
+    make_level_verdict,
     render_table,
-    verdict_of,
     write_reproduction,
 )
 from suite.package.reproduction.original import Original, read_originals
@@ -39,11 +48,11 @@ if TYPE_CHECKING:
     from suite.package.reproduction.rerun import Rerun
 
 LOCK = "reproduction.lock"  # there while a reproduction runs, and if it was killed
-_RESULT = re.compile(r"result_\d+")  # what was made for a result
+_RESULT_NAME = re.compile(r"result_\d+")  # what was made for a result
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     """What a person asked for."""
 
     output: Path
@@ -84,7 +93,9 @@ Examples:
     metavar="FOLDER",
     help="Judge only this result, named by the end of its folder's path, such as strong/cosmoflow. [all]",
 )
-@click.option("--level", type=Whole(0, 4), help="Highest level to judge, see below. [3 with --run or --with, else 1]")
+@click.option(
+    "--level", type=IntegerRange(0, 4), help="Highest level to judge, see below. [3 with --run or --with, else 1]"
+)
 @click.option("--run", is_flag=True, help="Train with the package's settings and compare with its logs.")
 @click.option(
     "--with", "beside", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -95,16 +106,18 @@ Examples:
     help="Data set on this machine to use and verify. [generated in the output folder]",
 )  # fmt: skip
 @ranks_option(None, "Number of MPI ranks to start here. [as in the package]")
-@click.option("--seed", type=Whole(0), help="Seed of the first run. [the package's]")
+@click.option("--seed", type=IntegerRange(0), help="Seed of the first run. [the package's]")
 @runs_option(text="Number of runs for level 3.")
-@click.option("--pairs", type=Whole(2), default=5, show_default=True, help="Number of pairs of runs for level 4.")
 @click.option(
-    "--margin", type=Finite(0.1, 100), default=5.0, show_default=True,
+    "--pairs", type=IntegerRange(2), default=5, show_default=True, help="Number of pairs of runs for level 4."
+)
+@click.option(
+    "--margin", type=FiniteRange(0.1, 100), default=5.0, show_default=True,
     help="Level 4: times that differ by less than this percentage count as equal.",
 )  # fmt: skip
 @click.option(
     "--limit-minutes",
-    type=Finite(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="N",
     help="Stop a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
 )
@@ -151,31 +164,33 @@ def reproduce(
     if requirements is not None:
         _write_requirements(package, requirements)
         return
-    level = _highest_level(level, beside, overrides, run=run)
+    level = _choose_highest_level(level, beside, overrides, run=run)
     stamp = datetime.now(UTC)
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
     if root.exists() and any(root.iterdir()) and not _is_unfinished(root):
         raise click.UsageError(f"-o {root}: exists already; choose another folder with -o")
     limit_s = None if limit_minutes is None else limit_minutes * 60.0
-    asked = _Asked(root, level, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
+    asked = _Options(root, level, run, data, beside, ranks, seed, runs, pairs, margin / 100.0, limit_s, overrides)
     root_was_there = root.exists()
     make_folder(root)
     with ExitStack() as stack:
         stack.callback(_remove_empty, root, kept=root_was_there)  # of a package that has no result
-        stack.enter_context(locked(root / LOCK, "this reproduction"))
+        stack.enter_context(create_lock(root / LOCK, "this reproduction"))
         _move_killed_aside(root)
         results = _judge_results(package, result, asked)
         document = Reproduction(
             package=package.resolve().name,
-            manifest_sha256=_manifest_digest(package),
+            manifest_sha256=_compute_manifest_digest(package),
             made=f"{stamp:%Y-%m-%dT%H:%M:%SZ}",
             suite_version=VERSION,
             asked=tuple(range(level + 1)),
-            reproduced=all_reproduced(results),
+            reproduced=is_reproduced(results),
             results=results,
         )
         path = write_reproduction(root, document)
-    print_line(document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_summary(document)}")
+    print_line(
+        document.text().rstrip() if style == JSON else f"{render_table(document)}\n{path}: {_render_summary(document)}"
+    )
     if not document.reproduced:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
@@ -183,7 +198,7 @@ def reproduce(
 def _is_unfinished(root: Path) -> bool:
     """True for the folder of a reproduction that was ended, or that still runs: what it writes is there, and no verdict."""
     paths = [path for path in root.iterdir() if path.suffix != PART_SUFFIX]
-    return all(path.name == LOCK or _RESULT.fullmatch(path.name) for path in paths)
+    return all(path.name == LOCK or _RESULT_NAME.fullmatch(path.name) for path in paths)
 
 
 def _move_killed_aside(root: Path) -> None:
@@ -205,7 +220,7 @@ def _remove_empty(root: Path, *, kept: bool) -> None:
             root.rmdir()
 
 
-def _highest_level(level: int | None, beside: Path | None, overrides: tuple[str, ...], *, run: bool) -> int:
+def _choose_highest_level(level: int | None, beside: Path | None, overrides: tuple[str, ...], *, run: bool) -> int:
     """Return the highest level to judge. UsageError for options that contradict each other."""
     if run and beside is not None:
         raise click.UsageError("--run and --with: give one")
@@ -221,14 +236,14 @@ def _write_requirements(package: Path, path: Path) -> None:
     from suite.package.environment import find_environment, render_requirements
 
     environment = find_environment(package)
-    write_whole(path, render_requirements(environment))
+    write_file_atomically(path, render_requirements(environment))
     # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
     install = f"python -m pip install --no-deps --only-binary :all: -r {shlex.quote(str(path))}"
     print_line(f"{path}: {environment.python}, {len(environment.distributions)} distributions")
     print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
 
 
-def _judge_results(package: Path, result: str | None, asked: _Asked) -> tuple[ResultVerdict, ...]:
+def _judge_results(package: Path, result: str | None, asked: _Options) -> tuple[ResultVerdict, ...]:
     """Judge all results of a package, or one of them. InputError if it neither has nor had any."""
     originals = read_originals(package, result)
     changes = list_changes(package, originals)
@@ -238,28 +253,28 @@ def _judge_results(package: Path, result: str | None, asked: _Asked) -> tuple[Re
         )
     make_folder(asked.output)
     if not originals:
-        return (_nothing_left(changes),)
+        return (_make_lost_verdict(changes),)
     return tuple(_judge(each, changes, asked, asked.output / f"result_{n}") for n, each in enumerate(originals))
 
 
-def _manifest_digest(package: Path) -> str | None:
+def _compute_manifest_digest(package: Path) -> str | None:
     """Return the digest of the package's manifest. A link is not followed: it may lead out of the package."""
     manifest = package / MANIFEST
-    return digest(manifest) if manifest.is_file() and not manifest.is_symlink() else None
+    return compute_sha256(manifest) if manifest.is_file() and not manifest.is_symlink() else None
 
 
-def _nothing_left(changes: list[Difference]) -> ResultVerdict:
+def _make_lost_verdict(changes: list[Difference]) -> ResultVerdict:
     """The verdict of a package that has lost all its results."""
     why = f"the package has no result any more: {changes[0].kind} {changes[0].what} and {len(changes) - 1} more"
-    lost = verdict_of(0, LevelOutcome.NOT_REPRODUCED, why, changes[0])
+    lost = make_level_verdict(0, LevelOutcome.NOT_REPRODUCED, why, changes[0])
     return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
 
 
-def _judge(original: Original, changes: list[Difference], asked: _Asked, folder: Path) -> ResultVerdict:
+def _judge(original: Original, changes: list[Difference], asked: _Options, folder: Path) -> ResultVerdict:
     """All levels of one result that were asked for."""
     record = original.records[0]
     levels = [judge_log(original, changes)]  # level 0 needs the package alone
-    _tell(original, levels[0])
+    _print_level(original, levels[0])
     differences: tuple[Difference, ...] = tuple(changes[:20])
     against: str | None = None
     settings: tuple[str, ...] = ()
@@ -267,14 +282,14 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
     if asked.level >= 1:
         why = original.cannot_run() if original.info.get("loop") is None else None
         if why is not None:
-            levels += [verdict_of(number, LevelOutcome.CANNOT, why) for number in range(1, asked.level + 1)]
+            levels += [make_level_verdict(number, LevelOutcome.CANNOT, why) for number in range(1, asked.level + 1)]
         else:
             from suite.package.reproduction.rerun import Rerun
 
             rerun = Rerun(original, folder, asked.ranks, asked.seed, asked.data, asked.beside, may_run=asked.run)
             rerun.limit_s = asked.limit_s
             levels.append(rerun.judge_data())
-            _tell(original, levels[-1])
+            _print_level(original, levels[-1])
             levels += _judge_runs(original, rerun, levels[-1], asked)
             differences += rerun.differences()
             settings = tuple(each.what for each in rerun.settings())
@@ -292,14 +307,14 @@ def _judge(original: Original, changes: list[Difference], asked: _Asked, folder:
     )
 
 
-def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _Asked) -> list[LevelVerdict]:
+def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _Options) -> list[LevelVerdict]:
     """Judge levels 2 to 4, for which a run is needed, as far as they were asked for."""
     numbers = range(2, asked.level + 1)
     if not numbers:
         return []
     why = original.cannot_run() or rerun.cannot_run()
     if why is not None:
-        return [verdict_of(number, LevelOutcome.CANNOT, why) for number in numbers]
+        return [make_level_verdict(number, LevelOutcome.CANNOT, why) for number in numbers]
     if asked.beside is None:
         cause = None
         if data.verdict == LevelOutcome.NOT_REPRODUCED:
@@ -307,31 +322,31 @@ def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _As
         elif not asked.run:
             why = "no run was made: --run makes one, --with RUN names one"
         if why is not None:
-            return [verdict_of(number, LevelOutcome.INCONCLUSIVE, why, cause) for number in numbers]
+            return [make_level_verdict(number, LevelOutcome.INCONCLUSIVE, why, cause) for number in numbers]
     found = []
     for number in numbers:
         found.append(_judge_level(number, rerun, asked))
-        _tell(original, found[-1])
+        _print_level(original, found[-1])
     return found
 
 
-def _judge_level(number: int, rerun: Rerun, asked: _Asked) -> LevelVerdict:
+def _judge_level(number: int, rerun: Rerun, asked: _Options) -> LevelVerdict:
     if number == 2:
         return rerun.judge_numerics()
     if number == 3:
         return rerun.judge_convergence(asked.runs)
     if asked.beside is not None:
         why = "times are compared in pairs on one machine: give --run, not --with"
-        return verdict_of(number, LevelOutcome.INCONCLUSIVE, why)
+        return make_level_verdict(number, LevelOutcome.INCONCLUSIVE, why)
     return rerun.judge_time(asked.overrides, asked.pairs, asked.margin)
 
 
-def _tell(original: Original, level: LevelVerdict) -> None:
+def _print_level(original: Original, level: LevelVerdict) -> None:
     """Say on stderr how far the command is: stdout is the table, or JSON."""
     print_progress(f"{original.name}: level {level.level} {level.name}: {level.verdict}", error=True)
 
 
-def _summary(document: Reproduction) -> str:
+def _render_summary(document: Reproduction) -> str:
     counts = [level.verdict for result in document.results for level in result.levels]
     said = ", ".join(f"{counts.count(each)} {each}" for each in LevelOutcome if each in counts)
     many = f"{len(document.results)} result{'s' * (len(document.results) > 1)}"

@@ -14,29 +14,29 @@ import click
 
 from suite.cli.options import (
     DEFAULT_SIZE,
-    Finite,
-    Whole,
+    FiniteRange,
+    IntegerRange,
+    choose_config_name,
+    convert_plan_to_settings,
     output_option,
     plan_options,
-    plan_settings,
     ranks_option,
     runs_option,
-    settings,
     settings_options,
 )
-from suite.config import default_data_root, load_config, missing_submitter
-from suite.descriptor import descriptor
-from suite.errors import InputError, did_you_mean
+from suite.config import choose_default_data_root, explain_missing_submitter, load_config
+from suite.descriptor import load_descriptor
+from suite.errors import InputError, explain_near_names
 from suite.files import make_folder, print_line, print_progress
 from suite.launch.quiet import wait_for_quiet
 from suite.launch.trials import run_trials
-from suite.launcher import find_world, refuse_several
-from suite.log.checkpoint_index import glance
-from suite.log.other_work import busy_text
+from suite.launcher import find_world, refuse_several_ranks
+from suite.log.checkpoint_index import find_damage_quickly
+from suite.log.other_work import render_busy_warning
 from suite.log.reader import read_events
-from suite.log.record import summarise
-from suite.log.resume import began, find_way_on
-from suite.log.run_folder import RunFolder, create, default_folder, refuse_existing, write_run_info
+from suite.log.record import summarise_log
+from suite.log.resume import has_run_start, plan_resume
+from suite.log.run_folder import RunFolder, choose_default_folder, create_run_folder, refuse_existing, write_run_info
 
 if TYPE_CHECKING:
     from suite.training.plan import TrialPlan
@@ -61,10 +61,10 @@ Examples:
 @ranks_option(None, "Number of MPI ranks to start on this machine. [1; with --resume as many as before]")
 @runs_option()
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
-@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [random]")
+@click.option("--seed", type=IntegerRange(0), help="Seed of run 0; run i has seed + i. [random]")
 @click.option(
     "--trial",
-    type=Whole(0),
+    type=IntegerRange(0),
     help="Do only run number N of the folder; job scripts use this inside srun, mpiexec or torchrun.",
 )
 @click.option(
@@ -91,7 +91,7 @@ Examples:
 )
 @click.option(
     "--wait-minutes",
-    type=Finite(0, 10_080, min_open=True),
+    type=FiniteRange(0, 10_080, min_open=True),
     help=f"With --wait-for-quiet: give up after this many minutes. [{WAIT_MINUTES:g}]",
 )
 def run(
@@ -117,14 +117,14 @@ def run(
     Exit code 0: every run reached the target; 1: a run failed or missed it; 2: usage; 3: stopped by a signal, a
     checkpoint is left.
     """
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     chosen.code()
-    overrides += plan_settings(plan_name, mesh)
-    _refuse_lonely(output, trial, resume=resume, replace_failed=replace_failed)
+    overrides += convert_plan_to_settings(plan_name, mesh)
+    _refuse_lone_options(output, trial, resume=resume, replace_failed=replace_failed)
     if wait_minutes is not None and not quiet_first:
         raise click.UsageError("--wait-minutes belongs to --wait-for-quiet: give both")
     wait_s = 60 * (wait_minutes or WAIT_MINUTES) if quiet_first else None
-    name = settings(size, config)
+    name = choose_config_name(size, config)
     if resume and output is not None and (trial is None or name is None):
         # Job scripts pass --resume with --trial and --config for new runs too.
         _require_run_folder(output)
@@ -135,7 +135,7 @@ def run(
 
     from suite.training.plan import TrialPlan
 
-    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
+    root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     plan = TrialPlan(
         chosen,
         resolved,
@@ -147,10 +147,10 @@ def run(
         resume=resume,
         replace_failed=replace_failed,
     )
-    sys.exit(_start(plan, trial, ranks, overrides, wait_s))
+    sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s))
 
 
-def _refuse_lonely(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
+def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
     """UsageError for options without the one that they need."""
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
@@ -166,11 +166,11 @@ def _require_run_folder(root: Path) -> None:
         return
     beside = [path.parent.name for path in root.absolute().parent.glob("*/run.json")]
     what = "no run folder (no run.json)" if root.exists() else "does not exist"
-    near = did_you_mean(root.name, beside) or ";"
+    near = explain_near_names(root.name, beside) or ";"
     raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
 
 
-def _start(
+def _start_trials(
     plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None
 ) -> int:
     """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code.
@@ -180,13 +180,15 @@ def _start(
     launch = find_world(ranks)
     # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
     if trial is not None and (launch is not None or ranks in (None, 1)):
-        from suite.training.worker import work
+        from suite.training.worker import run_worker
 
         if wait_s is not None and launch is not None:
             raise click.UsageError(f"--wait-for-quiet: inside {launch.launcher} the ranks would wait for each other")
-        _wait(wait_s, print_progress)
-        return work(plan)
-    refuse_several("a run of several ranks needs --output RUN --trial I: they are one trial, I is 0 for the first")
+        _wait_for_quiet(wait_s, print_progress)
+        return run_worker(plan)
+    refuse_several_ranks(
+        "a run of several ranks needs --output RUN --trial I: they are one trial, I is 0 for the first"
+    )
     if trial is not None:
         return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
     return _launch_all(plan, ranks, overrides, wait_s)
@@ -201,13 +203,13 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     config = plan.config
     groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size
     check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
-    find_data(config.data or default_data_root(config.workload, config.size), config.workload, config.size)
+    find_data(config.data or choose_default_data_root(config.workload, config.size), config.workload, config.size)
 
 
 def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
     _check_before_launch(plan, ranks)
-    _say_unnamed(plan)
+    _warn_of_no_submitter(plan)
     make_folder(plan.folder.root)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
@@ -226,21 +228,23 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
         # The folder is made last, so that a mistake in batch or data leaves none behind.
         refuse_existing(folder.root)
         _check_before_launch(plan, ranks)
-        create(folder.root)
+        create_run_folder(folder.root)
         _write_info(plan, ranks)
-    _say_unnamed(plan)
+    _warn_of_no_submitter(plan)
     code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
-    if code > 128 and not any(map(began, folder.results())):  # one line, of the trial that was stopped, is enough
+    if code > 128 and not any(
+        map(has_run_start, folder.results())
+    ):  # one line, of the trial that was stopped, is enough
         return code
-    if told := _busy(folder):
+    if told := _describe_busy(folder):
         print_line(f"{folder.root}: {told}")
-    print_line(f"{folder.root}: {_summary(folder, workload, runs)}")
+    print_line(f"{folder.root}: {_render_summary(folder, workload, runs)}")
     return code
 
 
-def _say_unnamed(plan: TrialPlan) -> None:
+def _warn_of_no_submitter(plan: TrialPlan) -> None:
     """Say before training, which may take hours, that the logs will name no submitter."""
-    if note := missing_submitter(plan.config):
+    if note := explain_missing_submitter(plan.config):
         print_line(note, error=True)
 
 
@@ -248,7 +252,7 @@ def _write_info(plan: TrialPlan, ranks: int) -> None:
     write_run_info(plan.folder.root, plan.config, mode=plan.mode, runs=plan.runs, ranks=ranks, seed=plan.base_seed)
 
 
-def _wait(wait_s: float | None, tell: Callable[[str], None]) -> None:
+def _wait_for_quiet(wait_s: float | None, tell: Callable[[str], None]) -> None:
     if wait_s is not None:
         wait_for_quiet(tell, wait_s)
 
@@ -270,23 +274,25 @@ def _run_trials(
         overrides=overrides,
         resume=plan.resume,
         replace_failed=plan.replace_failed,
-        before_each=partial(_wait, wait_s),
+        before_each=partial(_wait_for_quiet, wait_s),
     )
 
 
-def _summary(folder: RunFolder, workload: str, runs: int) -> str:
+def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
     """How many runs reached the target, and the command that comes next."""
     noun = "runs" if runs > 1 else "run"
-    if not any(began(path) for path in folder.results()):
+    if not any(has_run_start(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
     # None: --resume runs it
-    codes = [find_way_on(folder, trial, damage=glance(folder.checkpoint(trial))).code for trial in range(runs)]
+    codes = [
+        plan_resume(folder, trial, damage=find_damage_quickly(folder.checkpoint(trial))).code for trial in range(runs)
+    ]
     reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
         return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {shlex.quote(str(folder.root))} --resume"
     return f"{reached}; next: mlhpc score {shlex.quote(str(folder.root))} --explain"
 
 
-def _busy(folder: RunFolder) -> str:
+def _describe_busy(folder: RunFolder) -> str:
     """How many runs shared the CPUs with other programs, and what these took. Empty if none did."""
-    return busy_text([summarise(read_events(path, steps=False)).company for path in folder.results()])
+    return render_busy_warning([summarise_log(read_events(path, steps=False)).company for path in folder.results()])

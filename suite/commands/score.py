@@ -12,14 +12,14 @@ import click
 from suite.cli.options import JSON, card_option, format_option
 from suite.compliance.check import check
 from suite.compliance.exchange.merit import render_lines
-from suite.compliance.exchange.result_document import result_documents
-from suite.compliance.result import Result, first_named
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.exchange.result_document import build_result_documents
+from suite.compliance.result import Result, find_named_run
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, print_line, printable
-from suite.log.other_work import busy_text
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, run_name
+from suite.files import print_line, render_duration, render_printable
+from suite.log.other_work import render_busy_warning
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
 
 if TYPE_CHECKING:
     from suite.log.energy.score import EnergyToSolution
@@ -39,7 +39,7 @@ _LISTED_NOTES = 8  # lines of notes at most; --format json has all
     "--ruleset",
     "ruleset_name",
     metavar="NAME",
-    help=f"Judge by these rules: {', '.join(ruleset_names())}. [those of the log or its folder]",
+    help=f"Judge by these rules: {', '.join(list_rulesets())}. [those of the log or its folder]",
 )
 def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, ruleset_name: str | None) -> None:
     """Compute scores by the MLPerf HPC rules: olympic mean of time to train, or throughput of instances.
@@ -56,59 +56,59 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
       mlhpc score submissions/ACME --format json
     """
     if ruleset_name is not None:
-        ruleset(ruleset_name)
+        read_ruleset(ruleset_name)
     scored = check(list(paths), ruleset_name).results
     if style == JSON:
-        print_line(json.dumps({"version": 1, "groups": _groups(scored, energy=energy)}, indent=1))
+        print_line(json.dumps({"version": 1, "groups": _build_documents(scored, energy=energy)}, indent=1))
     elif style == FOM:
         print_line(render_lines(scored), end="")
     else:
         for item in scored:
-            _show(item, explain=explain, energy=energy)
+            _print_result(item, explain=explain, energy=energy)
     if not scored and style != JSON:
         raise InputError(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
     if not scored:
         raise click.exceptions.Exit(ExitCode.USAGE)
-    if not all(_has_scores(item, energy=energy) for item in scored):
+    if not all(_is_scored(item, energy=energy) for item in scored):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
-def _show(item: Result, *, explain: bool, energy: bool) -> None:
-    text = lines(item, explain=explain or not item.score.valid)
+def _print_result(item: Result, *, explain: bool, energy: bool) -> None:
+    text = render_result(item, explain=explain or not item.score.valid)
     if energy:
-        text += energy_lines(item)
-    print_line("\n".join(map(printable, text)))
+        text += render_energy(item)
+    print_line("\n".join(map(render_printable, text)))
 
 
-def _groups(scored: Sequence[Result], *, energy: bool) -> list[dict[str, Any]]:
+def _build_documents(scored: Sequence[Result], *, energy: bool) -> list[dict[str, Any]]:
     """Return all results for --format json."""
-    groups = result_documents(scored)
+    groups = build_result_documents(scored)
     if energy:
         for group, item in zip(groups, scored, strict=True):
-            group["energy"] = energy_document(item)
+            group["energy"] = build_energy_document(item)
     return groups
 
 
-def _has_scores(item: Result, *, energy: bool) -> bool:
+def _is_scored(item: Result, *, energy: bool) -> bool:
     """True if a result is compliant and has a score, with ``energy`` also one of energy."""
     return item.valid and (not energy or (item.energy is not None and item.energy.valid))
 
 
-def lines(scored: Result, *, explain: bool) -> list[str]:
+def render_result(scored: Result, *, explain: bool) -> list[str]:
     """One result for a terminal; with ``explain`` a line for each run."""
     from suite.data.baselines import render_baselines
 
-    first, runs = first_named(scored.runs), scored.score.runs
+    first, runs = find_named_run(scored.runs), scored.score.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""
     text = [
         str(scored.group.folder),
         f"  {benchmark}{size}, {scored.division or 'no division'}, {scored.scenario}",
-        f"  {_headline(scored)}",
+        f"  {_render_headline(scored)}",
     ]
     if scored.verdict:
         text.append(f"  {scored.verdict}")
-    if busy := busy_text([run.company for run in scored.runs]):
+    if busy := render_busy_warning([run.company for run in scored.runs]):
         text.append(f"  {busy}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
@@ -118,65 +118,66 @@ def lines(scored: Result, *, explain: bool) -> list[str]:
         text.append("  simple predictors: not logged (no valid baselines.json in the data set, or a loop of your own)")
     ended = [run for run in runs if run.record.path not in scored.unfinished_logs]
     if not explain:  # the one run that may fail, or a log that was cut
-        text += [f"  {run_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]
+        text += [f"  {find_log_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]
     if explain:
-        width = max(len(run_name(run)) for run in runs)
-        fates = [_fate(run) if run in ended else "under way" for run in runs]
+        width = max(len(find_log_name(run)) for run in runs)
+        fates = [_describe_use(run) if run in ended else "under way" for run in runs]
         text += [
-            f"    {run_name(run):{width}}  {_run_time(run)}  {fate}" for run, fate in zip(runs, fates, strict=True)
+            f"    {find_log_name(run):{width}}  {_render_run_time(run)}  {fate}"
+            for run, fate in zip(runs, fates, strict=True)
         ]
     return text
 
 
-def _headline(scored: Result) -> str:
+def _render_headline(scored: Result) -> str:
     result = scored.score
     if not result.valid:
         return str(result.reason)
     if isinstance(result, Throughput):
-        return _throughput_headline(result)
+        return _render_throughput(result)
     assert result.mean_s is not None
     factor = scored.scale_factor  # of a scaling.json that the package ships
-    scaled = f"; with the shipped scaling.json {duration_text(result.mean_s * factor)}" if factor else ""
+    scaled = f"; with the shipped scaling.json {render_duration(result.mean_s * factor)}" if factor else ""
     return (
-        f"score {duration_text(result.mean_s)} ({_time(result.mean_with_staging_s)} with staging){scaled}: "
-        f"mean of {len(result.scored)} of {len(result.runs)} runs, {_spread(result)}"
+        f"score {render_duration(result.mean_s)} ({_render_time(result.mean_with_staging_s)} with staging){scaled}: "
+        f"mean of {len(result.scored)} of {len(result.runs)} runs, {_render_spread(result)}"
     )
 
 
-def _spread(result: TimeToTrain) -> str:
+def _render_spread(result: TimeToTrain) -> str:
     if result.std_s is None or result.interval_s is None:
         return "one run has no spread"
     low, high = result.interval_s
     return (
-        f"{_time(result.fastest_s)} to {_time(result.slowest_s)}, std {duration_text(result.std_s)}; "
-        f"95 % interval {duration_text(low)} to {duration_text(high)}"
+        f"{_render_time(result.fastest_s)} to {_render_time(result.slowest_s)}, std {render_duration(result.std_s)}; "
+        f"95 % interval {render_duration(low)} to {render_duration(high)}"
     )
 
 
-def _throughput_headline(result: Throughput) -> str:
+def _render_throughput(result: Throughput) -> str:
     assert result.time_to_train_all_s is not None
     scale = f"{result.instances} models, {result.instance_scale} of {result.total_scale} units each"
-    staged = _time(result.time_to_train_all_with_staging_s)
-    every = duration_text(result.time_to_train_all_s)
+    staged = _render_time(result.time_to_train_all_with_staging_s)
+    every = render_duration(result.time_to_train_all_s)
     return f"score {result.models_per_minute:.3g} models/min ({scale}, all in {every}; with staging {staged})"
 
 
-def _time(seconds: float | None) -> str:
-    return "not known" if seconds is None else duration_text(seconds)
+def _render_time(seconds: float | None) -> str:
+    return "not known" if seconds is None else render_duration(seconds)
 
 
-def _run_time(run: JudgedRun) -> str:
+def _render_run_time(run: JudgedRun) -> str:
     seconds = run.record.time_to_train_s
-    return f"{duration_text(seconds) if seconds is not None else '-':>12}"
+    return f"{render_duration(seconds) if seconds is not None else '-':>12}"
 
 
-def _fate(run: JudgedRun) -> str:
+def _describe_use(run: JudgedRun) -> str:
     if run.dropped is not None:
         return f"dropped: {run.dropped}"
     return run.failure or "scored"
 
 
-def energy_document(scored: Result) -> dict[str, Any]:
+def build_energy_document(scored: Result) -> dict[str, Any]:
     """Return the energy of one result as JSON; a number that does not exist is null."""
     result = scored.energy
     if result is None:
@@ -213,13 +214,13 @@ def energy_document(scored: Result) -> dict[str, Any]:
     }
 
 
-def energy_lines(scored: Result) -> list[str]:
+def render_energy(scored: Result) -> list[str]:
     """Return the energy of one result for a terminal."""
     result = scored.energy
     if result is None:
         return ["  no power readings and no counters: docs/energy.md says how to measure"]
     if result.mean_j is None:
-        return [f"  no energy: {result.reason}", *_run_energies(result)]
+        return [f"  no energy: {result.reason}", *_render_run_energies(result)]
     interval = result.interval_j
     between = f", 95 % [{interval[0]:.6g}, {interval[1]:.6g}]" if interval else ", no interval"
     text = [f"  {result.mean_j:.6g} J ({result.mean_j / _KWH_J:.4g} kWh), {result.what}, n={len(result.kept)}{between}"]
@@ -229,14 +230,14 @@ def energy_lines(scored: Result) -> list[str]:
         text.append("  the network is estimated: stated power x time")
     if scored.scale_factor:
         text.append(f"  with the shipped scaling.json {result.mean_j * scored.scale_factor:.6g} J")
-    text.append(f"  {', '.join(_derived_energies(result))}")
+    text.append(f"  {', '.join(_render_derived_energies(result))}")
     if result.phases:
         phases = ", ".join(f"{name} {joules:.4g} J" for name, joules in result.phases.items())
         text.append(f"  nodes by phase: {phases}")
-    return [*text, *_run_energies(result)]
+    return [*text, *_render_run_energies(result)]
 
 
-def _derived_energies(result: EnergyToSolution) -> list[str]:
+def _render_derived_energies(result: EnergyToSolution) -> list[str]:
     """List what follows from the energy: power, energy x delay, energy a sample, the share of idle power."""
     text = []
     if result.watts_per_node:
@@ -250,7 +251,7 @@ def _derived_energies(result: EnergyToSolution) -> list[str]:
     return text
 
 
-def _run_energies(result: EnergyToSolution) -> list[str]:
+def _render_run_energies(result: EnergyToSolution) -> list[str]:
     rows = []
     for run in result.runs:
         name = run.path.name if run.path else "?"

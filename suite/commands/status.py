@@ -12,28 +12,28 @@ from pathlib import Path
 
 import click
 
-from suite.card import value_text
-from suite.cli.options import JSON, TEXT, Finite, card_option, format_option
-from suite.data.lock import living_owner
+from suite.card import render_metric_value
+from suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
+from suite.data.lock import find_living_owner
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, one_line, print_line, printable, read_json
+from suite.files import print_line, read_json, render_duration, render_error, render_printable
 from suite.launch import jobs
-from suite.launch.heartbeat import Sign, read_sign
-from suite.launch.time_left import Expectation, eta, find_expectation
-from suite.log.checkpoint_index import glance
-from suite.log.checkpoint_interval import advice_line, find_advice
+from suite.launch.heartbeat import AttemptState, read_attempt_state
+from suite.launch.time_left import Expectation, estimate_eta_s, find_expectation
+from suite.log.checkpoint_index import find_damage_quickly
+from suite.log.checkpoint_interval import compute_advice, render_advice
 from suite.log.goodput import Goodput, find_goodput
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
-from suite.log.resume import REPLACE, newest_begun, newest_log
+from suite.log.record import RunRecord, summarise_log
+from suite.log.resume import REPLACE, find_newest_log, find_newest_run_log
 from suite.log.run_folder import RunFolder
 
 UNREADABLE = "unreadable"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
-SILENT_S = 60.0  # a note says so from then on
-FOLLOW_S = 5.0  # between two looks of --follow
+SHOWN_SILENCE_S = 60.0  # a note says so from then on
+FOLLOW_INTERVAL_S = 5.0  # between two looks of --follow
 DEFAULT_ROOT = Path("runs")
 
 
@@ -90,7 +90,7 @@ Examples:
 )
 @click.option(
     "--mtbf-h",
-    type=Finite(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="With --goodput: mean hours between failures, such as 6. [estimated from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
@@ -108,13 +108,13 @@ def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtb
         raise click.UsageError("--mtbf-h belongs to --goodput: give both")
     paths = paths or (DEFAULT_ROOT,)
     if goodput:
-        show_goodput(find_runs(paths), mtbf_h, style)
+        print_goodput(find_runs(paths), mtbf_h, style)
     elif follow:
         # Each look finds the folders anew: a job may begin a run folder meanwhile.
-        follow_runs(lambda: read_rows(paths))
+        print_until_ended(lambda: read_rows(paths))
     else:
         rows = read_rows(paths)
-        _show(rows, style)
+        _print_rows(rows, style)
         if any(row.state == UNREADABLE for row in rows):
             raise click.exceptions.Exit(ExitCode.FINDINGS)
 
@@ -124,13 +124,13 @@ def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
     rows = []
     for folder in find_runs(paths):
         try:
-            rows += folder_status(folder, now_s=time.time())
+            rows += read_folder_status(folder, now_s=time.time())
         except (InputError, OSError) as error:
-            rows.append(TrialStatus(str(folder.root), None, UNREADABLE, note=one_line(error)))
+            rows.append(TrialStatus(str(folder.root), None, UNREADABLE, note=render_error(error)))
     return rows
 
 
-def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str) -> None:
+def print_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str) -> None:
     """Print the share of each trial's time that counts, and the advice on checkpoints, or raise InputError."""
     found, problems = _read_goodput(folders)
     for problem in problems:
@@ -139,14 +139,14 @@ def show_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str)
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not found:
         raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet")
-    advice = find_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
+    advice = compute_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
     if style == JSON:
         trials = [asdict(each) | {"folder": str(each.folder), "ratio": each.ratio} for each in found]
         print_line(json.dumps({"version": 1, "trials": trials, "advice": advice}, indent=1))
     else:
         for each in found:
-            print_line(printable(goodput_line(each)))
-        print_line(advice_line(advice))
+            print_line(render_printable(render_goodput(each)))
+        print_line(render_advice(advice))
     if problems:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
@@ -158,19 +158,19 @@ def _read_goodput(folders: Sequence[RunFolder]) -> tuple[list[Goodput], list[str
         try:
             runs = folder.read_info().runs
         except InputError as error:
-            problems.append(one_line(error))
+            problems.append(render_error(error))
             continue
         for trial in range(runs):
             try:
                 goodput = find_goodput(folder, trial)
             except OSError as error:
-                problems.append(one_line(error))
+                problems.append(render_error(error))
             else:
                 found += [] if goodput is None else [goodput]
     return found, problems
 
 
-def goodput_line(trial: Goodput) -> str:
+def render_goodput(trial: Goodput) -> str:
     """Describe one trial: the share that counts and where the rest of the time went."""
     parts = (
         ("lost", trial.lost_s),
@@ -178,40 +178,40 @@ def goodput_line(trial: Goodput) -> str:
         ("starting", trial.starting_s),
         ("down", trial.down_s),
     )
-    rest = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in parts)
+    rest = ", ".join(f"{name} {render_duration(seconds)}" for name, seconds in parts)
     share = "no part" if trial.ratio is None else f"{trial.ratio:.1%}"
     unfinished = "; it never finished" if trial.died else ""
     count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
-    useful = f"{share} of {duration_text(trial.wall_s)} was useful training"
+    useful = f"{share} of {render_duration(trial.wall_s)} was useful training"
     return f"{trial.folder} trial {trial.trial}: {useful}; {rest}; {count}{unfinished}"
 
 
-def follow_runs(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:
+def print_until_ended(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:
     """Show the rows until none is queued or running: on a terminal in place, elsewhere a new table for each change."""
     shown: list[list[str]] | None = None
     while True:
         rows = read()  # a whole table at a time, so that a person sees one moment
         if sys.stdout.isatty():
             click.clear()
-            _show(rows)
-        elif (texts := [_texts(replace(row, eta_s=None)) for row in rows]) != shown:
+            _print_rows(rows)
+        elif (texts := [_render_row(replace(row, eta_s=None)) for row in rows]) != shown:
             if shown is not None:
                 print_line()
-            _show(rows)
+            _print_rows(rows)
             shown = texts
         if not any(row.state in ("queued", "running") for row in rows):
             return
-        pause(FOLLOW_S)
+        pause(FOLLOW_INTERVAL_S)
 
 
-def _show(rows: Sequence[TrialStatus], style: str = TEXT) -> None:
+def _print_rows(rows: Sequence[TrialStatus], style: str = TEXT) -> None:
     if style == JSON:
         print_line(json.dumps([asdict(row) for row in rows], indent=2))
     elif sys.stdout.isatty():
         _print_table(rows)
     else:
-        for line in table(rows):
-            print_line(printable(" ".join(line).rstrip()))
+        for line in render_table(rows):
+            print_line(render_printable(" ".join(line).rstrip()))
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
@@ -232,57 +232,59 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
     return sorted(folders.values(), key=lambda folder: folder.root)
 
 
-def folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
+def read_folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     """One row per trial of a run folder. InputError if its run.json is damaged; a log that is hides no other trial."""
     info = folder.read_info()
-    job = job_status(folder.root)
+    job = read_job_status(folder.root)
     expectation = find_expectation(folder)
-    signs = [_sign(folder, trial, job, now_s) for trial in range(info.runs)]
+    signs = [_read_attempt_state(folder, trial, job, now_s) for trial in range(info.runs)]
     # A launcher was here, and none is alive
-    over = any(sign != Sign() for sign in signs) and not any(sign.alive for sign in signs)
+    over = any(sign != AttemptState() for sign in signs) and not any(sign.alive for sign in signs)
     rows = []
     for trial, sign in enumerate(signs):
         try:
-            rows.append(_trial(folder, trial, job, sign, expectation, now_s))
+            rows.append(_read_trial_status(folder, trial, job, sign, expectation, now_s))
         except OSError as error:  # a log that cannot be read, or is larger than the limits
-            rows.append(TrialStatus(str(folder.root), trial, UNREADABLE, note=one_line(error)))
+            rows.append(TrialStatus(str(folder.root), trial, UNREADABLE, note=render_error(error)))
     if over and not job.ids:  # the local series has ended: what has no log was not started
         rows = [replace(row, state="incomplete", note="not started") if row.state == "queued" else row for row in rows]
     return rows
 
 
-def _sign(folder: RunFolder, trial: int, job: JobStatus, now_s: float) -> Sign:
+def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: float) -> AttemptState:
     """Read what is known of the last attempt at a trial. It lives if its lock has an owner who lives."""
-    sign = read_sign(folder, trial, now_s=now_s)
-    owner = living_owner(folder.lock(trial))
+    sign = read_attempt_state(folder, trial, now_s=now_s)
+    owner = find_living_owner(folder.lock(trial))
     # On another node an owner counts as living for a while after it was killed: Slurm knows it at once.
     ended = owner is not None and job.ended and owner.job in job.ids
     return sign if owner is None or ended else replace(sign, alive=True)
 
 
-def job_status(root: Path) -> JobStatus:
+def read_job_status(root: Path) -> JobStatus:
     """The state of a folder's jobs: the most active one, or if all have ended, the last one. Empty without Slurm."""
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
-    ids = tuple(sorted(_submitted(root) | jobs.started_jobs(root), key=int))
+    ids = tuple(sorted(_read_job_ids(root) | jobs.list_started_jobs(root), key=int))
     if not ids:
         return JobStatus()
-    states = jobs.job_states(ids)
+    states = jobs.fetch_job_states(ids)
     # The jobs of a chain: one that runs says more than those that wait for it.
     active = [states[job] for job in ids if states.get(job) in jobs.ACTIVE_STATES]
     if active:
         return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
-    if any(states.get(job) == jobs.NOT_KNOWN and jobs.may_go_on(root, job) for job in ids):
+    if any(states.get(job) == jobs.NOT_KNOWN and jobs.may_be_running(root, job) for job in ids):
         return JobStatus(ids, jobs.NOT_KNOWN)
-    codes = jobs.exit_codes(root, ids[-1])
+    codes = jobs.list_exit_codes(root, ids[-1])
     if codes:
         return JobStatus(ids, f"exit {max(codes)}", ended=True)
     return JobStatus(ids, states.get(ids[-1], "gone"), ended=True)
 
 
-def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: Sign) -> tuple[str, str]:
+def judge_trial(
+    record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: AttemptState
+) -> tuple[str, str]:
     """Judge a trial by its last log, its Slurm job, its launcher and the age of its files: state and note."""
     if record is not None and record.status == "success":
-        return "finished", _finished_note(record)
+        return "finished", _describe_finished(record)
     stopped = _has_stopped(record)
     # What is certain comes first: a process that lives, a log with an end, what the launcher left behind. The queue
     # only knows the job, not the trial, and the age of files is the last resort.
@@ -297,7 +299,7 @@ def judge(record: RunRecord | None, job: JobStatus, silent_s: float, *, resumabl
     return _judge_by_job(record, job, silent_s, resumable=resumable)
 
 
-def _finished_note(record: RunRecord) -> str:
+def _describe_finished(record: RunRecord) -> str:
     notes = []
     if record.resumed:
         notes.append("resumed, not scored")
@@ -310,10 +312,10 @@ def _judge_running(record: RunRecord | None, silent_s: float, *, launched: bool)
     """Judge a trial whose launcher or job runs. Without a launcher the job may still run an earlier trial."""
     if record is None and not launched:
         return "queued", ""
-    return "running", _silence(silent_s) or ("" if _has_begun(record) else "starting")
+    return "running", _describe_silence(silent_s) or ("" if _has_begun(record) else "starting")
 
 
-def _judge_ended(sign: Sign, *, begun: bool, resumable: bool) -> tuple[str, str]:
+def _judge_ended(sign: AttemptState, *, begun: bool, resumable: bool) -> tuple[str, str]:
     """Judge a trial whose launcher left an exit code, or left nothing because it was killed."""
     if sign.code is not None and not begun:
         return "aborted", f"exit code {sign.code} before it began"
@@ -326,7 +328,7 @@ def _judge_ended(sign: Sign, *, begun: bool, resumable: bool) -> tuple[str, str]
 def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
     """Judge a trial without a log and without a launcher on this machine."""
     if job.ended is None:
-        return "queued", "; ".join(filter(None, ("no log yet", _unasked(job))))
+        return "queued", "; ".join(filter(None, ("no log yet", _describe_no_answer(job))))
     return ("incomplete", "no log") if job.ended else ("queued", "")
 
 
@@ -337,11 +339,13 @@ def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumab
     if job.ended:
         return "killed", "log has no end" if _has_begun(record) else "it never began"
     if silent_s < STALE_S:
-        return "running", "; ".join(filter(None, (_silence(silent_s), _unasked(job))))
-    return "incomplete", "; ".join(filter(None, (f"log has no end, {_silence(silent_s)}", _unasked(job))))
+        return "running", "; ".join(filter(None, (_describe_silence(silent_s), _describe_no_answer(job))))
+    return "incomplete", "; ".join(
+        filter(None, (f"log has no end, {_describe_silence(silent_s)}", _describe_no_answer(job)))
+    )
 
 
-def _unasked(job: JobStatus) -> str:
+def _describe_no_answer(job: JobStatus) -> str:
     return f"Slurm does not answer here: whether job {job.ids[-1]} goes on is not known" if job.ids else ""
 
 
@@ -353,66 +357,66 @@ def _has_stopped(record: RunRecord | None) -> bool:
     return record is not None and record.run_stop_s is not None
 
 
-def _silence(silent_s: float) -> str:
+def _describe_silence(silent_s: float) -> str:
     """Say how long a trial wrote nothing; empty for a pause that is usual between two lines of a log."""
-    return f"silent for {duration_text(silent_s)}" if silent_s > SILENT_S else ""
+    return f"silent for {render_duration(silent_s)}" if silent_s > SHOWN_SILENCE_S else ""
 
 
-def table(rows: Sequence[TrialStatus]) -> list[list[str]]:
+def render_table(rows: Sequence[TrialStatus]) -> list[list[str]]:
     """Header and rows as text, padded to columns."""
     lines = [["run", "trial", "state", "epoch", "last eval", "target", "time left", "job", "note"]]
-    lines += [_texts(row) for row in rows]
+    lines += [_render_row(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
 
 
-def _texts(row: TrialStatus) -> list[str]:
+def _render_row(row: TrialStatus) -> list[str]:
     return [
         row.run,
         "-" if row.trial is None else str(row.trial),
         row.state,
         "-" if row.epoch is None else str(row.epoch),
-        _value(row),
+        _render_value(row),
         "-" if row.target is None else f"{row.target:g}",
-        "-" if row.eta_s is None else f"{duration_text(row.eta_s)} ({row.eta_source})",
+        "-" if row.eta_s is None else f"{render_duration(row.eta_s)} ({row.eta_source})",
         "-" if row.job is None else f"{row.job} {row.job_state}",
         row.note,
     ]
 
 
-def _value(row: TrialStatus) -> str:
+def _render_value(row: TrialStatus) -> str:
     if row.value is None:
         return "-"
-    return f"{row.value:.4g}" if row.target is None else value_text(row.value, row.target, "g")
+    return f"{row.value:.4g}" if row.target is None else render_metric_value(row.value, row.target, "g")
 
 
-def _submitted(root: Path) -> set[str]:
+def _read_job_ids(root: Path) -> set[str]:
     """The job ids in job.json; none if the file is missing or incomplete."""
     try:
-        ids = read_json(root / "job.json", limits().json)["job_ids"]
+        ids = read_json(root / "job.json", read_limits().json)["job_ids"]
         return {str(item) for item in ids if str(item).isdecimal()}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
 
-def _trial(
-    folder: RunFolder, trial: int, job: JobStatus, sign: Sign, expectation: Expectation | None, now_s: float
+def _read_trial_status(
+    folder: RunFolder, trial: int, job: JobStatus, sign: AttemptState, expectation: Expectation | None, now_s: float
 ) -> TrialStatus:
-    log = newest_log(folder, trial)
-    newest = newest_begun(folder, trial) or log
-    record = None if newest is None else summarise(read_events(newest))
-    written_s = max(_modified_s(log), _modified_s(folder.output(trial)))
+    log = find_newest_log(folder, trial)
+    newest = find_newest_run_log(folder, trial) or log
+    record = None if newest is None else summarise_log(read_events(newest))
+    written_s = max(_read_mtime_s(log), _read_mtime_s(folder.output(trial)))
     silent_s = now_s - written_s if written_s else 0.0
-    state, note = judge(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
-    if "resumed" in note and state != "finished" and (damage := glance(folder.checkpoint(trial))):
-        state, note = judge(record, job, silent_s, resumable=False, sign=sign)
+    state, note = judge_trial(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
+    if "resumed" in note and state != "finished" and (damage := find_damage_quickly(folder.checkpoint(trial))):
+        state, note = judge_trial(record, job, silent_s, resumable=False, sign=sign)
         note = "; ".join(filter(None, (note, f"cannot be resumed: {damage}; --resume {REPLACE} runs it again")))
     epoch, value, eta_s, source = None, None, None, None
     if record is not None:
         epoch = max((int(item.number) for item in record.epochs if item.number is not None), default=None)
         value = record.evals[-1].value if record.evals else None
         if state == "running" and expectation is not None:
-            eta_s = eta(record, expectation.epochs, now_s)
+            eta_s = estimate_eta_s(record, expectation.epochs, now_s)
             source = None if eta_s is None else expectation.epochs.source.partition(",")[0]
     return TrialStatus(
         run=str(folder.root),
@@ -429,7 +433,7 @@ def _trial(
     )
 
 
-def _modified_s(path: Path | None) -> float:
+def _read_mtime_s(path: Path | None) -> float:
     """Return the time of the last change of a file; 0 without a file."""
     try:
         return path.stat().st_mtime if path is not None else 0.0
@@ -451,20 +455,20 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
         "unreadable": "red",
     }
     console = Console()
-    head, *lines = table(rows)
+    head, *lines = render_table(rows)
     apart = len("  ".join(head)) + 2 > console.width  # then a sentence would stand in a column of a few characters
     shown = len(head) - apart
     screen = Table(*(name.strip() for name in head[:shown]), box=None, header_style="bold")
     for row, line in zip(rows, lines, strict=True):
-        cells = [Text(printable(text.strip())) for text in line[:shown]]  # never markup: a name may hold "[/]"
+        cells = [Text(render_printable(text.strip())) for text in line[:shown]]  # never markup: a name may hold "[/]"
         cells[2].stylize(colors.get(row.state, "yellow"))
         screen.add_row(*cells)
     console.print(screen)
-    for note in _notes(rows) if apart else ():
-        print_line(printable(note))
+    for note in _list_notes(rows) if apart else ():
+        print_line(render_printable(note))
 
 
-def _notes(rows: Sequence[TrialStatus]) -> Iterator[str]:
+def _list_notes(rows: Sequence[TrialStatus]) -> Iterator[str]:
     """The notes as lines; trials of a run that have the same one stand together."""
     trials: dict[tuple[str, str], list[str]] = {}
     for row in rows:

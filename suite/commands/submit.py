@@ -19,26 +19,33 @@ from suite import MOST_RUNS, NO_SUBMITTER
 from suite.card import SizeCard, read_reference_points
 from suite.cli.options import (
     DEFAULT_SIZE,
-    Whole,
-    is_file,
+    IntegerRange,
+    choose_config_name,
+    convert_plan_to_settings,
+    is_config_path,
     output_option,
     plan_options,
-    plan_settings,
     runs_option,
-    settings,
     settings_options,
 )
-from suite.config import RunConfig, default_data_root, load_config, missing_submitter
-from suite.descriptor import Descriptor, descriptor
-from suite.documents import parse_yaml, plain
+from suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
+from suite.descriptor import Descriptor, load_descriptor
+from suite.documents import convert_to_plain_data, parse_yaml
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, write_whole
+from suite.files import make_folder, print_line, write_file_atomically
 from suite.launch import cost, jobs
-from suite.launch.slurm import Job, SystemFile, find_system, read_system, sbatch_script, time_limit_s
+from suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
 from suite.log.reader import read_events
-from suite.log.record import summarise
-from suite.log.run_folder import JobInfo, RunFolder, create, default_folder, refuse_existing, write_run_info
+from suite.log.record import summarise_log
+from suite.log.run_folder import (
+    JobInfo,
+    RunFolder,
+    choose_default_folder,
+    create_run_folder,
+    refuse_existing,
+    write_run_info,
+)
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
     from suite.log.record import RunRecord
@@ -72,28 +79,30 @@ Examples:
     metavar="N[,N...]",
     help="Number of nodes of a run; 1,2,4 submits one job for each number.",
 )
-@click.option("--ranks-per-node", type=Whole(1), help="Number of MPI ranks on each node. [as in the system file]")
+@click.option(
+    "--ranks-per-node", type=IntegerRange(1), help="Number of MPI ranks on each node. [as in the system file]"
+)
 @runs_option(text="Number of runs, one after another; mlhpc workload list says how many a score needs.")
 @click.option(
     "--instances",
-    type=Whole(1, MOST_RUNS),
+    type=IntegerRange(1, MOST_RUNS),
     default=1,
     help="Throughput mode: start this many runs at once, each on --nodes nodes.",
 )
 @click.option(
     "--array", is_flag=True, help="Submit each run as a task of a job array, instead of all runs in one allocation."
 )
-@click.option("--seed", type=Whole(0), help="Seed of run 0; run i has seed + i. [random]")
+@click.option("--seed", type=IntegerRange(0), help="Seed of run 0; run i has seed + i. [random]")
 @click.option(
     "--preflight",
-    type=Whole(MIN_PREFLIGHT_S),
+    type=IntegerRange(MIN_PREFLIGHT_S),
     is_flag=False,
     flag_value=PREFLIGHT_S,
     metavar="[SECONDS]",
     help=f"Measure the nodes first, for at most SECONDS, and name the slow ones. [{PREFLIGHT_S} if no number follows]",
 )
 @click.option(
-    "--spares", type=Whole(0), default=0, help="Extra nodes to allocate; --preflight chooses the good ones. [0]"
+    "--spares", type=IntegerRange(0), default=0, help="Extra nodes to allocate; --preflight chooses the good ones. [0]"
 )
 @output_option(
     "New run folder; with several node counts, the folder of all run folders.", "runs/<workload>-<size>-<time>"
@@ -130,51 +139,54 @@ def submit(
     dry_run: bool,
 ) -> None:
     """Submit runs of a workload to Slurm: one job and one run folder per node count."""
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     chosen.code()
-    overrides += plan_settings(plan_name, mesh)
-    name = settings(size, config) or DEFAULT_SIZE
+    overrides += convert_plan_to_settings(plan_name, mesh)
+    name = choose_config_name(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
     resolved = load_config(chosen, name, overrides, submitter=system.submitter)
-    template = _template(chosen, resolved, system, ranks_per_node, time_limit)
+    template = _make_template(chosen, resolved, system, ranks_per_node, time_limit)
     template = replace(
         template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
     )
-    root = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC))
-    folders = _folders(root.absolute(), parse_nodes(node_counts))
+    root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
+    folders = _choose_folders(root.absolute(), parse_nodes(node_counts))
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
-    if note := missing_submitter(resolved):
+    if note := explain_missing_submitter(resolved):
         print_line(note, error=True)
     size_card = chosen.card().size(resolved.size)
-    earlier = _earlier(estimate_from) if estimate_from else None
+    earlier = _read_earlier_run(estimate_from) if estimate_from else None
     for job in planned:
-        _show_cost(job, _cost(job, chosen, resolved, size_card, earlier), size_card)
+        _print_cost(job, _estimate_cost(job, chosen, resolved, size_card, earlier), size_card)
         if dry_run:
-            stated = (*_submitter_setting(resolved), *overrides)
-            print_line(sbatch_script(_as_template(job, settings(size, config), stated, output)), end="")
+            stated = (*_render_submitter_setting(resolved), *overrides)
+            print_line(
+                render_sbatch_script(_make_script_template(job, choose_config_name(size, config), stated, output)),
+                end="",
+            )
     for text in impossible:
         print_line(f"not possible: {text}", error=True)
     if impossible:  # only of a dry run: else the first one is an error
         sys.exit(ExitCode.FINDINGS)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
-            job_id = _submit(folder, job, resolved)
-            print_line(f"job {job_id}: {_title(job)}: {folder}")
+            job_id = _submit_job(folder, job, resolved)
+            print_line(f"job {job_id}: {_render_title(job)}: {folder}")
         print_line(f"state: mlhpc status {shlex.quote(str(root))}")
 
 
-def _folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:
+def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:
     """Return the run folder of each node count; those of a sweep lie in one folder."""
     if len(counts) == 1:
         return {counts[0]: root}
     return {count: root / f"nodes-{count}" for count in counts}
 
 
-def _show_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
+def _print_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
     """Print what a job will cost and what will keep it from a score. On stderr: the scripts of --dry-run are stdout."""
-    limit_s = time_limit_s(job.time_limit)
-    print_line(f"{_title(job)}:", error=True)
-    for line in cost.render(estimate, limit_s):
+    limit_s = parse_time_limit_s(job.time_limit)
+    print_line(f"{_render_title(job)}:", error=True)
+    for line in cost.render_cost(estimate, limit_s):
         print_line(f"  {line}", error=True)
     for text in cost.find_obstacles(
         estimate, limit_s, trials=job.trials, required=size_card.required_runs, array=job.array
@@ -182,18 +194,18 @@ def _show_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
         print_line(f"  cannot score     {text}", error=True)
 
 
-def _submitter_setting(config: RunConfig) -> tuple[str, ...]:
+def _render_submitter_setting(config: RunConfig) -> tuple[str, ...]:
     """Return the setting that names a known submitter: a compute node may not have this person's default."""
     org = config.submission.org
     return () if org == NO_SUBMITTER or parse_yaml(org) != org else (f"submission.org={org}",)
 
 
-def _as_template(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
+def _make_script_template(job: Job, chosen: str | None, overrides: Sequence[str], output: Path | None) -> Job:
     """Return the job of a printed script. It has no run folder: its output lies where it is submitted."""
     name = chosen or DEFAULT_SIZE
     return replace(
         job,
-        config=str(Path(name).absolute()) if is_file(name) else name,
+        config=str(Path(name).absolute()) if is_config_path(name) else name,
         overrides=tuple(overrides),
         run=job.run if output is not None else None,
         output="%x-%A_%a.out" if job.array else "%x-%j.out",
@@ -218,7 +230,7 @@ def _plan_all(
     planned, impossible = [], []
     for count, folder in folders.items():
         try:
-            planned.append(plan(template, config, count, folder))
+            planned.append(plan_job(template, config, count, folder))
         except InputError as error:
             if not tolerant or len(folders) == 1:
                 raise
@@ -228,7 +240,7 @@ def _plan_all(
     return planned, impossible
 
 
-def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
+def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     """The job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
     log = "job_%A_%a.log" if template.array else "job_%j.log"
     output = str(folder / "output").replace("%", "%%") + f"/{log}"  # Slurm expands %j in any part of a path
@@ -238,7 +250,7 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     if config.plan is not None or config.mesh is not None:
         from suite.training.parallel.sharing import Parallel
 
-        groups = Parallel.of(config, descriptor(config.workload), 0, job.ranks).mesh.data_size
+        groups = Parallel.of(config, load_descriptor(config.workload), 0, job.ranks).mesh.data_size
     if config.global_batch_size % (groups * accumulation):
         from suite.data.sampling import check_batch  # numpy is imported only for its message
 
@@ -250,7 +262,7 @@ def plan(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     return job
 
 
-def _template(
+def _make_template(
     chosen: Descriptor, config: RunConfig, system: SystemFile, ranks_per_node: int | None, time_limit: str | None
 ) -> Job:
     launcher = system.launcher
@@ -259,7 +271,7 @@ def _template(
     if config.cache_drop_command is not None:
         launcher = structs.replace(launcher, cache_drop_command=None)
     limit = time_limit or launcher.time_limit
-    time_limit_s(limit)
+    parse_time_limit_s(limit)
     in_container = launcher.container.runtime != "none"
     return Job(
         workload=chosen.name,
@@ -274,7 +286,7 @@ def _template(
     )
 
 
-def _title(job: Job) -> str:
+def _render_title(job: Job) -> str:
     nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} x {job.ranks_per_node} rank"
     nodes += "s" if job.ranks_per_node > 1 else ""
     if job.mode == "weak":
@@ -282,17 +294,19 @@ def _title(job: Job) -> str:
     return f"{job.workload} {job.size}, {nodes}, {job.runs} run{'s' if job.runs > 1 else ''}"
 
 
-def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None) -> cost.Cost:
+def _estimate_cost(
+    job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None
+) -> cost.Cost:
     pace, rate = None, job.launcher.flops_per_s_per_rank
     if earlier is not None:
-        pace = cost.pace_from_record(earlier, job.ranks)
+        pace = cost.compute_pace_from_record(earlier, job.ranks)
     elif rate is not None:
-        pace = cost.pace_from_rate(size_card, job.ranks, rate)
-    data = _data_size(config, size_card)
+        pace = cost.compute_pace_from_rate(size_card, job.ranks, rate)
+    data = _find_data_size(config, size_card)
     staged = job.launcher.staging_directory is not None or config.staging.directory is not None
     points = read_reference_points(chosen.folder, config.size)
     return cost.Cost(
-        epochs=cost.expected_epochs(points, config.global_batch_size, config.max_epochs),
+        epochs=cost.estimate_epochs(points, config.global_batch_size, config.max_epochs),
         pace=pace,
         trials_in_sequence=job.runs,
         nodes=job.total_nodes,
@@ -302,9 +316,9 @@ def _cost(job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, 
     )
 
 
-def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
+def _find_data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
     """The size of the data set, counted from its manifest or, without one, computed from the card."""
-    root = config.data or default_data_root(config.workload, config.size)
+    root = config.data or choose_default_data_root(config.workload, config.size)
     try:
         shards = [
             entry for split in json.loads((root / "manifest.json").read_text())["splits"].values() for entry in split
@@ -315,31 +329,31 @@ def _data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
         return cost.DataSize(samples * size_card.sample_bytes, None, f"from the card; {root} is not there yet")
 
 
-def _earlier(folder: Path) -> RunRecord:
+def _read_earlier_run(folder: Path) -> RunRecord:
     """The first log of a run folder that has a complete epoch. InputError if none has."""
     RunFolder(folder).read_info()
     for path in RunFolder(folder).results():
-        record = summarise(read_events(path))
+        record = summarise_log(read_events(path))
         if any(epoch.complete for epoch in record.epochs):
             return record
     raise InputError(f"{folder}: no log has a complete epoch to estimate from; give another run folder")
 
 
-def _submit(folder: Path, job: Job, config: RunConfig) -> str:
+def _submit_job(folder: Path, job: Job, config: RunConfig) -> str:
     """Create the run folder and submit its job; returns the job id. The folder is removed if sbatch refuses the job."""
-    create(folder)
+    create_run_folder(folder)
     run = write_run_info(
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
     )
     try:
         make_folder(folder / "output")
         script = folder / "job.sbatch"
-        write_whole(script, sbatch_script(job))
-        job_id = jobs.submit(script)
+        write_file_atomically(script, render_sbatch_script(job))
+        job_id = jobs.submit_script(script)
     except ValueError:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     job_info = JobInfo(job_ids=(job_id,), submitted=submitted)
-    write_whole(folder / "job.json", json.dumps(plain(job_info), indent=2) + "\n")
+    write_file_atomically(folder / "job.json", json.dumps(convert_to_plain_data(job_info), indent=2) + "\n")
     return job_id

@@ -13,18 +13,26 @@ from pathlib import Path
 
 from suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from suite.compliance.forensics.copy_rules import SeenRuns
-from suite.compliance.metric import record_of
+from suite.compliance.metric import summarise_for_benchmark
 from suite.compliance.result import Result
-from suite.compliance.rules.base import NO_LOG, Finding, LogContext, of_another_suite, with_severity
+from suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, LogContext, judge_breach, make_other_suite_finding
 from suite.compliance.rules.package_rules import judge_package, judge_system
-from suite.compliance.ruleset import Benchmark, GivenPoints, KnownResult, Ruleset, Severity, ruleset, ruleset_names
+from suite.compliance.ruleset import (
+    Benchmark,
+    ExtraReferencePoints,
+    KnownResult,
+    Ruleset,
+    Severity,
+    list_rulesets,
+    read_ruleset,
+)
 from suite.compliance.selection import Breach, SelectedRuleset, select_ruleset
 from suite.log import mllog
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord
-from suite.log.results_tree import LINK, Group, Tree, find, list_files, list_system_files, read_system
-from suite.log.score import failure
+from suite.log.results_tree import LINK, Group, Tree, find_results, list_files, list_system_files, read_system
+from suite.log.score import find_failure
 
 
 @dataclass(frozen=True)
@@ -63,16 +71,16 @@ class CheckedLog:
     @property
     def converged(self) -> bool:
         """True if the run reached its target."""
-        return self.benchmark is not None and failure(self.record, self.benchmark) is None
+        return self.benchmark is not None and find_failure(self.record, self.benchmark) is None
 
 
 # What the log of a run that failed may lack. One run of a result may fail, whenever and however it ended. Only breaches
 # that follow from the end itself become warnings: a failed run with another optimizer is still an error.
-_OF_CONVERGENCE = frozenset({"target-missed", "run-aborted", "last-eval"})
-_OF_FAILURE = _OF_CONVERGENCE | {"run-unfinished", "interval-open", "training-missing"}
-_OF_FAILURE_IN_ROUNDS = frozenset({"status-true", "run-status"})  # MLPerf HPC's codes logged success in any case
-_MAY_FAIL = " (the one run that may fail)"
-_OF_EARLY_FAILURE = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
+_CONVERGENCE_RULES = frozenset({"target-missed", "run-aborted", "last-eval"})
+_FAILURE_RULES = _CONVERGENCE_RULES | {"run-unfinished", "interval-open", "training-missing"}
+_ROUND_FAILURE_RULES = frozenset({"status-true", "run-status"})  # MLPerf HPC's codes logged success in any case
+_ALLOWED_FAILURE_NOTE = " (the one run that may fail)"
+_EARLY_FAILURE_RULES = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
 POWER_PREFIX = "power-"  # of the rules for power readings
 
@@ -82,7 +90,7 @@ JudgedLogs = Mapping[Path, CheckedLog]
 def check(
     paths: list[Path],
     ruleset_name: str | None = None,
-    given: GivenPoints | None = None,
+    given: ExtraReferencePoints | None = None,
     judged: JudgedLogs | None = None,
 ) -> Verdict:
     """Judge everything under the paths by one ruleset, or each result by that of its round.
@@ -97,40 +105,40 @@ def check(
     seen = SeenRuns()
     packages = logs = 0
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is checked once
-        tree = find(path, partly=True)
-        unread = [_unread(error, path) for error in tree.unread]
+        tree = find_results(path, partly=True)
+        unread = [_make_unreadable_finding(error, path) for error in tree.unread]
         findings += unread
-        for package, groups in _judged_together(tree):
+        for package, groups in _group_by_package(tree):
             selected = SelectedRuleset(ruleset_name) if ruleset_name else select_ruleset(groups, path)
-            rules = replace(ruleset(selected.name), given=given)
+            rules = replace(read_ruleset(selected.name), given=given)
             used.append(rules.name)
             # A single file is judged by the rules for one log only.
             several = None if path.is_file() else seen
-            found, scored = _check_together(package, groups, rules, selected.breaches, several, judged or {})
+            found, scored = _check_results(package, groups, rules, selected.breaches, several, judged or {})
             findings += found
             packages += package is not None
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             # What cannot be read below a path may belong to any of its results.
             results += [replace(result, errors=result.errors + len(unread)) for result in scored if result.runs]
-        findings += _behind_links(tree)
+        findings += _check_folder_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
-        text = f"no result_*.txt found: nothing was checked{_named_otherwise(paths)}"
+        text = f"no result_*.txt found: nothing was checked{_describe_misnamed_log(paths)}"
         findings.append(Finding("nothing-checked", "error", where, None, text))
-    names = tuple(name for name in ruleset_names() if name in used) or (ruleset_name or "none",)
+    names = tuple(name for name in list_rulesets() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings), tuple(results))
 
 
 def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
     """Map each log below a path to the ruleset by which `check` would judge it. Pruned logs are included."""
     names: dict[Path, str] = {}
-    for _, groups in _judged_together(find(path.absolute(), partly=True)):
+    for _, groups in _group_by_package(find_results(path.absolute(), partly=True)):
         selected = select_ruleset(groups, path.absolute())
         names.update({log: selected.name for group in groups for log in (*group.logs, *group.pruned)})
     return names
 
 
-def _check_together(
+def _check_results(
     package: Path | None,
     groups: Sequence[Group],
     rules: Ruleset,
@@ -139,7 +147,7 @@ def _check_together(
     judged: JudgedLogs,
 ) -> tuple[list[Finding], list[Result]]:
     """Judge the results of one package, or of one folder of logs, and the files of the package."""
-    shared = [finding for rule, folder, text in breaches for finding in with_severity(rules, rule, folder, text)]
+    shared = [finding for rule, folder, text in breaches for finding in judge_breach(rules, rule, folder, text)]
     judgements = [_check_group(group, rules, seen, judged) for group in groups]
     of_package = list(_check_package(package, groups, rules)) if package is not None and seen is not None else []
     findings = list(shared)
@@ -147,21 +155,21 @@ def _check_together(
     for result, own in judgements:
         findings += own
         errors = sum(finding.severity == "error" for finding in (*shared, *of_package, *own))
-        results.append(replace(result, errors=errors, power=_broken_power_rules(own)))
+        results.append(replace(result, errors=errors, power=_list_broken_power_rules(own)))
     return findings + of_package, results
 
 
-def _broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
+def _list_broken_power_rules(findings: Sequence[Finding]) -> tuple[str, ...]:
     """List the rules for power readings that a result breaks, warnings too. They cost its energy, not its time."""
     broken = dict.fromkeys(finding.rule for finding in findings if finding.severity != "info")
     return tuple(rule for rule in broken if rule.startswith(POWER_PREFIX) and rule != "power-scope")
 
 
-def _unread(error: OSError, path: Path) -> Finding:
+def _make_unreadable_finding(error: OSError, path: Path) -> Finding:
     return Finding("folder-unread", "error", str(error.filename or path), None, f"cannot be read: {error.strerror}")
 
 
-def _behind_links(tree: Tree) -> Iterator[Finding]:
+def _check_folder_links(tree: Tree) -> Iterator[Finding]:
     """Yield a finding for each link to a folder outside of packages. Links inside a package have rules of their own."""
     packages = set(tree.packages)
     for item in tree.skipped:
@@ -169,7 +177,7 @@ def _behind_links(tree: Tree) -> Iterator[Finding]:
             yield Finding("link-unfollowed", "warning", str(item.path), None, "is a symbolic link: not followed")
 
 
-def _named_otherwise(paths: list[Path]) -> str:
+def _describe_misnamed_log(paths: list[Path]) -> str:
     """Return a hint if one of the first 100 files is a log that is not named result_<n>.txt."""
     files = (file for path in paths for file in list_files(path))
     for file in islice(files, 100):
@@ -188,23 +196,23 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
     try:
         log = read_events(path, steps=False)
     except OSError as error:
-        unread = Finding(NO_LOG, "error", name, None, f"cannot be read: {error.strerror}")
+        unread = Finding(EMPTY_LOG_RULE, "error", name, None, f"cannot be read: {error.strerror}")
         return CheckedLog(RunRecord(path=path), None, (unread,))
     return judge_log(log, rules, name)
 
 
 def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = None) -> CheckedLog:
-    """Judge the events of one log. ``name`` names its file in findings. `record_of` explains ``known``."""
-    record, benchmark = record_of(log, rules, known)
+    """Judge the events of one log. ``name`` names its file in findings. `summarise_for_benchmark` explains ``known``."""
+    record, benchmark = summarise_for_benchmark(log, rules, known)
     suite = rules.other_suite(record.benchmark)
     if suite is not None:
         # Rules of one suite would find only nonsense in a log of another.
-        return CheckedLog(record, None, (of_another_suite(log, rules, suite, name),))
+        return CheckedLog(record, None, (make_other_suite_finding(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
-    return CheckedLog(record, benchmark, tuple(_log_findings(context, name)), _cut_line(log))
+    return CheckedLog(record, benchmark, tuple(_check_log_rules(context, name)), _find_truncated_line(log))
 
 
-def _log_findings(context: LogContext, file: str) -> Iterator[Finding]:
+def _check_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
     for rule in LOG_RULES:
         severity = context.ruleset.severity(rule.name)
         if severity is not None:
@@ -212,7 +220,7 @@ def _log_findings(context: LogContext, file: str) -> Iterator[Finding]:
                 yield Finding(rule.name, severity, file, line, message)
 
 
-def _result_findings(result: Result, prefix: str) -> Iterator[Finding]:
+def _check_result_rules(result: Result, prefix: str) -> Iterator[Finding]:
     for rule in RESULT_RULES:
         severity = result.ruleset.severity(rule.name)
         if severity is not None and rule.name.startswith(prefix):
@@ -224,14 +232,14 @@ def _check_package(package: Path, groups: Sequence[Group], rules: Ruleset) -> It
     """Judge the files of a package other than its logs: system descriptions, names, the manifest."""
     for path in list_system_files(package):
         for rule, message in judge_system(read_system(path)):
-            yield from with_severity(rules, rule, path, message)
+            yield from judge_breach(rules, rule, path, message)
     for rule, path, message in judge_package(package, groups):
-        yield from with_severity(rules, rule, path, message)
+        yield from judge_breach(rules, rule, path, message)
     if not groups:
-        yield from with_severity(rules, "results-empty", package / "results", "the package holds no result_*.txt")
+        yield from judge_breach(rules, "results-empty", package / "results", "the package holds no result_*.txt")
 
 
-def _judged_together(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
+def _group_by_package(tree: Tree) -> Iterator[tuple[Path | None, list[Group]]]:
     """Yield what one ruleset judges: each package with its results, then each folder of logs outside of packages."""
     of_package: dict[Path, list[Group]] = {package: [] for package in tree.packages}
     elsewhere = [group for group in tree.groups if group.package not in of_package]
@@ -256,23 +264,23 @@ def _check_group(
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
 
-    findings = list(_findings_of_logs(result, checked, together=seen is not None))
+    findings = list(_list_log_findings(result, checked, together=seen is not None))
     for log in pruned:
-        findings += _of_pruned(log, rules)
+        findings += _check_pruned_log(log, rules)
     of_another_suite = bool(records) and all(rules.other_suite(record.benchmark) for record in records)
     if seen is not None:
         # Power is measured in one way, whatever ran; all other rules are of one suite.
-        together = list(_result_findings(result, POWER_PREFIX if of_another_suite else ""))
+        together = list(_check_result_rules(result, POWER_PREFIX if of_another_suite else ""))
         for rule, where, message in () if of_another_suite else seen.compare(group, records):
-            together += with_severity(rules, rule, where, message)
+            together += judge_breach(rules, rule, where, message)
         known = rules.known(records)
         unfinished = {str(log) for log in result.unfinished_logs}
-        together = [_of_unfinished(finding) if finding.file in unfinished else finding for finding in together]
+        together = [_mark_unfinished(finding) if finding.file in unfinished else finding for finding in together]
         findings += [_downgrade_known(finding, known) for finding in together]
     return result, findings
 
 
-def _findings_of_logs(result: Result, checked: Sequence[CheckedLog], *, together: bool) -> Iterator[Finding]:
+def _list_log_findings(result: Result, checked: Sequence[CheckedLog], *, together: bool) -> Iterator[Finding]:
     """Yield the findings in the logs of a result. Consequences of the one allowed failure are warnings."""
     rules = result.ruleset
     failed = [log for log in checked if not log.converged]
@@ -282,7 +290,7 @@ def _findings_of_logs(result: Result, checked: Sequence[CheckedLog], *, together
         may_fail = one_may_fail and log is failed[0]
         for finding in log.findings:
             found = _downgrade_failed_run(finding, log, rules) if may_fail else finding
-            yield _of_unfinished(found) if log.record.path in result.unfinished_logs else found
+            yield _mark_unfinished(found) if log.record.path in result.unfinished_logs else found
 
 
 def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
@@ -293,43 +301,43 @@ def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
     return replace(finding, severity="warning", message=f"{finding.message} (published so: {reason})")
 
 
-def _of_unfinished(finding: Finding) -> Finding:
+def _mark_unfinished(finding: Finding) -> Finding:
     """Mark a finding in the log of a run that still goes on: it may be gone at the end."""
-    return replace(finding, message=f"{finding.message.removesuffix(_MAY_FAIL)} (the run is under way)")
+    return replace(finding, message=f"{finding.message.removesuffix(_ALLOWED_FAILURE_NOTE)} (the run is under way)")
 
 
 def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> Finding:
-    if finding.severity == "error" and _follows_from_failure(finding, log, foreign=rules.foreign):
-        return replace(finding, severity="warning", message=f"{finding.message}{_MAY_FAIL}")
+    if finding.severity == "error" and _is_failure_consequence(finding, log, foreign=rules.foreign):
+        return replace(finding, severity="warning", message=f"{finding.message}{_ALLOWED_FAILURE_NOTE}")
     return finding
 
 
-def _of_pruned(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
+def _check_pruned_log(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
     """Yield the findings in a pruned instance with the severity of rule pruned-compliant. It need not converge.
 
     In MLPerf HPC rounds a dead instance is a warning. Nine published ones have no end, or log success without it.
     """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
-        if severity and finding.severity == "error" and finding.rule not in _OF_CONVERGENCE:
-            died = rules.foreign and _follows_from_failure(finding, log, foreign=True)
+        if severity and finding.severity == "error" and finding.rule not in _CONVERGENCE_RULES:
+            died = rules.foreign and _is_failure_consequence(finding, log, foreign=True)
             message = f"pruned instance: {finding.message}"
             yield replace(finding, severity="warning" if died else severity, message=message)
 
 
-def _follows_from_failure(finding: Finding, log: CheckedLog, *, foreign: bool) -> bool:
+def _is_failure_consequence(finding: Finding, log: CheckedLog, *, foreign: bool) -> bool:
     """Return True if a finding in the log of a failed run follows from its failure."""
-    if finding.rule in _OF_FAILURE or (foreign and finding.rule in _OF_FAILURE_IN_ROUNDS):
+    if finding.rule in _FAILURE_RULES or (foreign and finding.rule in _ROUND_FAILURE_RULES):
         return True
     if finding.rule == "event-valid":
         return finding.line is not None and finding.line == log.cut_line
     if log.record.run_start_s is not None:
         return False
     unnamed = finding.rule == "benchmark-known" and log.record.size is None and not foreign
-    return unnamed or finding.rule in _OF_EARLY_FAILURE
+    return unnamed or finding.rule in _EARLY_FAILURE_RULES
 
 
-def _cut_line(log: Log) -> int | None:
+def _find_truncated_line(log: Log) -> int | None:
     """Return the number of the last line if only that is broken and run_stop is missing.
 
     Then the process was killed.

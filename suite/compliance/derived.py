@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
 _SMALLEST, _LARGEST = 1e-15, 1e15  # of a batch size or a rate from which another value follows
 
 
-class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScaledValue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A value that must be ``value`` * (``by`` / ``at``) ** ``power`` - ``minus``.
 
     ``by`` and ``minus`` are keys of the log. With ``whole`` the product is rounded up; ``less``, scaled and rounded the
@@ -33,7 +33,7 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def problem(self, value: Any, logged: Callable[[str], Any]) -> str | None:
         """Return what is wrong with a value. None if nothing is, or if a value that it depends on is no number."""
-        expected, number = self._expected(logged), finite(value)
+        expected, number = self._expected(logged), convert_to_float(value)
         if expected is None:
             return None
         if number is not None and abs(number - expected) <= self.within * abs(expected) + 1e-9:
@@ -43,9 +43,9 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"expected {expected:.10g}{share}, which follows from {others}"
 
     def _expected(self, logged: Callable[[str], Any]) -> float | None:
-        by = self.at if self.by is None else finite(logged(self.by))
-        minus = 0.0 if self.minus is None else finite(logged(self.minus))
-        step = _SMALLEST if self.multiple_of is None else finite(logged(self.multiple_of))
+        by = self.at if self.by is None else convert_to_float(logged(self.by))
+        minus = 0.0 if self.minus is None else convert_to_float(logged(self.minus))
+        step = _SMALLEST if self.multiple_of is None else convert_to_float(logged(self.multiple_of))
         if by is None or minus is None or step is None:
             return None
         # A forged value must neither divide by zero nor overflow.
@@ -60,7 +60,7 @@ class Scaled(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return amount - minus
 
 
-class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvalSchedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The samples after which a run is evaluated, on a grid of multiples of the batch size.
 
     The first evaluation is at (``per_batch`` * batch + ``plus``) / ``over`` samples, rounded up or down to the grid. A

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from suite.compliance.all_rules import LOG_RULES, RESULT_RULES, RULES
-from suite.compliance.rules.base import OURS, Rule, link
-from suite.compliance.ruleset import Ruleset, Severity, ruleset, ruleset_names
+from suite.compliance.rules.base import OURS, Rule, render_rule_link
+from suite.compliance.ruleset import Ruleset, Severity, list_rulesets, read_ruleset
 from suite.documents import YamlSource
-from suite.errors import InputError, did_you_mean
+from suite.errors import InputError, explain_near_names
 
-TEXTS = Path(__file__).parent / "rules.yaml"
+RULE_TEXTS_FILE = Path(__file__).parent / "rules.yaml"
 SCOPES = ("one log", "the runs of a result", "a package")
 
 
@@ -33,42 +33,42 @@ class RuleText:
 @cache
 def read_rule_texts() -> dict[str, RuleText]:
     """Read the texts of all rules, by rule."""
-    texts = _data()["rules"].items()
+    texts = _read_data()["rules"].items()
     return {rule: RuleText(text["why"], text["mend"], tuple(text.get("thresholds", ()))) for rule, text in texts}
 
 
-def explanation(rule: str) -> str:
+def explain_rule(rule: str) -> str:
     """Render the text that `--explain` prints. InputError, with the nearest rule, for an unknown one."""
     if rule not in RULES:
-        near = did_you_mean(rule, RULES) or ";"
+        near = explain_near_names(rule, RULES) or ";"
         raise InputError(f"unknown rule {rule!r}{near} mlhpc check --list-rules prints all")
-    lines = [f"{rule} ({scope(rule)})", *(f"  {name}: {text}" for name, text in _fields(RULES[rule]))]
-    return "\n".join([*lines, f"  page: {link(rule)}"])
+    lines = [f"{rule} ({find_rule_scope(rule)})", *(f"  {name}: {text}" for name, text in _list_fields(RULES[rule]))]
+    return "\n".join([*lines, f"  page: {render_rule_link(rule)}"])
 
 
-def rule_list() -> str:
+def render_rule_list() -> str:
     """Render the text that `--list-rules` prints: one line for each rule."""
     widest = max(map(len, RULES))
     lines = []
     for name in SCOPES:
-        lines += [f"{name}:", *(f"  {rule:{widest}}  {RULES[rule].asks}" for rule in _of(name))]
+        lines += [f"{name}:", *(f"  {rule:{widest}}  {RULES[rule].asks}" for rule in _list_rules_of_scope(name))]
     return "\n".join([*lines, f"{len(RULES)} rules; mlhpc check --explain RULE says more"])
 
 
 def render_rules_page() -> str:
     """Render the page of rules, which `make docs` puts into the site."""
-    documents = [f"- {name}: {_readable(url)}" for name, url in _data()["documents"].items()]
+    documents = [f"- {name}: {_render_url(url)}" for name, url in _read_data()["documents"].items()]
     head = "How the checker works: [checker.md](checker.md). Where rules come from:"
     lines = ["# Rules of the checker", "", head, "", *documents]
     for name in SCOPES:
         lines += ["", f"## {name[0].upper()}{name[1:]}"]
-        for rule in _of(name):
-            fields = [f"- {field}: {text}" for field, text in _fields(RULES[rule])]
+        for rule in _list_rules_of_scope(name):
+            fields = [f"- {field}: {text}" for field, text in _list_fields(RULES[rule])]
             lines += ["", f"### {rule}", "", *fields]
     return "\n".join(lines) + "\n"
 
 
-def scope(rule: str) -> str:
+def find_rule_scope(rule: str) -> str:
     """Return what a rule judges, one of `SCOPES`."""
     one_log, runs, package = SCOPES
     if RULES[rule] in LOG_RULES:
@@ -77,48 +77,50 @@ def scope(rule: str) -> str:
 
 
 @cache
-def _data() -> dict[str, Any]:
-    return YamlSource.read(TEXTS).data
+def _read_data() -> dict[str, Any]:
+    return YamlSource.read(RULE_TEXTS_FILE).data
 
 
-def _readable(url: str) -> str:
+def _render_url(url: str) -> str:
     return f"[{url.removeprefix('https://')}]({url})" if url.startswith("https://") else url
 
 
-def _of(name: str) -> list[str]:
+def _list_rules_of_scope(name: str) -> list[str]:
     """List the rules of a scope: first those in rules.yaml, in its order, then rules without a text."""
-    return [rule for rule in {**read_rule_texts(), **RULES} if scope(rule) == name]
+    return [rule for rule in {**read_rule_texts(), **RULES} if find_rule_scope(rule) == name]
 
 
-def _fields(info: Rule) -> Iterator[tuple[str, str]]:
+def _list_fields(info: Rule) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of each field of a rule's explanation, in order."""
     text = read_rule_texts().get(info.name)
     yield "asks", info.asks
     if text is not None:
         yield "why" if info.source == OURS else "published rules", text.why
     yield "source", info.source
-    yield "severity", _severities(info.name)
+    yield "severity", _render_severities(info.name)
     for name in text.thresholds if text is not None else ():
-        yield name.replace("_", " "), _thresholds(name)
+        yield name.replace("_", " "), _render_threshold(name)
     if text is not None:
         yield "to mend", text.mend
 
 
-def _severities(rule: str) -> str:
+def _render_severities(rule: str) -> str:
     levels: tuple[Severity | None, ...] = ("error", "warning", "info", None)
-    found = {level: [name for name in ruleset_names() if ruleset(name).severity(rule) == level] for level in levels}
+    found = {
+        level: [name for name in list_rulesets() if read_ruleset(name).severity(rule) == level] for level in levels
+    }
     return "; ".join(f"{level or 'not looked for'} in {', '.join(names)}" for level, names in found.items() if names)
 
 
-def _thresholds(name: str) -> str:
+def _render_threshold(name: str) -> str:
     """Render the values of a threshold; rulesets with the same value share one entry."""
     values: dict[str, list[str]] = {}
-    for known in ruleset_names():
-        values.setdefault(_value(name, ruleset(known)), []).append(known)
+    for known in list_rulesets():
+        values.setdefault(_render_threshold_value(name, read_ruleset(known)), []).append(known)
     return "; ".join(f"{value} in {', '.join(names)}" for value, names in values.items())
 
 
-def _value(name: str, rules: Ruleset) -> str:
+def _render_threshold_value(name: str, rules: Ruleset) -> str:
     if name == "init_minutes":
         return ", ".join(f"{division} {minutes:g} minutes" for division, minutes in rules.data.init_minutes.items())
     if name == "rcp_confidence":

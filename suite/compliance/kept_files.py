@@ -13,7 +13,7 @@ from suite.data.manifest import read_manifest_file
 from suite.documents import YamlSource, read_json_document
 from suite.errors import InputError
 from suite.files import read_bytes, read_json
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment
 from suite.log.origin.sources import DIFF_BYTES, read_sources
 from suite.log.reader import read_events
@@ -22,9 +22,9 @@ from suite.log.run_folder import JOB_VERSION, JobInfo, RunFolder
 from suite.machine.facts import read_facts
 from suite.machine.node_samples import parse_samples
 
-ORIGIN = "origin.json"  # only in a package: which files redaction changed
+ORIGIN_FILE = "origin.json"  # only in a package: which files redaction changed
 # Only a script that the template made has these two lines; a person's own script may begin and end otherwise.
-OF_TEMPLATE, END_OF_TEMPLATE = "# Read it, edit it, sbatch it.", 'exit "$status"\n'
+TEMPLATE_COMMENT, TEMPLATE_END = "# Read it, edit it, sbatch it.", 'exit "$status"\n'
 
 
 def list_kept_files(folder: Path) -> Iterator[Path]:
@@ -33,26 +33,26 @@ def list_kept_files(folder: Path) -> Iterator[Path]:
     An entry that is no file is included if a file is expected there, so that the check finds it.
     """
     for pattern in _READERS:
-        yield from _matches(folder, pattern)
+        yield from _list_matches(folder, pattern)
 
 
-def damaged_files(folder: Path, records: Sequence[RunRecord] = ()) -> Iterator[tuple[Path, str]]:
+def check_kept_files(folder: Path, records: Sequence[RunRecord] = ()) -> Iterator[tuple[Path, str]]:
     """Yield (path, problem) for each kept file that its reader refuses, or that ``records`` or run.json contradict.
 
     ``folder`` is a run folder, or what a package keeps of one. There links are not followed: other rules report them.
     """
-    packaged = os.path.lexists(folder / ORIGIN)
+    packaged = os.path.lexists(folder / ORIGIN_FILE)
     for pattern, read in (_READERS | (_ONLY_IN_PACKAGE if packaged else {})).items():
-        for path in _matches(folder, pattern):
+        for path in _list_matches(folder, pattern):
             if packaged and path.is_symlink():
                 continue
-            problem = _problem_of(path, read)
+            problem = _find_problem(path, read)
             if problem is not None:
                 yield path, problem
-    yield from _contradicted_files(RunFolder(folder), records, _redacted_names(folder))
+    yield from _check_stated_digests(RunFolder(folder), records, _read_redacted_names(folder))
 
 
-def _matches(folder: Path, pattern: str) -> list[Path]:
+def _list_matches(folder: Path, pattern: str) -> list[Path]:
     if "*" not in pattern:
         return [folder / pattern] if os.path.lexists(folder / pattern) else []
     above, _, name = pattern.rpartition("/")
@@ -63,7 +63,7 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
     return [path for path in found if path.is_symlink() or not path.is_dir() or not any(path.iterdir())]
 
 
-def _problem_of(path: Path, read: Callable[[Path], object]) -> str | None:
+def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     """Return why a file is not what its name says, without its path. None if it is."""
     if not path.is_file():  # a reader might wait at a FIFO
         return "is not a file" if path.exists() else "is a symbolic link to nothing"
@@ -79,31 +79,31 @@ def _problem_of(path: Path, read: Callable[[Path], object]) -> str | None:
     return None
 
 
-def _contradicted_files(
+def _check_stated_digests(
     folder: RunFolder, records: Sequence[RunRecord], redacted: Sequence[object]
 ) -> Iterator[tuple[Path, str]]:
     """Yield the files whose sha256 a log or run.json states and that have another one."""
     for path in (folder.data_path, folder.sources_path, folder.environment_path):
-        logged = {_logged_digest(record, path) for record in records} - {None}
+        logged = {_find_logged_digest(record, path) for record in records} - {None}
         if len(logged) == 1 and path.is_file() and path.name not in redacted:
-            yield from _with_other_digest(path, str(*logged), "the logs say")
+            yield from _check_digest(path, str(*logged), "the logs say")
     try:
         git = folder.read_info().git
     except InputError:
         return
     stated = None if git is None else git.diff_sha256
     if stated is not None and folder.changes_path.name not in redacted:
-        yield from _with_other_digest(folder.changes_path, stated, "run.json says")
+        yield from _check_digest(folder.changes_path, stated, "run.json says")
 
 
-def _logged_digest(record: RunRecord, path: Path) -> str | None:
+def _find_logged_digest(record: RunRecord, path: Path) -> str | None:
     return record.data_manifest if path.name == "data.json" else record.run_files.get(path.name)
 
 
-def _with_other_digest(path: Path, stated: str, who: str) -> Iterator[tuple[Path, str]]:
+def _check_digest(path: Path, stated: str, who: str) -> Iterator[tuple[Path, str]]:
     try:
-        content = read_bytes(path, limits().json) if path.is_file() else b""
-    except OSError:  # `damaged_files` says so
+        content = read_bytes(path, read_limits().json) if path.is_file() else b""
+    except OSError:  # `check_kept_files` says so
         return
     # Of long changes only the beginning is kept, and of those in another encoding a text that has replaced characters.
     if len(content) > DIFF_BYTES or "\ufffd".encode() in content:
@@ -113,9 +113,9 @@ def _with_other_digest(path: Path, stated: str, who: str) -> Iterator[tuple[Path
         yield path, f"its sha256 is {found[:12]}..., {who} {stated[:12]}..." if content else "there is no such file"
 
 
-def _redacted_names(folder: Path) -> Sequence[object]:
+def _read_redacted_names(folder: Path) -> Sequence[object]:
     try:
-        origin = _read_object(folder / ORIGIN)
+        origin = _read_object(folder / ORIGIN_FILE)
     except (OSError, InputError):
         return ()
     redacted = origin.get("redacted")
@@ -125,7 +125,7 @@ def _redacted_names(folder: Path) -> Sequence[object]:
 def _read_text(path: Path) -> str:
     """Read a text. Python's JSON takes UTF-16 too, which the copy in a package would not be."""
     try:
-        text = read_bytes(path, limits().file).decode()
+        text = read_bytes(path, read_limits().file).decode()
     except UnicodeDecodeError:
         raise InputError("is not UTF-8 text") from None
     if "\0" in text:
@@ -145,13 +145,13 @@ def _read_script(path: Path) -> None:
         raise InputError("expected a script that begins with #!")
     if not text.endswith("\n"):
         raise InputError("its last line is cut: expected a line end")
-    if OF_TEMPLATE in text and not text.endswith(END_OF_TEMPLATE):
-        raise InputError(f"its end is missing: expected {END_OF_TEMPLATE.strip()!r} as the last line")
+    if TEMPLATE_COMMENT in text and not text.endswith(TEMPLATE_END):
+        raise InputError(f"its end is missing: expected {TEMPLATE_END.strip()!r} as the last line")
 
 
 def _read_object(path: Path, *names: str) -> dict[str, object]:
     try:
-        data = read_json(path, limits().json)
+        data = read_json(path, read_limits().json)
     except ValueError as error:
         raise InputError(f"expected JSON: {error}") from None
     if not isinstance(data, dict) or not data.keys() >= set(names):
@@ -160,7 +160,7 @@ def _read_object(path: Path, *names: str) -> dict[str, object]:
 
 
 def _read_samples(path: Path) -> None:
-    if not parse_samples(path, read_bytes(path, limits().events)):
+    if not parse_samples(path, read_bytes(path, read_limits().events)):
         raise InputError("no sample: expected a JSON object in each line")
 
 
@@ -193,6 +193,6 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "failed_*.txt": _read_log,
 }
 _ONLY_IN_PACKAGE: dict[str, Callable[[Path], object]] = {
-    ORIGIN: lambda path: _read_object(path, "logs", "redacted"),
+    ORIGIN_FILE: lambda path: _read_object(path, "logs", "redacted"),
     "result_*.txt": _read_log,
 }

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.files import brief, opened, read_bytes
-from suite.log.limits import limits
+from suite.files import open_regular_file, read_bytes, render_repr
+from suite.log.limits import read_limits
 from suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
@@ -18,14 +18,14 @@ def render_package_manifest(package: Path) -> str:
     """Render the manifest of a package's files as they are now, in the form of sha256sum."""
     files = [path for path in list_files(package) if path.is_file() and path.name != MANIFEST]
     lines = [f"# mlhpc manifest version {MANIFEST_VERSION}: sha256sum -c {MANIFEST}"]
-    lines += [f"{digest(path)}  {path.relative_to(package).as_posix()}" for path in files]
+    lines += [f"{compute_sha256(path)}  {path.relative_to(package).as_posix()}" for path in files]
     return "\n".join(lines) + "\n"
 
 
 def read_package_manifest(path: Path) -> dict[str, str] | None:
     """Map each relative path to its sha256. None unless the file has the form of sha256sum, and each path once."""
     try:
-        lines = read_bytes(path, limits().manifest).decode().splitlines()
+        lines = read_bytes(path, read_limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     # sha256sum writes two blanks, or a blank and an asterisk for binary mode, which `mlhpc package` never writes.
@@ -36,13 +36,13 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
     return found if len(found) == len(pairs) else None
 
 
-def digest(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Compute the sha256 of a file, in hexadecimal. OSError if the file exceeds the limit in suite.log.limits."""
-    with opened(path, limits().file) as file:
+    with open_regular_file(path, read_limits().file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
+def check_manifest(package: Path) -> Iterator[tuple[str, Path, str]]:
     """Compare a package's files with its manifest and yield (rule, path, message) for each difference."""
     path = package / MANIFEST
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -59,13 +59,13 @@ def changed_files(package: Path) -> Iterator[tuple[str, Path, str]]:
     present = {entry.relative_to(package).as_posix(): entry for entry in list_files(package)}
     present.pop(MANIFEST, None)
     for name in sorted(listed.keys() - present.keys()):
-        yield "manifest-changed", path, f"{brief(name)} is listed but not there"
+        yield "manifest-changed", path, f"{render_repr(name)} is listed but not there"
     for name in sorted(present.keys() - listed.keys()):
         yield "manifest-changed", present[name], "is not in the manifest"
     for name in sorted(present.keys() & listed.keys()):
         entry = present[name]
         try:
-            same = not entry.is_symlink() and entry.is_file() and digest(entry) == listed[name]
+            same = not entry.is_symlink() and entry.is_file() and compute_sha256(entry) == listed[name]
         except OSError as error:
             yield "manifest-changed", entry, f"cannot be compared with the manifest: {error.strerror}"
             continue

@@ -6,26 +6,28 @@ from dataclasses import replace
 
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset
 from suite.log.reader import Log
-from suite.log.record import MetricValue, RunRecord, summarise
-from suite.log.values import finite
+from suite.log.record import MetricValue, RunRecord, summarise_log
+from suite.log.values import convert_to_float
 
 
-def record_of(log: Log, rules: Ruleset, known: RunRecord | None = None) -> tuple[RunRecord, Benchmark | None]:
+def summarise_for_benchmark(
+    log: Log, rules: Ruleset, known: RunRecord | None = None
+) -> tuple[RunRecord, Benchmark | None]:
     """Summarise a log by the metric of its benchmark. The benchmark is None if the ruleset has none of that name.
 
     ``known`` is the result of `summarise` for the log without a metric, if the caller has it already.
     """
-    record = known or summarise(log)
+    record = known or summarise_log(log)
     benchmark = rules.benchmark(record.benchmark, record.size)
     if benchmark is not None and record.metric_key not in (None, benchmark.metric):
         # Without a benchmark the first metric of the log counts; here it was another one.
-        record = summarise(log, benchmark.metric)
+        record = summarise_log(log, benchmark.metric)
     if benchmark is not None and benchmark.parts:
-        record = replace(record, metric_key=benchmark.metric, evals=_joined(log, benchmark, record))
+        record = replace(record, metric_key=benchmark.metric, evals=_join_parts(log, benchmark, record))
     return record, benchmark
 
 
-def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
+def _join_parts(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
     """Return one value per evaluation: the share of its target that the worst part reaches, at most 1.
 
     samples_count identifies the evaluation: the parts may be logged singly, in any order, even after run_stop.
@@ -33,18 +35,18 @@ def _joined(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricVa
     shares: dict[float, dict[str, float]] = {}
     last: dict[float, MetricValue] = {}
     for event in log.every(benchmark.metric):
-        part, at = event.metadata.get("metric"), finite(event.metadata.get("samples_count"))
+        part, at = event.metadata.get("metric"), convert_to_float(event.metadata.get("samples_count"))
         if at is None or not isinstance(part, str) or part not in benchmark.parts:
             continue
-        shares.setdefault(at, {})[part] = _share(benchmark.parts[part], event.value)
+        shares.setdefault(at, {})[part] = _compute_target_share(benchmark.parts[part], event.value)
         last[at] = MetricValue(at, 0.0, event.time_ms / 1e3 - (record.run_start_s or 0.0), event.line)
     worst = {at: min(parts.get(part, 0.0) for part in benchmark.parts) for at, parts in shares.items()}
     return tuple(last[at]._replace(value=worst[at]) for at in sorted(last))
 
 
-def _share(rule: KeyRule, value: object) -> float:
+def _compute_target_share(rule: KeyRule, value: object) -> float:
     """Return 1 if a part satisfies its rule, else the quotient of value and bound. 0 if the value is not positive."""
-    number = finite(value)
+    number = convert_to_float(value)
     if rule.problem(value) is None:
         return 1.0
     if number is None or number <= 0.0:

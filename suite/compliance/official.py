@@ -17,20 +17,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from suite.card import OfficialRules
-from suite.compliance.official_rules import official_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, ruleset
+from suite.compliance.official_rules import render_official_rules
+from suite.compliance.ruleset import Benchmark, Ruleset, read_ruleset
 from suite.compliance.selection import select_ruleset
 from suite.errors import InputError
 from suite.log.reader import Log, read_events
-from suite.log.record import summarise
-from suite.log.results_tree import Group, find, list_system_files
-from suite.log.score import failure
+from suite.log.record import summarise_log
+from suite.log.results_tree import Group, find_results, list_system_files
+from suite.log.score import find_failure
 
-PINNED = "4.1.68"
-ROUND = "3.0.0"
+TOOLS_VERSION = "4.1.68"
+TOOLS_ROUND = "3.0.0"
 _TIMEOUT_S = 300
-_LATE = f"stopped after {_TIMEOUT_S} s without a verdict, which is none against the results: try on a less busy machine"
-_FORMATTED_INTO_PATHS = ("submission_division", "submission_benchmark", "scheduler_type")
+_TIMEOUT_MESSAGE = (
+    f"stopped after {_TIMEOUT_S} s without a verdict, which is none against the results: try on a less busy machine"
+)
+_PATH_KEYS = ("submission_division", "submission_benchmark", "scheduler_type")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class OfficialRun:
     @property
     def answered(self) -> bool:
         """False if the tool was stopped before it came to a verdict."""
-        return _LATE not in self.complaints
+        return _TIMEOUT_MESSAGE not in self.complaints
 
     def lines(self) -> list[str]:
         """Render the verdict, then the complaints, for people."""
@@ -90,11 +92,13 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
         installed = version("mlperf_logging")
     except PackageNotFoundError:
         installed = "none"
-    if installed != PINNED:
-        raise InputError(f"--official needs mlperf_logging {PINNED}, found {installed}: pip install 'mlhpc[official]'")
+    if installed != TOOLS_VERSION:
+        raise InputError(
+            f"--official needs mlperf_logging {TOOLS_VERSION}, found {installed}: pip install 'mlhpc[official]'"
+        )
     runs: list[OfficialRun] = []
     for path in paths:
-        tree = find(path)
+        tree = find_results(path)
         for group in tree.groups:
             runs += _judge_logs(group)
         for package in tree.packages:
@@ -107,25 +111,29 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
 
 def _judge_logs(group: Group) -> Iterator[OfficialRun]:
     """Run compliance_checker on every log of a group: our logs are judged by generated rules, others by theirs."""
-    rules = ruleset(select_ruleset([group], group.folder).name)
+    rules = read_ruleset(select_ruleset([group], group.folder).name)
     for path in group.logs:
         log = read_events(path)
-        record = summarise(log)
+        record = summarise_log(log)
         benchmark = rules.benchmark(record.benchmark, record.size)
-        if not _plain(log) or benchmark is None:
-            yield OfficialRun("compliance_checker", str(path), (_UNSAFE if not _plain(log) else "unknown benchmark",))
+        if not _has_plain_names(log) or benchmark is None:
+            yield OfficialRun(
+                "compliance_checker",
+                str(path),
+                (_UNSAFE_NAME_MESSAGE if not _has_plain_names(log) else "unknown benchmark",),
+            )
             continue
-        options = ["--usage", "hpc", "--ruleset", _their_round(rules)]
+        options = ["--usage", "hpc", "--ruleset", _find_tools_round(rules)]
         with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
             copy = Path(shutil.copyfile(path, Path(folder) / path.name))
             if not rules.foreign:
                 config = Path(folder) / "rules.yaml"
-                config.write_text(official_rules(benchmark, record.division or "closed"), encoding="utf-8")
+                config.write_text(render_official_rules(benchmark, record.division or "closed"), encoding="utf-8")
                 options += ["--config", str(config)]
-            text = _tool(Path(folder), "compliance_checker", *options, str(copy))
-        complaints = tuple(_complaints(text))
+            text = _run_tool(Path(folder), "compliance_checker", *options, str(copy))
+        complaints = tuple(_parse_complaints(text))
         expected: tuple[str, ...] = ()
-        if failure(record, benchmark) is not None and len(group.logs) > 1:
+        if find_failure(record, benchmark) is not None and len(group.logs) > 1:
             # One run of a result may fail; their tool judges each log as if it were the only one.
             expected = tuple(f"{complaint} (a run that did not converge)" for complaint in complaints)
             complaints = ()
@@ -139,33 +147,35 @@ def _judge_logs(group: Group) -> Iterator[OfficialRun]:
 def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialRun]:
     """Run system_desc_checker on every system description, and package_checker on the whole package."""
     logs = [read_events(path) for group in groups for path in (*group.logs, *group.pruned)]
-    if not logs or not all(_plain(log) for log in logs):
-        yield OfficialRun("package_checker", str(package), (_UNSAFE if logs else "no logs",))
+    if not logs or not all(_has_plain_names(log) for log in logs):
+        yield OfficialRun("package_checker", str(package), (_UNSAFE_NAME_MESSAGE if logs else "no logs",))
         return
-    rules = ruleset(select_ruleset(groups, package).name)
+    rules = read_ruleset(select_ruleset(groups, package).name)
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"
-        shutil.copytree(package, copy, symlinks=True, ignore=_links)
+        shutil.copytree(package, copy, symlinks=True, ignore=_list_links)
         for path in list_system_files(copy):
-            text = _tool(Path(folder), "system_desc_checker", str(path), "hpc", ROUND)
-            yield OfficialRun("system_desc_checker", f"systems/{path.name}", tuple(_system_complaints(text)))
-        text = _tool(Path(folder), "package_checker", str(copy), "hpc", _their_round(rules))
+            text = _run_tool(Path(folder), "system_desc_checker", str(path), "hpc", TOOLS_ROUND)
+            yield OfficialRun("system_desc_checker", f"systems/{path.name}", tuple(_parse_system_complaints(text)))
+        text = _run_tool(Path(folder), "package_checker", str(copy), "hpc", _find_tools_round(rules))
     benchmarks = []  # whose size explains complaints
-    for record in map(summarise, logs if not rules.foreign else ()):
+    for record in map(summarise_log, logs if not rules.foreign else ()):
         benchmark = rules.benchmark(record.benchmark, record.size)
         if benchmark is not None:
             benchmarks.append(benchmark)
-    yield _package_run(package, text, benchmarks)
+    yield _judge_package_text(package, text, benchmarks)
 
 
-def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> OfficialRun:
-    complaints = list(_complaints(text))
-    if _LATE not in complaints and "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
+def _judge_package_text(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> OfficialRun:
+    complaints = list(_parse_complaints(text))
+    if _TIMEOUT_MESSAGE not in complaints and "FOUND NO ERRORS, SUCCESS" not in text and "FOUND ERRORS" not in text:
         complaints.append(f"no verdict: {text.strip().splitlines()[-1] if text.strip() else 'no output'}")
     expected: list[str] = []
     other: list[str] = []
     for complaint in complaints:
-        reasons = [reason for reason in (_reason(complaint, benchmark) for benchmark in benchmarks) if reason]
+        reasons = [
+            reason for reason in (_explain_complaint(complaint, benchmark) for benchmark in benchmarks) if reason
+        ]
         if reasons:
             expected.append(f"{complaint}: {reasons[0]}")
         else:
@@ -177,7 +187,7 @@ def _package_run(package: Path, text: str, benchmarks: Sequence[Benchmark]) -> O
     return OfficialRun("package_checker (hpc 3.0.0)", str(package), tuple(dict.fromkeys(other)), tuple(expected))
 
 
-def _reason(complaint: str, benchmark: Benchmark) -> str | None:
+def _explain_complaint(complaint: str, benchmark: Benchmark) -> str | None:
     """Return why a complaint follows from a size that is not the MLPerf configuration. None if it does not."""
     card = benchmark.card
     if card is None or (card.official is not None and card.official.identical):
@@ -192,30 +202,34 @@ def _reason(complaint: str, benchmark: Benchmark) -> str | None:
     if complaint.startswith("RCP Test Failed"):
         return f"MLPerf's reference points are of its own configuration, not of {name}"
     if re.match(rf"Incorrect number of files .* found {benchmark.required_runs}, ", complaint):
-        return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {_their_runs(official)}"
+        return f"{name} needs {benchmark.required_runs} runs where MLPerf needs {_describe_required_runs(official)}"
     instances = re.match(r"Expected at least \d+ runs, but detected (\d+) runs", complaint)
     if instances and int(instances[1]) >= benchmark.required_runs:
-        return f"{name} needs {benchmark.required_runs} instances where MLPerf needs {_their_runs(official)}"
+        return (
+            f"{name} needs {benchmark.required_runs} instances where MLPerf needs {_describe_required_runs(official)}"
+        )
     return None
 
 
-def _their_runs(official: OfficialRules | None) -> str:
+def _describe_required_runs(official: OfficialRules | None) -> str:
     return str(official.required_runs) if official else "others: it has no such benchmark"
 
 
 # Their text
 
 
-_UNSAFE = "not given to the official tool: a name in a log is not a plain word, and the tool would open it as a path"
+_UNSAFE_NAME_MESSAGE = (
+    "not given to the official tool: a name in a log is not a plain word, and the tool would open it as a path"
+)
 
 
-def _plain(log: Log) -> bool:
+def _has_plain_names(log: Log) -> bool:
     """Return True if all values that their rules format into file names are plain words."""
-    named = (event.value for event in log.events if event.key in _FORMATTED_INTO_PATHS)
+    named = (event.value for event in log.events if event.key in _PATH_KEYS)
     return all(isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) for value in named)
 
 
-def _tool(folder: Path, name: str, *arguments: str) -> str:
+def _run_tool(folder: Path, name: str, *arguments: str) -> str:
     """Run one of their modules in ``folder`` and return its stdout and stderr as one text."""
     command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
     if name != "system_desc_checker":  # the only one without a log file
@@ -231,7 +245,7 @@ def _tool(folder: Path, name: str, *arguments: str) -> str:
             timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"ERROR - {_LATE}"
+        return f"ERROR - {_TIMEOUT_MESSAGE}"
     text = done.stdout + done.stderr
     return text if done.returncode == 0 or "FAILED" in text else f"{text}\nERROR - exit code {done.returncode}"
 
@@ -242,7 +256,7 @@ _NOISE = re.compile(
 )
 
 
-def _complaints(text: str) -> Iterator[str]:
+def _parse_complaints(text: str) -> Iterator[str]:
     """Parse their errors, one line each: messages of the engine (dashed blocks) and lines logged as ERROR."""
     for block in re.split(r"^-{30}$", text, flags=re.MULTILINE):
         # A block has the message of a failed check first and the expression that failed on a later line.
@@ -264,19 +278,19 @@ _ENGINE_MESSAGES = (
 )
 
 
-def _system_complaints(text: str) -> Iterator[str]:
+def _parse_system_complaints(text: str) -> Iterator[str]:
     for line in text.splitlines():
         if re.search(r"missing|required field|ERROR|Error|invalid", line, re.IGNORECASE):
             yield line.strip().removeprefix("ERROR - ")
 
 
-def _links(folder: str, names: list[str]) -> list[str]:
+def _list_links(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if (Path(folder) / name).is_symlink()]
 
 
-def _their_round(rules: Ruleset) -> str:
+def _find_tools_round(rules: Ruleset) -> str:
     """Return the round by which their tools judge."""
     # Our ruleset extends the last round. For v0.7 and Training the tools have no rules of HPC.
     if not rules.foreign:
-        return ROUND
+        return TOOLS_ROUND
     return rules.name if rules.name in ("1.0.0", "2.0.0", "3.0.0") else "1.0.0"

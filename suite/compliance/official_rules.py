@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from suite import RULESET
-from suite.compliance.ruleset import Benchmark, KeyRule, card_benchmark, ruleset
-from suite.descriptor import descriptors
-from suite.files import make_folder, write_whole
+from suite.compliance.ruleset import Benchmark, KeyRule, build_card_benchmark, read_ruleset
+from suite.descriptor import load_descriptors
+from suite.files import make_folder, write_file_atomically
 
 
-def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
+def render_official_rules(benchmark: Benchmark, division: str = "closed") -> str:
     """Render the rules for one workload, size and division in the language of mlperf_logging's compliance_checker."""
-    rules = ruleset(RULESET)
+    rules = read_ruleset(RULESET)
     reached = f"0 < {{}} <= {benchmark.threshold!r}"
     if benchmark.direction == "max":
         reached = f"{benchmark.threshold!r} <= {{}} <= 1"
@@ -36,19 +36,19 @@ def official_rules(benchmark: Benchmark, division: str = "closed") -> str:
     # The engine sees one event at a time, so it remembers the values on which other keys depend.
     conditional = {name: rule for name, rule in keys.items() if rule.when}
     remembered = {*conditional, *(key for rule in conditional.values() for key in rule.when or {})}
-    parts = [_key(name, rule, remembered=name in remembered) for name, rule in keys.items()]
-    return "\n".join([header, frame, *parts, *([_end(conditional)] if conditional else [])])
+    parts = [_render_key(name, rule, remembered=name in remembered) for name, rule in keys.items()]
+    return "\n".join([header, frame, *parts, *([_render_end_checks(conditional)] if conditional else [])])
 
 
 def write_rules(folder: Path) -> list[Path]:
     """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division; returns the paths."""
     make_folder(folder)
     written = []
-    for descriptor in descriptors().values():
+    for descriptor in load_descriptors().values():
         for size in descriptor.card().sizes:
             for division in ("closed", "open"):
                 path = folder / f"{descriptor.name}_{size}_{division}.yaml"
-                write_whole(path, official_rules(card_benchmark(descriptor, size), division))
+                write_file_atomically(path, render_official_rules(build_card_benchmark(descriptor, size), division))
                 written.append(path)
     return written
 
@@ -138,10 +138,10 @@ _COUNTS = {"exactly_one": "EXACTLY_ONE", "at_least_one": "AT_LEAST_ONE", "option
 _NUMBER = "isinstance({0}, (int, float)) and not isinstance({0}, bool)"
 
 
-def _key(name: str, rule: KeyRule, *, remembered: bool) -> str:
+def _render_key(name: str, rule: KeyRule, *, remembered: bool) -> str:
     count = "OPTIONAL" if rule.when else _COUNTS[rule.count]
     lines = ["- KEY:", f"    NAME: {name}", f"    REQ: {count}"]
-    checks = [] if rule.when else _conditions(rule, "v['value']")
+    checks = [] if rule.when else _render_conditions(rule, "v['value']")
     if checks:
         lines += ["    CHECK:", *(f"        - {json.dumps(check)}" for check in checks)]
     if remembered:
@@ -149,31 +149,31 @@ def _key(name: str, rule: KeyRule, *, remembered: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _end(conditional: Mapping[str, KeyRule]) -> str:
+def _render_end_checks(conditional: Mapping[str, KeyRule]) -> str:
     """Render the checks that depend on values of other keys. They run at the end of the log, when all are known."""
     checks = []
     for name, rule in conditional.items():
         value = f"s['values'][{name!r}]"
         idle = [f"s['values'].get({key!r}) != {wanted!r}" for key, wanted in (rule.when or {}).items()]
         idle += [f"{name!r} not in s['values']"] if rule.count == "optional" else []
-        asked = " and ".join([f"{name!r} in s['values']", *(f"({text})" for text in _conditions(rule, value))])
+        asked = " and ".join([f"{name!r} in s['values']", *(f"({text})" for text in _render_conditions(rule, value))])
         checks.append(" or ".join([*idle, f"({asked})"]))
     return "\n".join(["- END:", "    CHECK:", *(f"        - {json.dumps(check)}" for check in checks)]) + "\n"
 
 
-def _conditions(rule: KeyRule, value: str) -> list[str]:
+def _render_conditions(rule: KeyRule, value: str) -> list[str]:
     """Render all conditions on a key's value, each as an expression."""
-    checks = list(_checks(rule, value))
+    checks = list(_render_checks(rule, value))
     if rule.each is not None:
-        inner = " and ".join(_checks(rule.each, "x")) or "True"
+        inner = " and ".join(_render_checks(rule.each, "x")) or "True"
         checks.append(f"all({inner} for x in ({value} if isinstance({value}, list) else [{value}]))")
     return checks
 
 
-def _checks(rule: KeyRule, value: str) -> Iterator[str]:
+def _render_checks(rule: KeyRule, value: str) -> Iterator[str]:
     """Render a key's rule as expressions in the engine's language, which is Python."""
     bounds = ((rule.at_least, ">="), (rule.greater_than, ">"), (rule.at_most, "<="), (rule.less_than, "<"))
-    bounded = [f"{value} {sign} {_plain(bound)}" for bound, sign in bounds if bound is not None]
+    bounded = [f"{value} {sign} {_render_bound(bound)}" for bound, sign in bounds if bound is not None]
     if rule.integer:
         yield f"isinstance({value}, int) and not isinstance({value}, bool)"
     elif bounded:
@@ -189,7 +189,7 @@ def _checks(rule: KeyRule, value: str) -> Iterator[str]:
     if rule.release is not None:
         yield f"isinstance({value}, str) and {value}.startswith('{rule.release}.')"
         yield f"{value}[{len(rule.release) + 1}:].split('.dev')[0].split('rc')[0].isdigit()"
-    yield from _choices(rule, value)
+    yield from _render_choices(rule, value)
     for wanted, expression in (
         (rule.close_to, "math.isclose({value}, {wanted!r})"),
         (rule.about, "abs({value} - {wanted!r}) <= {slack!r}"),
@@ -200,7 +200,7 @@ def _checks(rule: KeyRule, value: str) -> Iterator[str]:
             yield expression.format(value=value, wanted=wanted, slack=0.01 * wanted)
 
 
-def _choices(rule: KeyRule, value: str) -> Iterator[str]:
+def _render_choices(rule: KeyRule, value: str) -> Iterator[str]:
     """Render the values that a rule allows. In Python True == 1, so a number must not be a bool."""
     if rule.equals is not None:
         yield f"{value} {'==' if not isinstance(rule.equals, bool) else 'is'} {rule.equals!r}"
@@ -210,6 +210,6 @@ def _choices(rule: KeyRule, value: str) -> Iterator[str]:
         yield f"{value} in {list(rule.one_of)!r}"
 
 
-def _plain(bound: float) -> str:
+def _render_bound(bound: float) -> str:
     """Render a bound without a needless fraction: 1000000, 0.5."""
     return repr(int(bound)) if bound == int(bound) else repr(bound)

@@ -8,26 +8,28 @@ from collections.abc import Iterator
 
 from suite.compliance.check import Verdict
 from suite.compliance.explanations import read_rule_texts
-from suite.compliance.rules.base import NO_LOG, Finding, link
+from suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, render_rule_link
 from suite.compliance.ruleset import Severity
-from suite.files import printable
+from suite.files import render_printable
 
-_LISTED_OF_A_KIND = 5
+_LISTED_PER_RULE = 5
 
 
-def as_table(verdict: Verdict) -> str:
+def render_table(verdict: Verdict) -> str:
     """Render as lines, errors first. Many warnings or notes of one rule are shortened to the first few and a count.
 
     A single file that is no log has one line only: the summary would say nothing.
     """
-    empty = _no_log(verdict)
+    empty = _find_empty_log(verdict)
     if empty is not None:
-        return f"{_level(empty):7}  {empty.rule:20}  {where(empty)}: {printable(_message(empty))}"
+        return f"{_render_level(empty):7}  {empty.rule:20}  {render_location(empty)}: {render_printable(_render_message(empty))}"
     lines = []
-    for finding, more in _ordered(verdict):
-        text = _MORE.format(more) if more else f"{where(finding)}: {printable(_message(finding))}"
-        lines.append(f"{_level(finding):7}  {finding.rule:20}  {text}")
-    return "\n".join([*lines, *_advice(verdict), summary(verdict)])
+    for finding, more in _order_findings(verdict):
+        text = (
+            _MORE.format(more) if more else f"{render_location(finding)}: {render_printable(_render_message(finding))}"
+        )
+        lines.append(f"{_render_level(finding):7}  {finding.rule:20}  {text}")
+    return "\n".join([*lines, *_render_advice(verdict), summarise_verdict(verdict)])
 
 
 def print_table(verdict: Verdict) -> None:
@@ -37,35 +39,35 @@ def print_table(verdict: Verdict) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    if _no_log(verdict) is not None:
-        console.print(Text(as_table(verdict), style="bold red"))
+    if _find_empty_log(verdict) is not None:
+        console.print(Text(render_table(verdict), style="bold red"))
         return
     colour = {"error": "bold red", "warning": "yellow", "info": "dim", "waived": "dim"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("severity", "rule", "where", "what"):
         table.add_column(name, overflow="fold", no_wrap=name in ("severity", "rule"))
-    shared = _shared_folder(verdict)
-    for finding, more in _ordered(verdict):
-        level = Text(_level(finding), style=colour[_level(finding)])
-        place = "" if more else where(finding).removeprefix(shared)
-        message = _MORE.format(more) if more else printable(_message(finding))
+    shared = _find_shared_folder(verdict)
+    for finding, more in _order_findings(verdict):
+        level = Text(_render_level(finding), style=colour[_render_level(finding)])
+        place = "" if more else render_location(finding).removeprefix(shared)
+        message = _MORE.format(more) if more else render_printable(_render_message(finding))
         # Text, because rich would read brackets in a str as its markup.
         table.add_row(level, Text(finding.rule), Text(place), Text(message))
     if verdict.findings:
         console.print(Text(shared, style="bold"))
         console.print(table)
-        console.print(Text("\n".join(_advice(verdict)), style="dim"))
-    console.print(Text(summary(verdict), style="bold green" if verdict.compliant else "bold red"))
+        console.print(Text("\n".join(_render_advice(verdict)), style="dim"))
+    console.print(Text(summarise_verdict(verdict), style="bold green" if verdict.compliant else "bold red"))
 
 
-def _no_log(verdict: Verdict) -> Finding | None:
+def _find_empty_log(verdict: Verdict) -> Finding | None:
     """Return the log-empty finding if the only checked file is not a log, else None."""
     errors = verdict.counted("error")
     alone = verdict.logs == 1 and not verdict.packages and len(errors) == 1 and not verdict.counted("warning")
-    return errors[0] if alone and errors[0].rule == NO_LOG else None
+    return errors[0] if alone and errors[0].rule == EMPTY_LOG_RULE else None
 
 
-def as_junit(verdict: Verdict) -> str:
+def render_junit(verdict: Verdict) -> str:
     """Render as JUnit XML: one test case per finding; errors are failures, the rest is output."""
     from xml.etree import ElementTree
 
@@ -74,14 +76,18 @@ def as_junit(verdict: Verdict) -> str:
     suite = ElementTree.Element("testsuite", name="mlhpc check", failures=str(len(errors)))
     for finding in (*errors, *others):
         # XML cannot hold the control characters that `printable` replaces.
-        case = ElementTree.SubElement(suite, "testcase", classname=printable(finding.file), name=finding.rule)
+        case = ElementTree.SubElement(suite, "testcase", classname=render_printable(finding.file), name=finding.rule)
         if finding in others:
-            ElementTree.SubElement(case, "system-out").text = printable(f"{_level(finding)}: {_message(finding)}")
+            ElementTree.SubElement(case, "system-out").text = render_printable(
+                f"{_render_level(finding)}: {_render_message(finding)}"
+            )
         else:
-            failure = ElementTree.SubElement(case, "failure", message=printable(finding.message))
-            failure.text = f"{where(finding)} ({link(finding.rule)})"
+            failure = ElementTree.SubElement(case, "failure", message=render_printable(finding.message))
+            failure.text = f"{render_location(finding)} ({render_rule_link(finding.rule)})"
     if not errors:
-        ElementTree.SubElement(suite, "testcase", classname="mlhpc check", name=printable(summary(verdict)))
+        ElementTree.SubElement(
+            suite, "testcase", classname="mlhpc check", name=render_printable(summarise_verdict(verdict))
+        )
     suite.set("tests", str(len(suite)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
@@ -91,64 +97,66 @@ _HELP = "more about a rule: mlhpc check --explain RULE"
 _MORE = "... and {} more (--format json has all)"
 
 
-def _advice(verdict: Verdict) -> list[str]:
+def _render_advice(verdict: Verdict) -> list[str]:
     """Render how to mend the errors and warnings, one line for each rule, and where to read more."""
     if not verdict.findings:
         return []
-    counted = [finding for finding, _ in _ordered(verdict) if finding.waiver is None and finding.severity != "info"]
+    counted = [
+        finding for finding, _ in _order_findings(verdict) if finding.waiver is None and finding.severity != "info"
+    ]
     texts = read_rule_texts()
     rules = [rule for rule in dict.fromkeys(finding.rule for finding in counted) if rule in texts]
     return [*(f"to mend {rule}: {texts[rule].mend}" for rule in rules), _HELP]
 
 
-def _level(finding: Finding) -> str:
+def _render_level(finding: Finding) -> str:
     """Return the severity, or "waived"."""
     return "waived" if finding.waiver is not None else finding.severity
 
 
-def _message(finding: Finding) -> str:
+def _render_message(finding: Finding) -> str:
     """Return the message, with who waived it and why. It may hold any character, because it quotes logs."""
     waiver = finding.waiver
     return finding.message + (f" [waived by {waiver.who}: {waiver.reason}]" if waiver is not None else "")
 
 
-def where(finding: Finding) -> str:
+def render_location(finding: Finding) -> str:
     """Render the place of a finding as printable text: ``file:line``, or the file alone."""
-    file = printable(finding.file)
+    file = render_printable(finding.file)
     return f"{file}:{finding.line}" if finding.line else file
 
 
-def summary(verdict: Verdict) -> str:
+def summarise_verdict(verdict: Verdict) -> str:
     """Render the verdict in one line."""
-    findings = ", ".join(_many(verdict.count(level), name) for level, name in _NAMES)
+    findings = ", ".join(_render_count(verdict.count(level), name) for level, name in _NAMES)
     waived = sum(finding.waiver is not None for finding in verdict.findings)
-    findings += f"; {_many(waived, 'finding')} waived" if waived else ""
-    checked = f"{_many(verdict.logs, 'log')}, {_many(verdict.packages, 'package')}"
+    findings += f"; {_render_count(waived, 'finding')} waived" if waived else ""
+    checked = f"{_render_count(verdict.logs, 'log')}, {_render_count(verdict.packages, 'package')}"
     compliant = "compliant" if verdict.compliant else "NOT compliant"
     if not verdict.logs and not verdict.packages:
         compliant = "nothing checked"
     going_on = [text for result in verdict.results if (text := result.under_way)]
     if going_on and not verdict.compliant:
-        compliant = f"not judged yet ({printable('; '.join(going_on))})"
+        compliant = f"not judged yet ({render_printable('; '.join(going_on))})"
     return f"{compliant}: {checked}, ruleset {', '.join(verdict.rulesets)}: {findings}"
 
 
 _NAMES: tuple[tuple[Severity, str], ...] = (("error", "error"), ("warning", "warning"), ("info", "note"))
 
 
-def _many(count: int, name: str) -> str:
+def _render_count(count: int, name: str) -> str:
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
-def _shared_folder(verdict: Verdict) -> str:
+def _find_shared_folder(verdict: Verdict) -> str:
     """Return the common folder of all findings, with its slash. Empty if there is only one path."""
-    paths = [where(finding) for finding in verdict.findings]
+    paths = [render_location(finding) for finding in verdict.findings]
     if len(set(paths)) < 2:
         return ""
     return os.path.commonprefix(paths).rpartition("/")[0] + "/"  # noqa: RUF071  cut at "/"
 
 
-def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
+def _order_findings(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
     """Yield (finding, 0) by severity and rule.
 
     After the first few of many warnings, yield (finding, number left out).
@@ -159,7 +167,7 @@ def _ordered(verdict: Verdict) -> Iterator[tuple[Finding, int]]:
     for severity in ("error", "warning", "info"):
         for (level, _), findings in kinds.items():
             if level == severity:
-                listed = findings if severity == "error" else findings[:_LISTED_OF_A_KIND]
+                listed = findings if severity == "error" else findings[:_LISTED_PER_RULE]
                 yield from ((finding, 0) for finding in listed)
                 if len(findings) > len(listed):
                     yield findings[-1], len(findings) - len(listed)

@@ -20,7 +20,7 @@ from suite.statistics import student_t
 
 
 @dataclass(frozen=True)
-class Limit:
+class RcpLimit:
     """The reference at a batch size.
 
     ``kind`` is exact, interpolated, or smallest if the batch is below all points. ``mean``, ``std`` and ``minimum`` are
@@ -42,7 +42,7 @@ class _Point:
     runs: int
 
 
-def trimmed_mean(epochs: Sequence[float]) -> float:
+def compute_trimmed_mean(epochs: Sequence[float]) -> float:
     """Compute the mean without the smallest and the largest value."""
     return statistics.fmean(sorted(epochs)[1:-1])
 
@@ -53,11 +53,11 @@ def compute_minimum_mean(
     """Compute the smallest mean of a submission that is not significantly below the reference's."""
     if std == 0.0:
         return mean
-    t = student_t.quantile(confidence, n_reference + n_submission - 2)
+    t = student_t.compute_quantile(confidence, n_reference + n_submission - 2)
     return max(0.0, mean - t * std * math.sqrt(1.0 / n_reference + 1.0 / n_submission))
 
 
-def limit(
+def compute_limit(
     points: Mapping[int, Sequence[float]],
     batch: int,
     required_runs: int,
@@ -65,7 +65,7 @@ def limit(
     *,
     hull: bool = True,
     between_evals: float = 0.0,
-) -> Limit | None:
+) -> RcpLimit | None:
     """Compute the limit at a batch size. None if the batch is above all points.
 
     ``points`` maps batch size to epochs to target. Without ``hull`` they are pruned in one pass. ``between_evals`` is
@@ -73,7 +73,7 @@ def limit(
     deviation is at least that of this rounding, even if all reference runs are equal.
     """
     rounding = between_evals / math.sqrt(12.0)  # the standard deviation of a uniform distribution of this width
-    known = pruned(points) if hull else pruned_once(points)
+    known = compute_lower_hull(points) if hull else drop_concave_points(points)
     n_submission = required_runs - 2
     if not known or batch > known[-1].batch:
         return None
@@ -83,53 +83,53 @@ def limit(
     if exact is not None:
         std = max(exact.std, rounding)
         minimum = compute_minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
-        return Limit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
+        return RcpLimit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
     below = [point for point in known if point.batch < batch][-1]  # `known` ascends in batch size
     above = next(point for point in known if point.batch > batch)
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
     std = max(below.std + share * (above.std - below.std), rounding)
     minimum = compute_minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
-    return Limit(batch, mean, std, minimum, "interpolated")
+    return RcpLimit(batch, mean, std, minimum, "interpolated")
 
 
-def pruned(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+def compute_lower_hull(points: Mapping[int, Sequence[float]]) -> list[_Point]:
     """Return the lower convex hull of mean over batch size, from the fastest mean upwards."""
-    known = _means(points)
+    known = _compute_means(points)
     if not known:
         return []
     fastest = min(known, key=lambda point: (point.mean, -point.batch))
     hull: list[_Point] = []
     for point in known[known.index(fastest) :]:
-        while len(hull) > 1 and not _below(hull[-2], hull[-1], point):
+        while len(hull) > 1 and not _is_below_line(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
     return hull
 
 
-def pruned_once(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+def drop_concave_points(points: Mapping[int, Sequence[float]]) -> list[_Point]:
     """Return the points from the fastest mean upwards. One pass drops points above the line of their neighbours."""
-    kept = _means(points)
+    kept = _compute_means(points)
     if kept:
         kept = kept[kept.index(min(kept, key=lambda point: point.mean)) :]
     index = 1
     while index < len(kept) - 1:
-        if _below(kept[index - 1], kept[index], kept[index + 1]):
+        if _is_below_line(kept[index - 1], kept[index], kept[index + 1]):
             index += 1
         else:
             del kept[index]
     return kept
 
 
-def _means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
+def _compute_means(points: Mapping[int, Sequence[float]]) -> list[_Point]:
     return [
-        _Point(batch, trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
+        _Point(batch, compute_trimmed_mean(epochs), statistics.pstdev(epochs), len(epochs))
         for batch, epochs in sorted(points.items())
         if len(epochs) > 3  # fewer leave no spread once the best and the worst are dropped
     ]
 
 
-def _below(left: _Point, middle: _Point, right: _Point) -> bool:
+def _is_below_line(left: _Point, middle: _Point, right: _Point) -> bool:
     """Return True if ``middle`` lies on or below the line through its neighbours."""
     share = (middle.batch - left.batch) / (right.batch - left.batch)
     return middle.mean <= left.mean + share * (right.mean - left.mean)

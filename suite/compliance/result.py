@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.compliance.ruleset import Benchmark, Ruleset
-from suite.log.energy.score import find_energy, read_meters
-from suite.log.provenance import Provenance, late_submitter, read_provenance
+from suite.log.energy.score import find_energy, read_power_logs
+from suite.log.provenance import Provenance, find_added_submitter, read_provenance
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
-from suite.log.run_folder import RunFolder, trial_of
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, failure, throughput, time_to_train
-from suite.log.values import finite
+from suite.log.run_folder import RunFolder, parse_trial
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
+from suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
-    from suite.log.energy.score import EnergyToSolution, Meters
+    from suite.log.energy.score import EnergyToSolution, PowerLogs
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,23 @@ class Result:
     def organisations(self) -> Mapping[Path | None, str | None]:
         """The submitter of each run, by the path of its log: as logged, or as the package states late."""
         folders = [document.path.parent for document in self.provenance.infos]
-        return {run.path: late_submitter(folders, run) or run.org for run in self.runs}
+        return {run.path: find_added_submitter(folders, run) or run.org for run in self.runs}
 
     @cached_property
-    def meters(self) -> Mapping[Path | None, Meters | None]:
+    def meters(self) -> Mapping[Path | None, PowerLogs | None]:
         """The power logs of each run, by the path of its log."""
-        return {run.path: read_meters(run.path) for run in self.runs if run.path is not None}
+        return {run.path: read_power_logs(run.path) for run in self.runs if run.path is not None}
 
     def judged(self) -> list[JudgedRun]:
         """Return the runs, each with the reason why it failed, or None."""
         assert self.benchmark is not None
-        return [JudgedRun(run, failure(run, self.benchmark)) for run in self.runs]
+        return [JudgedRun(run, find_failure(run, self.benchmark)) for run in self.runs]
 
     @cached_property
     def score(self) -> TimeToTrain | Throughput:
         """Time to train, or the throughput of a weak result; with a reason if there is no score."""
         if self.benchmark is None:
-            why = _unknown_benchmark(self.runs, self.ruleset)
+            why = _describe_unknown_benchmark(self.runs, self.ruleset)
             runs = tuple(JudgedRun(run, "benchmark or size not known") for run in self.runs)
             return TimeToTrain(runs, 0, f"not a score: {why}")
         expected = (self.benchmark.name, self.benchmark.size)
@@ -90,8 +90,8 @@ class Result:
                 why = f"not a score: benchmarks or sizes are mixed ({run.path}: {run.benchmark} {run.size})"
                 return TimeToTrain(tuple(JudgedRun(run, None) for run in self.runs), self.benchmark.required_runs, why)
         if self.weak:
-            return throughput(self.runs, self.benchmark, self.system.compute_units if self.system else None)
-        return time_to_train(self.runs, self.benchmark)
+            return compute_throughput(self.runs, self.benchmark, self.system.compute_units if self.system else None)
+        return compute_time_to_train(self.runs, self.benchmark)
 
     @cached_property
     def energy(self) -> EnergyToSolution | None:
@@ -123,7 +123,7 @@ class Result:
         if self.group.package is not None:
             return frozenset()
         trials = set(RunFolder(self.group.folder).under_way())
-        return frozenset(log for log in self.group.logs if trial_of(log) in trials)
+        return frozenset(log for log in self.group.logs if parse_trial(log) in trials)
 
     @property
     def verdict(self) -> str | None:
@@ -142,16 +142,16 @@ class Result:
     def division(self) -> str | None:
         """The division in the system description, else that in the logs."""
         stated = self.system.fields.get("division") if self.system else None
-        return stated if isinstance(stated, str) else first_named(self.runs).division
+        return stated if isinstance(stated, str) else find_named_run(self.runs).division
 
     @property
     def scale_factor(self) -> float | None:
         """The factor in the scaling.json of the package. None if the package has none."""
         path = self.group.folder / "scaling.json"
-        return finite(read_system(path).fields.get("scaling_factor")) if path in self.group.others else None
+        return convert_to_float(read_system(path).fields.get("scaling_factor")) if path in self.group.others else None
 
 
-def first_named(runs: Sequence[RunRecord]) -> RunRecord:
+def find_named_run(runs: Sequence[RunRecord]) -> RunRecord:
     """Return the first run that names a benchmark, else the first. A run that died before run_start names none."""
     return next((run for run in runs if run.benchmark is not None), runs[0])
 
@@ -164,8 +164,8 @@ def count_trained_samples(run: RunRecord, eval_every_steps: int | None) -> float
     return float(ended * (run.train_samples or 0))
 
 
-def _unknown_benchmark(runs: Sequence[RunRecord], rules: Ruleset) -> str:
-    first = first_named(runs)
+def _describe_unknown_benchmark(runs: Sequence[RunRecord], rules: Ruleset) -> str:
+    first = find_named_run(runs)
     if not first.benchmark:
         return "no log names a benchmark"
     sizes = rules.sizes(first.benchmark)

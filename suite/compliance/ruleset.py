@@ -15,17 +15,17 @@ from msgspec import Meta, Struct, field, structs
 
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
-from suite.compliance.derived import Scaled, Schedule
-from suite.descriptor import Descriptor, descriptors, given_cards
+from suite.compliance.derived import EvalSchedule, ScaledValue
+from suite.descriptor import Descriptor, list_card_files, load_descriptors
 from suite.documents import YamlSource, convert
-from suite.errors import InputError, unknown
+from suite.errors import InputError, explain_unknown_name
 from suite.log.record import RunRecord
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
-FOLDER = Path(__file__).parent / "rulesets"
+RULESETS_FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
-TRAINING = "training-"  # the names of MLPerf Training's rulesets begin so
-_SUITE = "MLPerf HPC"  # of a ruleset that names no other
+TRAINING_PREFIX = "training-"  # the names of MLPerf Training's rulesets begin so
+_DEFAULT_SUITE = "MLPerf HPC"  # of a ruleset that names no other
 Severity = Literal["error", "warning", "info"]
 
 
@@ -42,7 +42,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
     about: float | None = None  # a number within 1 %; more is an error, any difference a warning
     length: int | None = None
     length_at_least: int | None = None
-    scaled: Scaled | None = None
+    scaled: ScaledValue | None = None
     each: KeyRule | None = None  # the rule for a value that is no list, or for every item of a list
 
     @cached_property
@@ -52,7 +52,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
 
     def applies(self, logged: Callable[[str], Any]) -> bool:
         """Return True if the log has the values that the rule depends on. ``logged`` maps a key to its value."""
-        return all(same(logged(key), value) for key, value in (self.when or {}).items())
+        return all(is_same_value(logged(key), value) for key, value in (self.when or {}).items())
 
     def problem(self, value: Any, logged: Callable[[str], Any] = lambda key: None) -> str | None:
         """Return what is wrong with a value, or None, as the end of a message. ``logged`` maps a key to its value."""
@@ -72,7 +72,11 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
             (self.not_empty, text.strip(), "expected a text that is not empty"),
             (self.truthy, value, "expected true"),
             (self.sha256, sha256, "expected a sha256: 64 hexadecimal digits"),
-            (self.release is not None, _release(text) == self.release, f"expected a version {self.release}.x of mlhpc"),
+            (
+                self.release is not None,
+                _parse_release(text) == self.release,
+                f"expected a version {self.release}.x of mlhpc",
+            ),
             (self.integer or self.text_integer, self._integer(value) is not None, "expected an integer"),
             (
                 self.length is not None,
@@ -84,9 +88,9 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
         return next((expected for asked, holds, expected in conditions if asked and not holds), None)
 
     def _value_problem(self, value: Any) -> str | None:
-        if self.equals is not None and not same(value, self.equals):
+        if self.equals is not None and not is_same_value(value, self.equals):
             return f"expected {self.equals!r}"
-        if self.one_of is not None and not any(same(value, allowed) for allowed in self.one_of):
+        if self.one_of is not None and not any(is_same_value(value, allowed) for allowed in self.one_of):
             return f"expected one of {', '.join(map(repr, self.one_of))}"
         return None
 
@@ -109,7 +113,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
             (self.close_to, "=", lambda number, bound: math.isclose(number, bound)),
             (self.about, "=", lambda number, bound: abs(number - bound) <= 0.01 * bound),
         )
-        number = finite(self._integer(value) if self.integer or self.text_integer else value)
+        number = convert_to_float(self._integer(value) if self.integer or self.text_integer else value)
         for bound, sign, holds in bounds:
             if bound is not None and (number is None or not holds(number, bound)):
                 return f"expected a number {sign} {bound:g}"
@@ -136,7 +140,7 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
     parts: dict[str, KeyRule] = field(default_factory=dict)  # the rule for each part of a metric that has several
     offline_evals: bool = False  # other processes may evaluate after the run
     numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    schedule: Schedule | None = None
+    schedule: EvalSchedule | None = None
     card: SizeCard | None = None
 
 
@@ -164,7 +168,7 @@ class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     many_writers: bool = False  # several ranks may write into one log, each by its own clock
     rcp_confidence: Annotated[float, Meta(gt=0.5, lt=1.0)]  # of the one-sided test against the reference points
     cards: bool = False  # benchmarks come from the workloads' cards
-    suite: str = _SUITE  # the benchmark suite whose rules these are
+    suite: str = _DEFAULT_SUITE  # the benchmark suite whose rules these are
     elsewhere: dict[str, tuple[str, ...]] = {}  # benchmarks of other suites that no ruleset has
     numbered: dict[str, tuple[str, ...]] = {}  # by key: one of these names in the metadata has a number
     either: tuple[tuple[str, ...], ...] = ()  # at least one key of each set is logged
@@ -177,7 +181,7 @@ class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 @dataclass(frozen=True)
-class GivenPoints:
+class ExtraReferencePoints:
     """Reference points from a file: epochs by benchmark, size (None: any) and global batch size."""
 
     source: str
@@ -200,7 +204,7 @@ class Ruleset:
     """The rules of a round, with inheritance resolved. ``given`` has reference points from a file."""
 
     data: RulesetData
-    given: GivenPoints | None = None
+    given: ExtraReferencePoints | None = None
 
     @property
     def name(self) -> str:
@@ -223,7 +227,7 @@ class Ruleset:
 
     def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
         """Find the published result with these runs, if it has known breaches. Its name and folder do not count."""
-        return self.data.known.get(fingerprint(runs)) if self.data.known else None
+        return self.data.known.get(compute_fingerprint(runs)) if self.data.known else None
 
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         """Find the benchmark of a name and size. None if the ruleset has none."""
@@ -232,7 +236,7 @@ class Ruleset:
         if not self.data.cards:
             known = self.data.benchmarks.get(name)
         else:
-            known = _card_benchmark(name, size, given_cards()) if size is not None else None
+            known = _find_card_benchmark(name, size, list_card_files()) if size is not None else None
         if known is None or self.given is None:
             return known
         return structs.replace(known, reference_points={**known.reference_points, **self.given.added(known)})
@@ -241,18 +245,20 @@ class Ruleset:
         """Find the other suite that has a benchmark. None if this ruleset has it too, or if no suite has it."""
         if benchmark is None or benchmark in self.benchmark_names():
             return None
-        suites = (suite for suite, names in _benchmarks_of_suites() if benchmark in names and suite != self.data.suite)
+        suites = (
+            suite for suite, names in _list_benchmarks_of_suites() if benchmark in names and suite != self.data.suite
+        )
         return next(suites, None)
 
     def benchmark_names(self) -> tuple[str, ...]:
         """List the benchmark names that a log may have."""
         if self.data.cards:
-            return tuple(sorted(item.card().mlperf_name for item in _descriptors(given_cards()).values()))
+            return tuple(sorted(item.card().mlperf_name for item in _load_descriptors(list_card_files()).values()))
         return tuple(self.data.benchmarks)
 
     def sizes(self, name: str | None) -> tuple[str, ...]:
         """List the sizes of a benchmark; none if it is not known, or has no sizes."""
-        cards = [item.card() for item in _descriptors(given_cards()).values()] if self.data.cards else []
+        cards = [item.card() for item in _load_descriptors(list_card_files()).values()] if self.data.cards else []
         return next((tuple(card.sizes) for card in cards if card.mlperf_name == name), ())
 
     def keys(self, benchmark: Benchmark | None, division: str | None) -> dict[str, KeyRule]:
@@ -266,54 +272,54 @@ class Ruleset:
         return keys
 
 
-def fingerprint(runs: Sequence[RunRecord]) -> str:
+def compute_fingerprint(runs: Sequence[RunRecord]) -> str:
     """Hash the times at which runs began and ended, which identify a result."""
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
 
 @cache
-def ruleset(name: str) -> Ruleset:
+def read_ruleset(name: str) -> Ruleset:
     """Read a ruleset by name. InputError, with the list of rulesets, for an unknown name."""
-    if name not in ruleset_names():
-        raise InputError(unknown("ruleset", name, ruleset_names()))
+    if name not in list_rulesets():
+        raise InputError(explain_unknown_name("ruleset", name, list_rulesets()))
     try:
-        data = _merged(name)
+        data = _read_merged(name)
         source = f"{data['title']} rules ({data['reference']})"
         benchmarks = {key: {**entry, "name": key, "source": source} for key, entry in data["benchmarks"].items()}
         return Ruleset(convert({**data, "benchmarks": benchmarks}, RulesetData))
     except ValueError as error:
-        raise AssertionError(f"{FOLDER / name}.yaml: {error}") from None
+        raise AssertionError(f"{RULESETS_FOLDER / name}.yaml: {error}") from None
 
 
 @cache
-def ruleset_names() -> tuple[str, ...]:
+def list_rulesets() -> tuple[str, ...]:
     """List the names of all rulesets, oldest first."""
-    found = (path.stem for path in FOLDER.iterdir() if path.name.endswith(".yaml"))
+    found = (path.stem for path in RULESETS_FOLDER.iterdir() if path.name.endswith(".yaml"))
     return tuple(sorted(found, key=lambda name: (name == RULESET, name)))
 
 
 @cache
-def _benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
+def _list_benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
     """List (suite, names of its benchmarks) for every MLPerf suite that has a ruleset or that one mentions."""
     names: dict[str, set[str]] = {}
-    for data in (_merged(name) for name in ruleset_names() if name != RULESET):
-        names.setdefault(data.get("suite", _SUITE), set()).update(data["benchmarks"])
+    for data in (_read_merged(name) for name in list_rulesets() if name != RULESET):
+        names.setdefault(data.get("suite", _DEFAULT_SUITE), set()).update(data["benchmarks"])
         for suite, others in data.get("elsewhere", {}).items():
             names.setdefault(suite, set()).update(others)
     return tuple((suite, frozenset(found)) for suite, found in names.items())
 
 
-def ruleset_of_round(round_: str | None) -> str | None:
+def find_round_ruleset(round_: str | None) -> str | None:
     """Return the ruleset of a round such as ``v3.0``: of MLPerf HPC, else of MLPerf Training. None if there is none."""
-    candidates = (f"{round_[1:]}.0", f"{TRAINING}{round_[1:]}.0") if round_ else ()
-    return next((name for name in candidates if name in ruleset_names()), None)
+    candidates = (f"{round_[1:]}.0", f"{TRAINING_PREFIX}{round_[1:]}.0") if round_ else ()
+    return next((name for name in candidates if name in list_rulesets()), None)
 
 
-def newest_training(benchmark: str | None) -> str | None:
+def find_newest_training_ruleset(benchmark: str | None) -> str | None:
     """Return the newest ruleset of MLPerf Training that has a benchmark. None if none has."""
-    names = [name for name in ruleset_names() if name.startswith(TRAINING)]
-    return next((name for name in reversed(names) if benchmark in _merged(name)["benchmarks"]), None)
+    names = [name for name in list_rulesets() if name.startswith(TRAINING_PREFIX)]
+    return next((name for name in reversed(names) if benchmark in _read_merged(name)["benchmarks"]), None)
 
 
 def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target | None:
@@ -325,28 +331,28 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
     card = cards.get(benchmark)
     if card is not None and size in card.sizes:
         return card.target(size)
-    return ruleset(LAST_ROUND).benchmark(benchmark, None) if size == FULL else None
+    return read_ruleset(LAST_ROUND).benchmark(benchmark, None) if size == FULL else None
 
 
-def same(value: Any, expected: Any) -> bool:
+def is_same_value(value: Any, expected: Any) -> bool:
     """Compare JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
         return False
     if isinstance(expected, float | int) and not isinstance(expected, bool):
-        number = finite(value)
+        number = convert_to_float(value)
         return number is not None and number == expected
     return type(value) is type(expected) and bool(value == expected)
 
 
 @cache
-def _merged(name: str) -> dict[str, Any]:
+def _read_merged(name: str) -> dict[str, Any]:
     """Return the data of a ruleset, merged over its parents. The cache shares them, so no caller may change them."""
-    data: dict[str, Any] = YamlSource.read(FOLDER / f"{name}.yaml").data
+    data: dict[str, Any] = YamlSource.read(RULESETS_FOLDER / f"{name}.yaml").data
     parent = data["extends"]
-    return _over(_merged(parent), data) if parent else data
+    return _merge(_read_merged(parent), data) if parent else data
 
 
-def _over(base: Any, change: Any) -> Any:
+def _merge(base: Any, change: Any) -> Any:
     """Merge ``change`` into ``base``: mappings key by key, and null removes a key."""
     merged = dict(base)
     for key, value in change.items():
@@ -358,25 +364,25 @@ def _over(base: Any, change: Any) -> Any:
             # The rule of a log key is replaced as a whole: a round restates all its conditions.
             merged[key] = {name: rule for name, rule in (merged[key] | value).items() if rule is not None}
         else:
-            merged[key] = _over(merged[key], value)
+            merged[key] = _merge(merged[key], value)
     return merged
 
 
 @cache  # by the cards that --card adds, and their times of change
-def _descriptors(cards: tuple[tuple[Path, int], ...]) -> dict[str, Descriptor]:
-    return descriptors()
+def _load_descriptors(cards: tuple[tuple[Path, int], ...]) -> dict[str, Descriptor]:
+    return load_descriptors()
 
 
 @cache
-def _card_benchmark(name: str, size: str, cards: tuple[tuple[Path, int], ...]) -> Benchmark | None:
-    for descriptor in _descriptors(cards).values():
+def _find_card_benchmark(name: str, size: str, cards: tuple[tuple[Path, int], ...]) -> Benchmark | None:
+    for descriptor in _load_descriptors(cards).values():
         card = descriptor.card()
         if card.mlperf_name == name and size in card.sizes:
-            return card_benchmark(descriptor, size)
+            return build_card_benchmark(descriptor, size)
     return None
 
 
-def card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
+def build_card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
     """Build the benchmark that the card of a workload defines at one size."""
     card = descriptor.card()
     entry = card.size(size)
@@ -404,7 +410,7 @@ _SHA256 = "[0-9a-f]{64}"
 _VERSION = r"(\d+\.\d+)\.\d+(?:\.dev\d+|rc\d+)?"
 
 
-def _release(version: str) -> str | None:
+def _parse_release(version: str) -> str | None:
     """Return Major.Minor of a version of this suite, None for other text."""
     match = re.fullmatch(_VERSION, version)
     return match[1] if match else None

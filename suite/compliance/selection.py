@@ -14,13 +14,19 @@ from pathlib import Path
 
 from suite import RULESET
 from suite.compliance.rules.base import OURS, Rule
-from suite.compliance.ruleset import LAST_ROUND, newest_training, ruleset, ruleset_names, ruleset_of_round
+from suite.compliance.ruleset import (
+    LAST_ROUND,
+    find_newest_training_ruleset,
+    find_round_ruleset,
+    list_rulesets,
+    read_ruleset,
+)
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
-from suite.log.results_tree import Group, round_of
+from suite.log.record import RunRecord, summarise_log
+from suite.log.results_tree import Group, parse_round
 
-RULES: tuple[Rule, ...] = (
+SELECTION_RULES: tuple[Rule, ...] = (
     Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS),
     Rule("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS),
 )
@@ -42,34 +48,36 @@ def select_ruleset(groups: Sequence[Group], root: Path) -> SelectedRuleset:
         return SelectedRuleset(RULESET)
     group = groups[0]
     where = group.package or group.folder
-    by_folder = ruleset_of_round(group.round)
+    by_folder = find_round_ruleset(group.round)
     if by_folder is not None:
-        return SelectedRuleset(by_folder, tuple(_other_rounds(group, where, root)))
+        return SelectedRuleset(by_folder, tuple(_check_other_rounds(group, where, root)))
 
     # One readable log of each result is enough: a result that mixes rulesets breaks rule ruleset-agrees.
-    firsts = [record for record in map(_head, groups) if record is not None]
-    named = [name for name in map(_ruleset_of_log, firsts) if name is not None]
+    firsts = [record for record in map(_summarise_first_log, groups) if record is not None]
+    named = [name for name in map(_find_log_ruleset, firsts) if name is not None]
     if named or not firsts:
-        return SelectedRuleset(max(named, key=ruleset_names().index, default=RULESET))
+        return SelectedRuleset(max(named, key=list_rulesets().index, default=RULESET))
 
-    training = [name for name in (newest_training(first.benchmark) for first in firsts) if name is not None]
-    newest = max(training, key=ruleset_names().index) if len(training) == len(firsts) else LAST_ROUND
-    if all(ruleset(newest).other_suite(first.benchmark) for first in firsts):
+    training = [
+        name for name in (find_newest_training_ruleset(first.benchmark) for first in firsts) if name is not None
+    ]
+    newest = max(training, key=list_rulesets().index) if len(training) == len(firsts) else LAST_ROUND
+    if all(read_ruleset(newest).other_suite(first.benchmark) for first in firsts):
         return SelectedRuleset(newest)  # each log has a finding that no ruleset judges its suite
     why = f"there is no ruleset of round {group.round}" if group.round else "no folder of a round holds these results"
     message = f"{why} and no log names mlhpc-*: judged by {newest}, the newest round; --ruleset chooses another"
     return SelectedRuleset(newest, (("ruleset-assumed", where, message),))
 
 
-def _ruleset_of_log(record: RunRecord) -> str | None:
+def _find_log_ruleset(record: RunRecord) -> str | None:
     """Return the ruleset of this suite that a log names. None for other names, and for MLPerf's rounds."""
     if record.ruleset is not None and record.ruleset.startswith("mlhpc-"):
-        return record.ruleset if record.ruleset in ruleset_names() else RULESET
+        return record.ruleset if record.ruleset in list_rulesets() else RULESET
     # Only logs of this suite have a size, so such a log is ours although its ruleset is missing.
     return RULESET if record.size is not None and record.ruleset is None else None
 
 
-def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
+def _check_other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
     """Yield a breach for each folder above a round's folder that is another round or a package.
 
     A submitter could put a folder v0.7 into his package to select older rules. The folder to check and those above it
@@ -80,19 +88,19 @@ def _other_rounds(group: Group, where: Path, root: Path) -> Iterator[Breach]:
         return
     for folder in above:
         inside = len(folder.parts) >= depth
-        other = round_of(folder) if inside or "results" in folder.name else None
+        other = parse_round(folder) if inside or "results" in folder.name else None
         if other is not None and other != group.round:
             yield "round-agrees", where, f"lies in a folder of round {group.round} within {folder}, of round {other}"
         elif (folder / "systems").is_dir() and (folder / "results").is_dir():
             yield "round-agrees", where, f"lies in a folder of round {group.round} within the package {folder}"
 
 
-def _head(group: Group) -> RunRecord | None:
+def _summarise_first_log(group: Group) -> RunRecord | None:
     """Summarise the head of the first log that reached run_start. If none did, take the log that states most."""
     short = []
     for path in group.logs:
         with suppress(OSError):
-            record = summarise(read_events(path, steps=False, first_bytes=HEAD_BYTES))
+            record = summarise_log(read_events(path, steps=False, first_bytes=HEAD_BYTES))
             if record.benchmark is not None and record.run_start_s is not None:
                 return record
             short.append(record)

@@ -46,11 +46,11 @@ def split_by_padding(costs: Costs, shares: int) -> list[Indices]:
     descending = costs[order].astype(np.float64)
     # The upper bound is the cost of the largest share if all shares have the same number of samples.
     low, high = 0.0, descending[0] * -(-len(descending) // shares)
-    cuts = _find_cuts(descending, shares, high)
+    cuts = _cut_by_padding(descending, shares, high)
     assert cuts is not None, "fewer samples than shares"
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        smaller = _find_cuts(descending, shares, middle)
+        smaller = _cut_by_padding(descending, shares, middle)
         if smaller is None:
             low = middle
         else:
@@ -58,7 +58,7 @@ def split_by_padding(costs: Costs, shares: int) -> list[Indices]:
     return [np.sort(part) for part in np.split(order, cuts)]
 
 
-def _find_cuts(descending: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
+def _cut_by_padding(descending: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
     """Cut descending costs into ``shares`` non-empty shares of padded cost up to ``limit``. None if impossible."""
     cuts: list[int] = []
     begin = 0
@@ -104,7 +104,7 @@ class EvenShares:
         return batch, own, shares
 
 
-class Balance(EvenShares):
+class BalancedShares(EvenShares):
     """Replaces the shares of a global batch by balanced ones. The global batch is the same on any number of ranks.
 
     ``cost(indices, seed, epoch)`` returns each sample's cost, in any unit; ``divide`` is `split_by_sum`

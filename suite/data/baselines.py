@@ -19,7 +19,7 @@ from suite.config import load_config
 from suite.descriptor import Descriptor
 from suite.documents import read_json_document
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import write_file_atomically
 from suite.workload import Baseline, load_workload
 
 BASELINES_VERSION: Final = 1
@@ -49,14 +49,14 @@ def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manife
         "data_manifest": data_manifest,
         "metric": descriptor.card().size(size).metric,
         "values": {name: float(value) for name, value in values.items() if not is_oracle(value)},
-        "standard_errors": {name: standard_error(value) for name, value in values.items()},
+        "standard_errors": {name: find_standard_error(value) for name, value in values.items()},
         "attainable": {name: float(value) for name, value in values.items() if is_oracle(value)},
     }
-    write_whole(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
+    write_file_atomically(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
     return values
 
 
-def standard_error(value: float) -> float | None:
+def find_standard_error(value: float) -> float | None:
     """Return the standard error of a baseline over evaluation samples. None if it is unknown, or for one sample."""
     error = value.standard_error if isinstance(value, Baseline) else math.nan
     return error if math.isfinite(error) else None
@@ -89,7 +89,7 @@ def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], di
     Empty if `find_baselines_problem` says why there are none.
     """
     try:
-        content = _read(root, data_manifest)
+        content = _read_file(root, data_manifest)
     except InputError:
         return {}, {}
     return dict(content.values), dict(content.attainable)
@@ -98,13 +98,13 @@ def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], di
 def find_baselines_problem(root: Path, data_manifest: str) -> str | None:
     """Return in one line why this data set has no baselines: never measured, on other data, or a damaged file."""
     try:
-        _read(root, data_manifest)
+        _read_file(root, data_manifest)
     except InputError as error:
         return f"{error}; the log states no baselines"
     return None
 
 
-def _read(root: Path, data_manifest: str) -> _File:
+def _read_file(root: Path, data_manifest: str) -> _File:
     path = root / BASELINES_NAME
     content = read_json_document(path, _File, "baselines", BASELINES_VERSION)
     if content.data_manifest != data_manifest:

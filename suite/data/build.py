@@ -19,12 +19,12 @@ import h5py
 import msgspec
 from numpy.typing import NDArray
 
-from suite.data.lock import locked_together
+from suite.data.lock import create_lock_for_all_ranks
 from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
-from suite.data.shards import Compression, shard_path, write_shard
-from suite.documents import as_json
-from suite.errors import InputError, unknown
-from suite.files import PART_SUFFIX, errors_name, write_whole
+from suite.data.shards import Compression, build_shard_path, write_shard
+from suite.documents import render_json
+from suite.errors import InputError, explain_unknown_name
+from suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
 from suite.world import World
 
 UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
@@ -42,7 +42,7 @@ Summary = TypeVar("Summary")
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPlan:
     """One shard to write. ``make`` returns its arrays, with the samples in the first dimension."""
 
     split: str
@@ -64,29 +64,29 @@ class DataSetPlan(Generic[Summary]):
     size: str
     seed: int
     recipe: Mapping[str, Any]
-    pieces: Sequence[Piece]
+    pieces: Sequence[ShardPlan]
     summarise: Callable[[Arrays], Summary]
     attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
     compression: Compression = "none"
 
 
-def size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
+def find_size_settings(workload: str, sizes: Mapping[str, Settings], size: str, seed: int) -> Settings:
     """Return a generator's settings for a size. InputError for an unknown size, or a seed outside 0 to 2^63 - 1."""
     if size not in sizes:
-        raise InputError(f"{workload}: {unknown('size', size, sizes)}")
+        raise InputError(f"{workload}: {explain_unknown_name('size', size, sizes)}")
     if not 0 <= seed < 2**63:
         raise InputError(f"seed {seed}: expected 0 <= seed < 2^63")
     return sizes[size]
 
 
-def plan_numbered_pieces(
+def plan_numbered_shards(
     train: int,
     validation: int,
     per_shard: int,
     make: Callable[[range, Count], Arrays],
     world: World,
     progress: Progress | None,
-) -> list[Piece]:
+) -> list[ShardPlan]:
     """Plan the shards of numbered items: training items from 0, validation items from `VALIDATION_INDEX`.
 
     ``make(numbers, count)`` returns the arrays of a shard and calls ``count`` for the items it makes. ``progress`` gets
@@ -106,10 +106,10 @@ def plan_numbered_pieces(
         if progress is not None:
             progress(done, total)
 
-    return [Piece(split, shard, partial(make, items, count)) for split, shard, items in plan]
+    return [ShardPlan(split, shard, partial(make, items, count)) for split, shard, items in plan]
 
 
-def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progress | None = None) -> None:
+def build_data_set(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progress | None = None) -> None:
     """Write the data set under ``root``. Intact shards of an interrupted build stay, and so does a complete data set.
 
     All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds
@@ -118,11 +118,11 @@ def build(root: Path, plan: DataSetPlan[Summary], world: World, progress: Progre
     recipe = json.loads(json.dumps(plan.recipe))  # as a file has it: lists in place of tuples
     # A complete data set may lie on a read-only file system, where no lock can be made.
     if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
-        _start(root, recipe, world)
+        _start_build(root, recipe, world)
         return
-    with locked_together(root / LOCK_NAME, "this data set", world):
+    with create_lock_for_all_ranks(root / LOCK_NAME, "this data set", world):
         # Another process may have completed it while this one waited.
-        if not _start(root, recipe, world):
+        if not _start_build(root, recipe, world):
             _build(root, plan, recipe, world, progress)
 
 
@@ -130,12 +130,12 @@ def _build(
     root: Path, plan: DataSetPlan[Summary], recipe: dict[str, Any], world: World, progress: Progress | None
 ) -> None:
     recorded = world.broadcast(_read_records(root) if world.is_first else None, dict[str, list[ShardEntry]])
-    shards = _write_all(root, plan, recorded, world, progress)
+    shards = _write_shards(root, plan, recorded, world, progress)
     problem = None
     if world.is_first:
         try:
             _remove_parts(root)
-            write_manifest(root, _manifest(plan, recipe, shards))
+            write_manifest(root, _make_manifest(plan, recipe, shards))
             for path in (*root.glob(RECORDS), root / UNFINISHED_NAME):
                 path.unlink()
         except (OSError, ValueError) as error:
@@ -162,26 +162,26 @@ def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) 
 
 
 @dataclass(frozen=True)
-class _Shard(Generic[Summary]):
+class _WrittenShard(Generic[Summary]):
     split: str
     shard: int
     entry: ShardEntry
     summary: Summary
 
 
-def _start(root: Path, recipe: dict[str, Any], world: World) -> bool:
+def _start_build(root: Path, recipe: dict[str, Any], world: World) -> bool:
     """Return True on every rank if the data set is complete. Otherwise rank 0 writes the recipe into the folder."""
     complete, problem = False, None
     if world.is_first:
         try:
-            complete = _claim(root, recipe)
+            complete = _write_or_compare_recipe(root, recipe)
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
     return bool(world.broadcast(complete))
 
 
-def _claim(root: Path, recipe: dict[str, Any]) -> bool:
+def _write_or_compare_recipe(root: Path, recipe: dict[str, Any]) -> bool:
     """Write the recipe into an empty folder, or compare it with the one there. Returns True for a complete data set."""
     complete = (root / MANIFEST_NAME).exists()
     note = root / UNFINISHED_NAME
@@ -192,7 +192,7 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
     elif root.exists() and any(path.suffix != PART_SUFFIX and path.name != LOCK_NAME for path in root.iterdir()):
         raise InputError(f"{root}: not empty, and no unfinished data set; choose another folder with -o")
     else:
-        write_whole(note, json.dumps(recipe, indent=1) + "\n")
+        write_file_atomically(note, json.dumps(recipe, indent=1) + "\n")
         return False
     different = sorted(key for key in existing.keys() | recipe.keys() if existing.get(key) != recipe.get(key))
     if different:
@@ -206,9 +206,9 @@ def _claim(root: Path, recipe: dict[str, Any]) -> bool:
 Records = Mapping[str, Collection[ShardEntry]]
 
 
-def _write_all(
+def _write_shards(
     root: Path, plan: DataSetPlan[Summary], recorded: Records, world: World, progress: Progress | None
-) -> list[_Shard[Summary]]:
+) -> list[_WrittenShard[Summary]]:
     """Write this rank's missing shards.
 
     Rank 0 returns the shards of all ranks in order; an error on one rank ends all.
@@ -218,15 +218,15 @@ def _write_all(
     try:
         mine = plan.pieces[world.rank :: world.size]
         for piece in mine:
-            path = shard_path(root, piece.split, piece.shard)
+            path = build_shard_path(root, piece.split, piece.shard)
             entry = _find_intact(root, path, recorded)
             if entry is not None:
-                arrays = _read(path)
+                arrays = _read_arrays(path)
             else:
                 arrays = piece.make()
                 entry = write_shard(path, arrays, compression=plan.compression)
-                _record(record, entry)
-            shards.append(_Shard(piece.split, piece.shard, entry, plan.summarise(arrays)))
+                _write_record(record, entry)
+            shards.append(_WrittenShard(piece.split, piece.shard, entry, plan.summarise(arrays)))
             if progress is not None:
                 progress(len(shards), len(mine))
     except (OSError, ValueError) as error:
@@ -234,15 +234,15 @@ def _write_all(
     world.check_together(problem)
     summarise = getattr(plan.summarise, "func", plan.summarise)  # a partial has no annotations of its own
     kind = get_type_hints(summarise).get("return", Any)  # what the workload calls a summary
-    gathered = world.gather(shards, list[_Shard[kind]]) or []  # type: ignore[valid-type]
+    gathered = world.gather(shards, list[_WrittenShard[kind]]) or []  # type: ignore[valid-type]
     all_shards = [shard for rank_shards in gathered for shard in rank_shards]
     return sorted(all_shards, key=lambda shard: (shard.split, shard.shard))
 
 
-def _record(path: Path, entry: ShardEntry) -> None:
+def _write_record(path: Path, entry: ShardEntry) -> None:
     """Add the entry of a complete shard to this process's record, and force the record to the disk."""
-    with errors_name(path), path.open("a", encoding="utf-8") as file:
-        file.write(as_json(entry) + "\n")
+    with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(render_json(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -270,12 +270,14 @@ def _remove_parts(root: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Arrays:
+def _read_arrays(path: Path) -> Arrays:
     with h5py.File(path, "r", locking=False) as file:
         return {name: file[name][...] for name in file}
 
 
-def _manifest(plan: DataSetPlan[Summary], recipe: dict[str, Any], shards: list[_Shard[Summary]]) -> Manifest:
+def _make_manifest(
+    plan: DataSetPlan[Summary], recipe: dict[str, Any], shards: list[_WrittenShard[Summary]]
+) -> Manifest:
     splits = dict.fromkeys(piece.split for piece in plan.pieces)
     by_split = {split: [shard for shard in shards if shard.split == split] for split in splits}
     return Manifest(

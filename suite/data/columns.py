@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.errors import InputError
-from suite.files import brief
+from suite.files import render_repr
 
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
 Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample
@@ -58,7 +58,7 @@ def map_columns(path: Path) -> dict[str, Column]:
             raise InputError(f"{path}: damaged HDF5 structure: {error}") from None
 
 
-def offsets_name(name: str) -> str:
+def build_offsets_name(name: str) -> str:
     """Return the dataset that would make ``name`` ragged.
 
     This is ``AXIS.offsets`` for ``AXIS.name``, and "" for names without an axis.
@@ -70,7 +70,7 @@ def offsets_name(name: str) -> str:
 def check_offsets(values: NDArray[Any]) -> str | None:
     """Return what is wrong with the values of an offsets dataset, as the end of a message, or None."""
     if values.ndim != 1 or len(values) < 2 or values.dtype != np.int64 or values[0] != 0 or (np.diff(values) < 0).any():
-        return f"is {values.dtype} {brief(values.tolist())}: expected int64 offsets that rise from 0"
+        return f"is {values.dtype} {render_repr(values.tolist())}: expected int64 offsets that rise from 0"
     return None
 
 
@@ -97,8 +97,8 @@ def _map_column(
     if name in offsets:
         lengths = np.diff(offsets[name])
         return Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)
-    if offsets_name(name) in offsets:
-        return _map_ragged(path, mapped, dataset, offsets[offsets_name(name)])
+    if build_offsets_name(name) in offsets:
+        return _map_ragged(path, mapped, dataset, offsets[build_offsets_name(name)])
     if dataset.chunks is None:
         return _map_contiguous(path, mapped, dataset)
     return _map_chunked(path, mapped, dataset)
@@ -118,7 +118,7 @@ def _map_ragged(path: Path, mapped: mmap.mmap, dataset: Any, offsets: NDArray[np
     prefetch = None
     if int(np.diff(offsets).max()) * row_bytes >= PREFETCH_FROM_BYTES:
         extents = [(begin + int(a) * row_bytes, int(b - a) * row_bytes) for a, b in pairwise(offsets)]
-        prefetch = _prefetch(mapped, extents)
+        prefetch = _make_prefetch(mapped, extents)
     return Column(samples, tuple(dataset.shape[1:]), dataset.dtype, sample, prefetch, ragged=True)
 
 
@@ -127,9 +127,14 @@ def _map_contiguous(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
     begin, array = _map_array(path, mapped, dataset)
     sample_bytes = dataset.nbytes // samples
     extents = [(begin + i * sample_bytes, sample_bytes) for i in range(samples)]
-    prefetch_part = _prefetch_part(mapped, extents, (*shape, dataset.dtype.itemsize))
+    prefetch_part = _make_part_prefetch(mapped, extents, (*shape, dataset.dtype.itemsize))
     return Column(
-        samples, tuple(shape), dataset.dtype, array.__getitem__, _prefetch(mapped, extents), prefetch_part=prefetch_part
+        samples,
+        tuple(shape),
+        dataset.dtype,
+        array.__getitem__,
+        _make_prefetch(mapped, extents),
+        prefetch_part=prefetch_part,
     )
 
 
@@ -149,7 +154,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
             number = index % samples
             raise InputError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
 
-    return Column(samples, shape, dtype, inflate, _prefetch(mapped, extents))
+    return Column(samples, shape, dtype, inflate, _make_prefetch(mapped, extents))
 
 
 def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArray[Any]]:
@@ -162,7 +167,7 @@ def _map_array(path: Path, mapped: mmap.mmap, dataset: Any) -> tuple[int, NDArra
     return offset, np.frombuffer(mapped, dataset.dtype, dataset.size, offset).reshape(dataset.shape)
 
 
-def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable[[int], None] | None:
+def _make_prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable[[int], None] | None:
     """Return a function that requests a whole sample at once, or None if samples are small.
 
     ``extents`` has the (position, size) of each sample. The kernel's own read-ahead is smaller than a large sample and
@@ -172,12 +177,12 @@ def _prefetch(mapped: mmap.mmap, extents: Sequence[tuple[int, int]]) -> Callable
         return None
 
     def prefetch(index: int) -> None:
-        mapped.madvise(mmap.MADV_WILLNEED, *_whole_pages(*extents[index]))
+        mapped.madvise(mmap.MADV_WILLNEED, *_align_to_pages(*extents[index]))
 
     return prefetch
 
 
-def _prefetch_part(
+def _make_part_prefetch(
     mapped: mmap.mmap, extents: Sequence[tuple[int, int]], shape: tuple[int, ...]
 ) -> Callable[[int, Part], None]:
     """Return a function that requests the pages of a part of a sample, and no others.
@@ -190,19 +195,19 @@ def _prefetch_part(
         begin, size = extents[index]
         if size < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
             return
-        mapped.madvise(mmap.MADV_RANDOM, *_whole_pages(begin, size))  # switches the kernel's own read-ahead off
-        for first, length in page_runs(begin, part, shape):
+        mapped.madvise(mmap.MADV_RANDOM, *_align_to_pages(begin, size))  # switches the kernel's own read-ahead off
+        for first, length in list_page_runs(begin, part, shape):
             mapped.madvise(mmap.MADV_WILLNEED, first, min(length, len(mapped) - first))
 
     return prefetch
 
 
-def _whole_pages(begin: int, size: int) -> tuple[int, int]:
+def _align_to_pages(begin: int, size: int) -> tuple[int, int]:
     skew = begin % mmap.PAGESIZE  # madvise takes whole pages
     return begin - skew, size + skew
 
 
-def page_runs(begin: int, part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def list_page_runs(begin: int, part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """List (position, bytes) of the runs of whole pages of a part of a sample at ``begin``, in order."""
     steps = [math.prod(shape[d + 1 :]) for d in range(len(part))]  # bytes from one position to the next, by dimension
     rows = np.array([begin])

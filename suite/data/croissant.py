@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from suite.data.columns import OFFSETS, Column, map_columns, offsets_name
+from suite.data.columns import OFFSETS, Column, build_offsets_name, map_columns
 from suite.data.manifest import Manifest, ShardEntry
 from suite.errors import InputError
 
@@ -62,13 +62,13 @@ def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
         "listed with their checksums in manifest.json.",
         "identifier": f"sha256:{manifest.sha256}",
         "version": f"{version}.0.0" if isinstance(version, int) else "1.0.0",
-        "distribution": [item for split in manifest.splits for item in _files(split, manifest.splits[split])],
-        "recordSet": [_records(root, split, entries) for split, entries in manifest.splits.items() if entries],
+        "distribution": [item for split in manifest.splits for item in _describe_files(split, manifest.splits[split])],
+        "recordSet": [_describe_records(root, split, entries) for split, entries in manifest.splits.items() if entries],
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _files(split: str, entries: tuple[ShardEntry, ...]) -> Iterator[dict[str, Any]]:
+def _describe_files(split: str, entries: tuple[ShardEntry, ...]) -> Iterator[dict[str, Any]]:
     """Yield each shard with its checksum, then all shards of the split as one set."""
     for entry in entries:
         yield {
@@ -82,18 +82,18 @@ def _files(split: str, entries: tuple[ShardEntry, ...]) -> Iterator[dict[str, An
         }
     yield {
         "@type": "cr:FileSet",
-        "@id": _set_of(split),
+        "@id": _build_set_id(split),
         "name": f"shards of {split}",
         "encodingFormat": _HDF5,
         "includes": sorted({f"{entry.file.rpartition('/')[0]}/*.h5".lstrip("/") for entry in entries}),
     }
 
 
-def _set_of(split: str) -> str:
+def _build_set_id(split: str) -> str:
     return f"{quote(split)}-shards"
 
 
-def _records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -> dict[str, Any]:
+def _describe_records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -> dict[str, Any]:
     path = root / entries[0].file  # all shards of a split have the same datasets
     columns = {name: column for name, column in map_columns(path).items() if not name.endswith(OFFSETS)}
     samples = sum(entry.samples for entry in entries)
@@ -102,24 +102,24 @@ def _records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -> dict[st
         "@id": quote(split),
         "name": split,
         "description": f"The {samples} samples of the split {split}, in order of the shards.",
-        "field": [_field(path, split, name, column) for name, column in columns.items()],
+        "field": [_describe_field(path, split, name, column) for name, column in columns.items()],
     }
 
 
-def _field(path: Path, split: str, name: str, column: Column) -> dict[str, Any]:
+def _describe_field(path: Path, split: str, name: str, column: Column) -> dict[str, Any]:
     """Describe one dataset of the shards. Samples of a ragged one differ in their number of rows: -1."""
     dtype = column.dtype
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
         raise InputError(f"{path}: dataset {name!r} is of {dtype}: Croissant describes integers, floats and booleans")
     shape = (*((-1,) if column.ragged else ()), *column.shape)
-    rows = f"; the rows of a sample are told by dataset {offsets_name(name)}" if column.ragged else ""
+    rows = f"; the rows of a sample are told by dataset {build_offsets_name(name)}" if column.ragged else ""
     field: dict[str, Any] = {
         "@type": "cr:Field",
         "@id": f"{quote(split)}/{quote(name)}",
         "name": name,
         "description": f"Dataset {name} of the shards{rows}.",
         "dataType": _KINDS[dtype.kind].format(8 * dtype.itemsize),
-        "source": {"fileSet": {"@id": _set_of(split)}, "extract": {"column": name}},
+        "source": {"fileSet": {"@id": _build_set_id(split)}, "extract": {"column": name}},
     }
     if shape:
         field |= {"isArray": True, "arrayShape": ",".join(map(str, shape))}

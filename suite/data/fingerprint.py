@@ -20,7 +20,7 @@ from suite.messages import convert
 from suite.world import World
 
 
-def fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: None) -> tuple[str, Verification]:
+def compute_fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: None) -> tuple[str, Verification]:
     """Read all files of a data set. Return its sha256 in hex, and the bytes and files read.
 
     All ranks call it, each reads its share. Sharded data are compared with their manifest, whose sha256 is returned.
@@ -35,7 +35,7 @@ def fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: Non
     world.check_together(error)
     found = world.broadcast(found)
     if isinstance(found, list):
-        return _read_all(root if root.is_dir() else root.parent, found, world, tick)
+        return _digest_files(root if root.is_dir() else root.parent, found, world, tick)
     manifest: Manifest = convert(found, Manifest)
     return manifest.sha256, verify_shards(root, manifest.shards, world, tick)
 
@@ -51,7 +51,7 @@ def list_files(root: Path) -> list[str]:
     return files
 
 
-def _read_all(root: Path, files: list[str], world: World, tick: Callable[[], None]) -> tuple[str, Verification]:
+def _digest_files(root: Path, files: list[str], world: World, tick: Callable[[], None]) -> tuple[str, Verification]:
     begin, lines, error, size = time.monotonic(), {}, None, 0
     try:
         for name in files[world.rank :: world.size]:

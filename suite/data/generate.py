@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from suite.data.build import Arrays, Count, DataSetPlan, Progress, Summary, build, plan_numbered_pieces, size_settings
+from suite.data.build import (
+    Arrays,
+    Count,
+    DataSetPlan,
+    Progress,
+    Summary,
+    build_data_set,
+    find_size_settings,
+    plan_numbered_shards,
+)
 from suite.data.manifest import MANIFEST_NAME
 from suite.data.shards import Compression
 from suite.world import World
@@ -61,7 +70,7 @@ class Generator(Generic[Settings]):
         ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a
         missing tool, or a folder that holds other data.
         """
-        settings = size_settings(self.workload, self.sizes, size, seed)
+        settings = find_size_settings(self.workload, self.sizes, size, seed)
         if self.check_tools is not None and not (root / MANIFEST_NAME).exists():  # before anything is written
             self.check_tools()
         data = self.data_set(settings, seed)
@@ -72,8 +81,8 @@ class Generator(Generic[Settings]):
             **(self.constants or {}),
             **asdict(settings),
         }
-        pieces = plan_numbered_pieces(
+        pieces = plan_numbered_shards(
             data.train_items, data.validation_items, data.items_per_shard, data.make, world, progress
         )
         plan = DataSetPlan(self.workload, size, seed, recipe, pieces, data.summarise, data.attributes, data.compression)
-        build(root, plan, world)
+        build_data_set(root, plan, world)

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, json
 
-from suite.documents import as_json
+from suite.documents import render_json
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, errors_name, link_new, make_folder, one_line, print_line
-from suite.processes import start_of
-from suite.world import World, node_name
+from suite.files import PART_SUFFIX, add_path_to_errors, create_hard_link, make_folder, print_line, render_error
+from suite.processes import read_start_time
+from suite.world import World, find_node_name
 
 REFRESH_S = 20.0
 SILENT_S = 180.0  # an owner on another host is gone if its lock is older
@@ -53,11 +53,11 @@ class Owner(Struct, frozen=True, kw_only=True):
         restart = environ.get("SLURM_RESTART_COUNT", "0")
         return Owner(
             token=secrets.token_hex(8),
-            host=node_name(environ),
+            host=find_node_name(environ),
             pid=os.getpid(),
-            started=start_of(os.getpid()),
-            boot=_boot(),
-            namespace=_namespace(),
+            started=read_start_time(os.getpid()),
+            boot=_read_boot_id(),
+            namespace=_read_namespace(),
             job=environ.get("SLURM_JOB_ID"),
             restart=int(restart) if restart.isdigit() else 0,
             since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -71,7 +71,7 @@ class Owner(Struct, frozen=True, kw_only=True):
         `SILENT_S`, or if the seeker is the same job after a restart.
         """
         if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
-            return start_of(self.pid) != self.started
+            return read_start_time(self.pid) != self.started
         if self.job is not None and self.job == seeker.job and self.restart < seeker.restart:
             return True
         return silent_s > SILENT_S
@@ -82,7 +82,7 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def create_lock(path: Path, what: str) -> Iterator[None]:
     """Hold a lock while the body runs. LockedError names the owner if another living process has it."""
     owner = Owner.this_process()
     _acquire(path, owner, what)
@@ -100,14 +100,14 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def locked_together(path: Path, what: str, world: World) -> Iterator[None]:
+def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[None]:
     """Hold a lock on rank 0 for all ranks; all call it. LockedError on every rank if another process has it."""
     error = None
     with ExitStack() as stack:
         if world.is_first:
             try:
                 make_folder(path.parent)
-                stack.enter_context(locked(path, what))
+                stack.enter_context(create_lock(path, what))
             except OSError as caught:
                 error = InputError(f"{path}: the lock file cannot be created: {caught.strerror}")
             except InputError as caught:
@@ -124,15 +124,15 @@ def refuse_held(path: Path, what: str) -> None:
 
     Another process may take the lock a moment later; to be sure, hold it.
     """
-    found, written = _read(path)
+    found, written = _read_lock(path)
     if written is not None:
         _refuse_living(path, what, Owner.this_process(), found, time.time() - written)
 
 
-def living_owner(path: Path) -> Owner | None:
+def find_living_owner(path: Path) -> Owner | None:
     """Return the process that has a lock. None if there is no lock, or its owner is gone. Writes nothing."""
     try:
-        found, written = _read(path)
+        found, written = _read_lock(path)
     except OSError:
         return None
     if found is None or written is None or found.is_gone(Owner.this_process(), time.time() - written):
@@ -152,35 +152,35 @@ def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, si
 
 def _acquire(path: Path, owner: Owner, what: str) -> None:
     for _ in range(TRIES):
-        now = _create(path, owner)
+        now = _create_file(path, owner)
         if now is None:
             return
-        found, written = _read(path)
+        found, written = _read_lock(path)
         if written is None:
             continue  # released meanwhile
         _refuse_living(path, what, owner, found, now - written)
-        _break(path, owner, found)
+        _remove_lock(path, owner, found)
     raise LockedError(f"{path}: {what} is in use: other processes take this lock again and again")
 
 
-def _create(path: Path, owner: Owner) -> float | None:
+def _create_file(path: Path, owner: Owner) -> float | None:
     """Make the lock. None if that succeeded; if the lock exists, the time by the file system's clock."""
     own = path.with_name(f".{path.name}.{owner.token}{PART_SUFFIX}")
     try:
-        with errors_name(path, own), own.open("x", encoding="utf-8") as file:
-            file.write(as_json(owner) + "\n")
+        with add_path_to_errors(path, own), own.open("x", encoding="utf-8") as file:
+            file.write(render_json(owner) + "\n")
             file.flush()
             os.fsync(file.fileno())
         now = own.stat().st_mtime  # the file server's clock, by which the age of the lock is measured
         try:
-            link_new(own, path)
+            create_hard_link(own, path)
         except FileExistsError:
             return now
         except FileNotFoundError:  # the owner of the lock removed our file together with other part files
             return now
         except OSError:  # a file system without hard links
             with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-                file.write(as_json(owner) + "\n")
+                file.write(render_json(owner) + "\n")
                 return None
             return now
         return None
@@ -188,14 +188,14 @@ def _create(path: Path, owner: Owner) -> float | None:
         own.unlink(missing_ok=True)
 
 
-def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
+def _remove_lock(path: Path, owner: Owner, gone: Owner | None) -> None:
     """Remove the lock of an owner that is gone."""
     # One process at a time does so, under a lock of its own: a second one could remove the lock of the next owner.
     breaker = path.with_name(f".{path.name}.break{PART_SUFFIX}")
-    now = _create(breaker, owner)
+    now = _create_file(breaker, owner)
     if now is None:
         try:
-            found, written = _read(path)
+            found, written = _read_lock(path)
             if written is not None and found == gone:
                 path.unlink(missing_ok=True)
         finally:
@@ -207,7 +207,7 @@ def _break(path: Path, owner: Owner, gone: Owner | None) -> None:
     time.sleep(PAUSE_S)
 
 
-def _read(path: Path) -> tuple[Owner | None, float | None]:
+def _read_lock(path: Path) -> tuple[Owner | None, float | None]:
     """Return the owner that a lock names (or None) and the time of its last refresh (None without a lock)."""
     try:
         written = path.stat().st_mtime
@@ -220,7 +220,7 @@ def _read(path: Path) -> tuple[Owner | None, float | None]:
 
 def _is_held_by(path: Path, owner: Owner) -> bool:
     try:
-        return _read(path)[0] == owner
+        return _read_lock(path)[0] == owner
     except OSError:
         return False
 
@@ -233,17 +233,17 @@ def _refresh(path: Path, owner: Owner, done: threading.Event) -> None:
         try:
             os.utime(path)
         except OSError as error:
-            print_line(f"mlhpc: warning: {one_line(error)}: the lock is not refreshed", error=True)
+            print_line(f"mlhpc: warning: {render_error(error)}: the lock is not refreshed", error=True)
 
 
-def _boot() -> str:
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return node_name()
+        return find_node_name()
 
 
-def _namespace() -> str:
+def _read_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

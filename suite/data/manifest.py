@@ -14,20 +14,20 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import plain, read_json_document
+from suite.documents import convert_to_plain_data, read_json_document
 from suite.errors import InputError
-from suite.files import brief, force_to_disk, write_whole
+from suite.files import fsync_path, render_repr, write_file_atomically
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
 BLOCK_BYTES = 8 << 20
 
 
-class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class ShardEntry(_Frozen, frozen=True, kw_only=True):
+class ShardEntry(_Part, frozen=True, kw_only=True):
     """One shard. ``file`` is relative to the root of the data set; the checksums are of the whole file, in hex."""
 
     file: str
@@ -39,10 +39,10 @@ class ShardEntry(_Frozen, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
-            raise InputError(f"file = {brief(self.file)}: expected a relative path inside the data set")
+            raise InputError(f"file = {render_repr(self.file)}: expected a relative path inside the data set")
 
 
-class Manifest(_Frozen, frozen=True, kw_only=True):
+class Manifest(_Part, frozen=True, kw_only=True):
     """The content of a data set. ``generator`` is the recipe of the data, ``attributes`` are for the workload."""
 
     version: Literal[1] = MANIFEST_VERSION
@@ -55,7 +55,7 @@ class Manifest(_Frozen, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Render the manifest as `write_manifest` writes it."""
-        return json.dumps(plain(self), indent=1) + "\n"
+        return json.dumps(convert_to_plain_data(self), indent=1) + "\n"
 
     @property
     def sha256(self) -> str:
@@ -82,8 +82,8 @@ class Manifest(_Frozen, frozen=True, kw_only=True):
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` atomically. Write it last: from then on the data set counts as complete."""
-    write_whole(root / MANIFEST_NAME, manifest.text())
-    force_to_disk(root)
+    write_file_atomically(root / MANIFEST_NAME, manifest.text())
+    fsync_path(root)
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -100,7 +100,7 @@ def read_manifest_file(path: Path) -> Manifest:
     return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
 
 
-def verify(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
+def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
     """Compare the files of a data set with its manifest: one line per file that differs, none if all agree.
 
     Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` gets the size

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from suite.errors import InputError
-from suite.files import find_folder
+from suite.files import verify_folder
 
 SPARE_BYTES = 64 << 20  # must remain free on the node
 PRIVATE = 0o700
@@ -104,7 +104,7 @@ def _make_trusted(folder: Path) -> None:
             place.mkdir(PRIVATE if public else 0o777)
         except FileExistsError as error:
             if not os.path.lexists(place):  # made by another node a moment ago
-                find_folder(place, error)
+                verify_folder(place, error)
         found = place.lstat()  # not stat: a link of another user must not pass for his folder
         if public:
             _check_owner(place, found, above)

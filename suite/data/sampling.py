@@ -33,7 +33,7 @@ def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uin
     return value
 
 
-def steps_per_epoch(n: int, global_batch_size: int) -> int:
+def count_steps_per_epoch(n: int, global_batch_size: int) -> int:
     """Count the full global batches in an epoch. InputError if there is none.
 
     Fewer samples than a batch are left over. They differ from epoch to epoch, because the orders do.
@@ -59,16 +59,16 @@ def check_batch(global_batch_size: int, ranks: int, accumulation: int = 1) -> No
         )
 
 
-def train_batches(
+def list_train_batches(
     n: int, global_batch_size: int, *, seed: int, epoch: int, rank: int, size: int, first_step: int = 0
 ) -> Iterator[NDArray[np.int64]]:
     """Yield this rank's sample indices for each step of an epoch, from ``first_step`` on (for a resumed run)."""
     order = compute_epoch_order(n, seed=seed, epoch=epoch)
-    for step in range(first_step, steps_per_epoch(n, global_batch_size)):
+    for step in range(first_step, count_steps_per_epoch(n, global_batch_size)):
         yield order[step * global_batch_size + rank : (step + 1) * global_batch_size : size]
 
 
-def eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
+def list_eval_batches(n: int, batch_size: int, *, rank: int, size: int) -> Iterator[NDArray[np.int64]]:
     """Yield this rank's evaluation samples in batches of at most ``batch_size``.
 
     Over all ranks each of 0..n-1 occurs once.

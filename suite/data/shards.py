@@ -19,10 +19,10 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.data.columns import OFFSETS, Column, Part, check_offsets, map_columns, offsets_name
+from suite.data.columns import OFFSETS, Column, Part, build_offsets_name, check_offsets, map_columns
 from suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
 from suite.errors import InputError
-from suite.files import brief, written_whole
+from suite.files import render_repr, write_atomically
 
 ALIGNMENT_BYTES = 4096  # datasets of at least a page begin on a page
 CHUNKED_FROM_BYTES = 1024  # smaller samples stay uncompressed: a chunk of their own would cost more than it saves
@@ -31,7 +31,7 @@ GZIP_LEVEL = 4
 Compression = Literal["none", "gzip"]
 
 
-def shard_path(root: Path, split: str, index: int) -> Path:
+def build_shard_path(root: Path, split: str, index: int) -> Path:
     """Return the path of shard ``index`` (0-based) of a split."""
     return root / split / f"shard_{index:05d}.h5"
 
@@ -46,20 +46,20 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
     page = {"alignment_threshold": ALIGNMENT_BYTES, "alignment_interval": ALIGNMENT_BYTES}
     # No lock: the part file has one writer, and some file systems that nodes share have none.
     opened = partial(h5py.File, mode="w", libver="earliest", locking=False, **page)
-    with written_whole(path) as part, _disk_errors(part), opened(part) as file:
+    with write_atomically(path) as part, _show_disk_errors(part), opened(part) as file:
         for name, array in arrays.items():
             sample_bytes = array.nbytes // samples
-            ragged = offsets_name(name) in arrays
+            ragged = build_offsets_name(name) in arrays
             layout: dict[str, Any] = {}
             if compression == "gzip" and sample_bytes >= CHUNKED_FROM_BYTES and not ragged:
                 layout = {"chunks": (1, *array.shape[1:]), "compression": "gzip", "compression_opts": GZIP_LEVEL}
             # Times would make two files with the same arrays differ.
             file.create_dataset(name, data=np.ascontiguousarray(array), track_times=False, **layout)
-    return shard_entry(path)
+    return read_shard_entry(path)
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def _show_disk_errors(path: Path) -> Iterator[None]:
     """Raise the disk's own OSError, which HDF5 hides in the middle of ten lines."""
     try:
         yield
@@ -70,7 +70,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
 
 
-def shard_entry(path: Path) -> ShardEntry:
+def read_shard_entry(path: Path) -> ShardEntry:
     """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. InputError if it is damaged."""
     counts = {column.samples for column in map_columns(path).values()}
     if len(counts) != 1:
@@ -113,7 +113,7 @@ class ShardReader:
             if names is None or name in names:
                 columns = [shard[name] for shard in shards]
                 batch[name] = _read_samples(name, list(zip(columns, from_end, strict=True)))
-        _READ.add(sum(array.nbytes for array in batch.values()))
+        _BYTES_READ.add(sum(array.nbytes for array in batch.values()))
         return batch
 
     def read_parts(self, name: str, indices: ArrayLike, parts: Sequence[Part]) -> list[NDArray[Any]]:
@@ -131,14 +131,14 @@ class ShardReader:
         for column, index, part in wanted:
             sample = column.sample(index)
             found.append(sample[np.ix_(*part)])
-            _READ.add(found[-1].nbytes if column.prefetch_part is not None else sample.nbytes)
+            _BYTES_READ.add(found[-1].nbytes if column.prefetch_part is not None else sample.nbytes)
         return found
 
     def _locate(self, indices: ArrayLike) -> tuple[list[dict[str, Column]], list[int]]:
         """Return the shard of each sample, and the sample's index in it."""
         samples = np.asarray(indices, dtype=np.int64)
         if len(samples) == 0 or samples.min() < 0 or samples.max() >= len(self):
-            raise IndexError(f"samples {brief(samples.tolist())}: expected one or more of 0..{len(self) - 1}")
+            raise IndexError(f"samples {render_repr(samples.tolist())}: expected one or more of 0..{len(self) - 1}")
         numbers = np.searchsorted(self._ends, samples, side="right")
         from_end = (samples - self._ends[numbers]).tolist()  # negative, as Python indexes from the end
         return [self._shards[number] or self._open(number) for number in numbers.tolist()], from_end
@@ -172,10 +172,10 @@ def count_stored_bytes(path: Path) -> int:
 
 def count_read_bytes() -> int:
     """Return the bytes of samples that this process has read from shards so far, on all threads."""
-    return _READ.total
+    return _BYTES_READ.total
 
 
-class _Tally:
+class _ByteCounter:
     def __init__(self) -> None:
         self.total = 0
         self._lock = threading.Lock()
@@ -185,7 +185,7 @@ class _Tally:
             self.total += amount
 
 
-_READ = _Tally()  # one per process, as the kernel's own count in /proc/self/io is
+_BYTES_READ = _ByteCounter()  # one per process, as the kernel's own count in /proc/self/io is
 
 
 def _read_samples(name: str, samples: Sequence[tuple[Column, int]]) -> NDArray[Any]:
@@ -217,7 +217,7 @@ def _count_samples_of(path: Path, name: str, arrays: Mapping[str, NDArray[Any]])
         if problem is not None:
             raise InputError(f"{path}: array {name!r} {problem}")
         return rows - 1
-    offsets = arrays.get(offsets_name(name))
+    offsets = arrays.get(build_offsets_name(name))
     if offsets is None:
         return rows
     if rows != offsets[-1]:

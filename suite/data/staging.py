@@ -27,7 +27,7 @@ from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard
 from suite.data.node_folder import check_space, create_part, make_folders
 from suite.data.verification import check_crc32c
 from suite.errors import InputError
-from suite.files import force_to_disk
+from suite.files import fsync_path
 from suite.messages import decode, encode
 from suite.world import World
 
@@ -73,7 +73,7 @@ class StagingReport:
         }
 
 
-def own_world(world: World) -> World:
+def create_own_world(world: World) -> World:
     """Copy a world with new communicators, for staging in a thread while training uses the old ones.
 
     All ranks call it.
@@ -93,7 +93,7 @@ def stage(
 
     Complete shards of an earlier staging stay; with ``verify`` only if their checksums are right. InputError, the same
     on every rank, if the source is damaged, a node lacks space or a copy fails. A thread must call it with the world of
-    `own_world`.
+    `create_own_world`.
     """
     begin = time.monotonic()
     manifest = _read_manifest(source, world)
@@ -102,9 +102,9 @@ def stage(
     todo = sorted(set().union(*missing))
     read_bytes = 0
     if todo:
-        plan = assignment(todo, lanes=min(world.allgather(world.local_size)), nodes=world.nodes)
-        read_bytes = _copy(source, target, manifest, plan, frozenset(missing[world.node]), world, block_bytes)
-        _on_each_node(world, target, lambda: _conclude(target, manifest))
+        plan = plan_reads(todo, lanes=min(world.allgather(world.local_size)), nodes=world.nodes)
+        read_bytes = _copy_shards(source, target, manifest, plan, frozenset(missing[world.node]), world, block_bytes)
+        _run_on_each_node(world, target, lambda: _write_final_manifest(target, manifest))
     per_node = [0] * world.nodes
     for node, amount in world.allgather((world.node, read_bytes)):
         per_node[node] += amount
@@ -131,13 +131,13 @@ class Block:
     last: bool
 
 
-def assignment(todo: Sequence[int], *, lanes: int, nodes: int) -> list[list[Sequence[int]]]:
+def plan_reads(todo: Sequence[int], *, lanes: int, nodes: int) -> list[list[Sequence[int]]]:
     """Return the shards that each rank reads, in order: ``[local rank][node]``."""
     # A lane is one local rank; its nodes send in turn.
     return [[todo[lane::lanes][node::nodes] for node in range(nodes)] for lane in range(lanes)]
 
 
-def blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: int) -> Iterator[Block]:
+def list_blocks(shards: Sequence[ShardEntry], numbers: Sequence[int], block_bytes: int) -> Iterator[Block]:
     """Yield the blocks of the shards ``numbers``, in order."""
     for number in numbers:
         size = shards[number].bytes
@@ -154,7 +154,7 @@ def count_rounds(shards: Sequence[ShardEntry], plan: Sequence[Sequence[Sequence[
     return -(-longest // ROUND_BLOCKS)
 
 
-def turns(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
+def merge_blocks(streams: Sequence[Iterator[Block]]) -> Iterator[tuple[int, Block]]:
     """Yield the next round of a lane as (sending node, block).
 
     It has one block of every node first, then the second of every node, and so on.
@@ -183,7 +183,7 @@ def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) ->
 
     Returns the shards that each node lacks, and how many of them are damaged rather than missing.
     """
-    _on_each_node(world, target, lambda: make_folders(target, manifest.splits))
+    _run_on_each_node(world, target, lambda: make_folders(target, manifest.splits))
     lacks: list[int] = []
     damaged, error = 0, None
     try:
@@ -194,7 +194,7 @@ def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) ->
             damaged += complete and not intact
             lacks += [] if intact else [number]
     except OSError as problem:
-        error = _named(problem, target)
+        error = _add_file_name(problem, target)
     world.check_together(error)
     missing: list[list[int]] = [[] for _ in range(world.nodes)]
     total = 0
@@ -202,18 +202,18 @@ def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) ->
         missing[node] = sorted(missing[node] + numbers)
         total += count
     needed = sum(manifest.shards[number].bytes for number in missing[world.node])
-    _on_each_node(world, target, lambda: _open_copy(target, manifest, needed, world))
+    _run_on_each_node(world, target, lambda: _open_copy(target, manifest, needed, world))
     return missing, total
 
 
-def _on_each_node(world: World, target: Path, do: Callable[[], None]) -> None:
+def _run_on_each_node(world: World, target: Path, do: Callable[[], None]) -> None:
     """Do something on one rank of every node; an error is raised on all ranks."""
     error: Exception | None = None
     if world.local_rank == 0:
         try:
             do()
         except (OSError, ValueError) as problem:
-            error = _named(problem, target)
+            error = _add_file_name(problem, target)
     world.check_together(error)
 
 
@@ -226,7 +226,7 @@ def _open_copy(target: Path, manifest: Manifest, needed: int, world: World) -> N
         write_manifest(target, manifest)
 
 
-def _copy(
+def _copy_shards(
     source: Path,
     target: Path,
     manifest: Manifest,
@@ -238,15 +238,15 @@ def _copy(
     """Copy the shards of the plan. Returns the bytes that this rank read. Ranks without a lane only join the checks."""
     shards = manifest.shards
     lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
-    streams = [blocks(shards, numbers, block_bytes) for numbers in lane]
+    streams = [list_blocks(shards, numbers, block_bytes) for numbers in lane]
     root_of = {decode(node): rank for rank, node in enumerate(world.peers.allgather(encode(world.node)))}
-    reader = _Reader(source, manifest, blocks(shards, lane[world.node], block_bytes), block_bytes)
+    reader = _Reader(source, manifest, list_blocks(shards, lane[world.node], block_bytes), block_bytes)
     writer = _Writer(source, target, manifest, world.node_names[world.node])
-    received = _pool(block_bytes)
+    received = _make_buffers(block_bytes)
     try:
         # Every rank makes the same broadcasts in the same order, also for blocks that its node has already.
         for _ in range(count_rounds(shards, plan, block_bytes)):
-            for node, block in turns(streams):
+            for node, block in merge_blocks(streams):
                 here = node == world.node
                 buffer = reader.ready.get() if here else received.get()
                 world.peers.broadcast_buffer(buffer[: block.size], root_of[node])
@@ -263,19 +263,19 @@ def _copy(
     return reader.bytes
 
 
-def _conclude(target: Path, manifest: Manifest) -> None:
+def _write_final_manifest(target: Path, manifest: Manifest) -> None:
     """Force the names of all shards to the disk and write the manifest."""
     for split in manifest.splits:
-        force_to_disk(target / split)
+        fsync_path(target / split)
     write_manifest(target, manifest)
 
 
 _Buffer = NDArray[np.uint8]
-_Pool = queue.SimpleQueue[_Buffer]
+_BufferQueue = queue.SimpleQueue[_Buffer]
 
 
-def _pool(block_bytes: int) -> _Pool:
-    pool: _Pool = queue.SimpleQueue()
+def _make_buffers(block_bytes: int) -> _BufferQueue:
+    pool: _BufferQueue = queue.SimpleQueue()
     for _ in range(BUFFERS):
         pool.put(np.empty(block_bytes, np.uint8))
     return pool
@@ -290,8 +290,8 @@ class _Reader:
     def __init__(self, source: Path, manifest: Manifest, blocks: Iterator[Block], block_bytes: int) -> None:
         self.error: Exception | None = None
         self.bytes = 0
-        self.pool = _pool(block_bytes)
-        self.ready: _Pool = queue.SimpleQueue()
+        self.pool = _make_buffers(block_bytes)
+        self.ready: _BufferQueue = queue.SimpleQueue()
         self._source, self._manifest, self._blocks = source, manifest, blocks
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="staging-read", daemon=True)
@@ -320,7 +320,7 @@ class _Reader:
                             os.close(file)
                             file = -1
                     except Exception as problem:  # raised on every rank by the next check
-                        self.error = _named(problem, self._path(block.shard))
+                        self.error = _add_file_name(problem, self._path(block.shard))
                 self.ready.put(buffer)
         finally:
             if file >= 0:
@@ -349,7 +349,7 @@ def _fill(file: int, buffer: _Buffer, offset: int) -> None:
 
 
 @dataclass
-class _Part:
+class _OpenShard:
     """A shard that is being written under a temporary name. Its file is locked while the writer lives."""
 
     path: Path
@@ -364,14 +364,14 @@ class _Writer:
         self.error: Exception | None = None
         self._source, self._target, self._manifest = source, target, manifest
         self._node, self._tag = node, f".{node}.{os.getpid()}.part"
-        self._parts: dict[int, _Part] = {}
-        self._queue: queue.SimpleQueue[tuple[Block, _Buffer, _Pool] | None] = queue.SimpleQueue()
+        self._parts: dict[int, _OpenShard] = {}
+        self._queue: queue.SimpleQueue[tuple[Block, _Buffer, _BufferQueue] | None] = queue.SimpleQueue()
         self._finisher = ThreadPoolExecutor(1, "staging-sync")
         self._finished: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="staging-write", daemon=True)
         self._thread.start()
 
-    def put(self, block: Block, buffer: _Buffer, pool: _Pool) -> None:
+    def put(self, block: Block, buffer: _Buffer, pool: _BufferQueue) -> None:
         """Write the block, then return the buffer to its pool. Does not wait."""
         self._queue.put((block, buffer, pool))
 
@@ -392,14 +392,14 @@ class _Writer:
                 try:
                     self._write(block, buffer[: block.size])
                 except Exception as problem:  # raised on every rank by the next check
-                    self.error = _named(problem, self._target / self._manifest.shards[block.shard].file)
+                    self.error = _add_file_name(problem, self._target / self._manifest.shards[block.shard].file)
             pool.put(buffer)
 
     def _write(self, block: Block, buffer: _Buffer) -> None:
         entry = self._manifest.shards[block.shard]
         if block.offset == 0:
             path = self._target / (entry.file + self._tag)
-            self._parts[block.shard] = _Part(path, create_part(path, entry.bytes))
+            self._parts[block.shard] = _OpenShard(path, create_part(path, entry.bytes))
         part = self._parts[block.shard]
         part.crc = google_crc32c.extend(part.crc, buffer)
         view, offset = buffer.data, block.offset
@@ -416,18 +416,18 @@ class _Writer:
             del self._parts[block.shard]
             self._finished.append(self._finisher.submit(self._finish, part, self._target / entry.file))
 
-    def _finish(self, part: _Part, path: Path) -> None:
+    def _finish(self, part: _OpenShard, path: Path) -> None:
         try:
             os.fsync(part.file)  # before the rename: after a crash the final name must not show an empty file
             part.path.replace(path)
         except OSError as problem:
             part.path.unlink(missing_ok=True)
-            raise _named(problem, path) from None
+            raise _add_file_name(problem, path) from None
         finally:
             os.close(part.file)
 
 
-def _named(problem: Exception, path: Path) -> Exception:
+def _add_file_name(problem: Exception, path: Path) -> Exception:
     """Turn an OSError into an InputError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
         return InputError(f"{problem.filename or path}: {problem.strerror or problem}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from suite.card import ReferencePoints, SizeCard
 from suite.errors import InputError
-from suite.files import byte_text, duration_text
+from suite.files import render_bytes, render_duration
 
 if TYPE_CHECKING:
     from suite.log.record import RunRecord
@@ -69,7 +69,7 @@ class Cost:
         return None if self.job_s is None else self.job_s * self.nodes / 3600
 
 
-def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
+def estimate_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
     """Return the mean of the reference point with the nearest batch size, else the epoch limit of the config."""
     known = [point for point in points.points if point.epochs] if points else []
     if not known:
@@ -81,13 +81,13 @@ def expected_epochs(points: ReferencePoints | None, global_batch_size: int, max_
     )
 
 
-def pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> Pace:
+def compute_pace_from_rate(card: SizeCard, ranks: int, flops_per_s_per_rank: float) -> Pace:
     """Compute the pace of ranks that all sustain a stated rate."""
     flops = card.train_samples * card.training_flops_per_sample + card.eval_samples * card.forward_flops_per_sample
     return Pace(flops / (ranks * flops_per_s_per_rank), f"{flops_per_s_per_rank:.3g} FLOP/s per rank as stated")
 
 
-def pace_from_record(record: RunRecord, ranks: int) -> Pace:
+def compute_pace_from_record(record: RunRecord, ranks: int) -> Pace:
     """Compute the pace from an earlier run, assuming throughput in proportion to ranks.
 
     InputError if no epoch is complete.
@@ -98,11 +98,11 @@ def pace_from_record(record: RunRecord, ranks: int) -> Pace:
     epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
     return Pace(
         epoch_s * record.ranks / ranks,
-        f"{duration_text(epoch_s)} per epoch on {record.ranks} ranks in {record.path}, in proportion to ranks",
+        f"{render_duration(epoch_s)} per epoch on {record.ranks} ranks in {record.path}, in proportion to ranks",
     )
 
 
-def render(cost: Cost, time_limit_s: int) -> list[str]:
+def render_cost(cost: Cost, time_limit_s: int) -> list[str]:
     """Render the cost as lines for a person."""
     lines = [f"epochs per run   {cost.epochs.count:.4g} ({cost.epochs.source})"]
     if cost.job_s is None or cost.node_hours is None or cost.pace is None:
@@ -110,14 +110,14 @@ def render(cost: Cost, time_limit_s: int) -> list[str]:
             "time             unknown: give --estimate-from RUN, or launcher.flops_per_s_per_rank in the system"
         )
     else:
-        lines.append(f"time             {duration_text(cost.job_s)} of training, modelled ({cost.pace.source})")
+        lines.append(f"time             {render_duration(cost.job_s)} of training, modelled ({cost.pace.source})")
         lines.append(
-            f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_limit(cost, time_limit_s)}"
+            f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_render_limit(cost, time_limit_s)}"
         )
     files = "" if cost.data.files is None else f" in {cost.data.files} files"
-    lines.append(f"data set         {byte_text(cost.data.bytes)}{files} ({cost.data.source})")
+    lines.append(f"data set         {render_bytes(cost.data.bytes)}{files} ({cost.data.source})")
     if cost.staged_bytes:
-        each, total = byte_text(cost.data.bytes), byte_text(cost.staged_bytes)
+        each, total = render_bytes(cost.data.bytes), render_bytes(cost.staged_bytes)
         lines.append(f"staged copies    {each} on each of {cost.nodes} nodes, {total} in all")
     lines.append(f"files written    about {cost.files_written} in the run folder")
     return lines
@@ -130,26 +130,26 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
         found.append(f"{trials} run{'s' if trials > 1 else ''} planned; a score of this size needs {required}")
     if cost.run_s is None:
         return found
-    limit, run = duration_text(time_limit_s), duration_text(cost.run_s)
+    limit, run = render_duration(time_limit_s), render_duration(cost.run_s)
     fit = int(time_limit_s // cost.run_s) if cost.run_s > 0 else trials
     if fit == 0:
         found.append(
             f"one run takes about {run}, the time limit is {limit}: every run would be stopped and resumed, "
-            f"and resumed runs are never scored; ask for --time-limit {_ask(cost.run_s)} or more nodes"
+            f"and resumed runs are never scored; ask for --time-limit {_suggest_time_limit(cost.run_s)} or more nodes"
         )
     elif not array and fit < cost.trials_in_sequence:
         found.append(
             f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that "
             "is cut "
-            f"would be resumed and not scored; ask for --time-limit {_ask(cost.job_s or 0.0)}, or --array"
+            f"would be resumed and not scored; ask for --time-limit {_suggest_time_limit(cost.job_s or 0.0)}, or --array"
         )
     return found
 
 
-def _ask(seconds: float) -> str:
+def _suggest_time_limit(seconds: float) -> str:
     """Return a time limit in minutes for this training: a quarter more, for what the estimate leaves out."""
     return str(max(1, -int(-1.25 * seconds // 60)))
 
 
-def _limit(cost: Cost, time_limit_s: int) -> str:
+def _render_limit(cost: Cost, time_limit_s: int) -> str:
     return f"{cost.nodes * time_limit_s / 3600:.3g}"

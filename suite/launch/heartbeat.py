@@ -9,19 +9,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.data.lock import locked
+from suite.data.lock import create_lock
 from suite.exit_codes import WORKER_CODES
 from suite.files import make_folder, read_bytes, read_json
-from suite.log.limits import EXIT_CODE_BYTES, limits
+from suite.log.limits import EXIT_CODE_BYTES, read_limits
 from suite.log.run_folder import RunFolder
-from suite.processes import start_of
-from suite.world import node_name
+from suite.processes import read_start_time
+from suite.world import find_node_name
 
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 
 
 @dataclass(frozen=True)
-class Sign:
+class AttemptState:
     """The state of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
 
     Both are None if there was no local launcher, or it left nothing.
@@ -32,7 +32,7 @@ class Sign:
 
 
 @contextmanager
-def heartbeat(path: Path, what: str) -> Iterator[None]:
+def keep_heartbeat(path: Path, what: str) -> Iterator[None]:
     """Keep a file, which is a lock, while the body runs. LockedError if another living launcher has it.
 
     If the disk cannot hold the file, the body runs without it.
@@ -40,26 +40,26 @@ def heartbeat(path: Path, what: str) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             make_folder(path.parent)
-            stack.enter_context(locked(path, what))
+            stack.enter_context(create_lock(path, what))
         yield
 
 
-def read_sign(folder: RunFolder, trial: int, *, now_s: float | None = None) -> Sign:
+def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = None) -> AttemptState:
     """Read what the last attempt at a trial left. A damaged file counts as none."""
     path = folder.running(trial)
     try:
-        data = read_json(path, limits().json)
+        data = read_json(path, read_limits().json)
         touched_s = path.stat().st_mtime
         host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
     except (OSError, ValueError, KeyError, TypeError):
-        return Sign(code=read_code(folder.exit_code(trial)))
+        return AttemptState(code=read_exit_code(folder.exit_code(trial)))
     # On this host the process itself can be looked at; from elsewhere only the age of its file.
-    if host in (socket.gethostname(), node_name()):
-        return Sign(alive=started is not None and start_of(pid) == started)
-    return Sign(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
+    if host in (socket.gethostname(), find_node_name()):
+        return AttemptState(alive=started is not None and read_start_time(pid) == started)
+    return AttemptState(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 
 
-def read_code(path: Path | None) -> int | None:
+def read_exit_code(path: Path | None) -> int | None:
     """Read a worker's exit code from a file. None if there is no such file, or it holds something else."""
     try:
         text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()

@@ -15,7 +15,7 @@ from suite.log.limits import EXIT_CODE_BYTES
 
 # Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set
 # them.
-SETTINGS = (
+SCRIPT_VARIABLES = (
     "MLHPC_PYTHON",
     "MLHPC_SIZE",
     "MLHPC_CONFIG",
@@ -48,7 +48,7 @@ def make_clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
 
     def foreign(name: str) -> bool:
-        return name in SETTINGS or (name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF")
+        return name in SCRIPT_VARIABLES or (name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF")
 
     return {name: value for name, value in environ.items() if not foreign(name)}
 
@@ -61,7 +61,7 @@ def parse_job_id(text: str) -> str:
     return match.group(1)
 
 
-def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
+def submit_script(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     """Give a script to sbatch and return the job id. InputError has sbatch's message in one line."""
     try:
         done = subprocess.run(
@@ -86,47 +86,47 @@ def parse_squeue(text: str) -> dict[str, str]:
         job, _, state = line.strip().partition(" ")
         if state:
             states.setdefault(job, set()).add(state.strip())
-    return {job: _most_active(of_tasks) for job, of_tasks in states.items()}
+    return {job: _select_most_active(of_tasks) for job, of_tasks in states.items()}
 
 
 def parse_scontrol(text: str) -> str | None:
     """Parse the state of the most active array task from ``scontrol show job``. None if it prints none."""
     states = set(re.findall(r"\bJobState=(\w+)", text))
-    return _most_active(states) if states else None
+    return _select_most_active(states) if states else None
 
 
-def job_states(ids: Iterable[str]) -> dict[str, str]:
+def fetch_job_states(ids: Iterable[str]) -> dict[str, str]:
     """Return the state of each job that squeue or scontrol still knows; `NOT_KNOWN` if neither answers."""
     ids = sorted(set(ids))
     if not ids:
         return {}
-    listed = _answer("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}")
+    listed = _query_slurm("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}")
     states = parse_squeue(listed or "")
     shown: str | None = ""
     for job in ids:
         if job in states:
             continue
         if shown is not None:  # who does not answer once is not asked again
-            shown = _answer("scontrol", "show", "job", job)
+            shown = _query_slurm("scontrol", "show", "job", job)
         state = parse_scontrol(shown or "") or (NOT_KNOWN if shown is None and listed is None else None)
         if state is not None:
             states[job] = state
     return states
 
 
-def started_jobs(run: Path) -> set[str]:
+def list_started_jobs(run: Path) -> set[str]:
     """List the ids of all jobs whose script started in this run folder, including jobs submitted by hand."""
     names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
     return {match[1] for match in names if match}
 
 
-def may_go_on(run: Path, job: str) -> bool:
+def may_be_running(run: Path, job: str) -> bool:
     """Return True unless the files of a job's script say that it has ended."""
     # An array has a file per task: one task may still run when others have ended.
-    return not exit_codes(run, job) or any((run / "exit").glob(f"{job}*.running"))
+    return not list_exit_codes(run, job) or any((run / "exit").glob(f"{job}*.running"))
 
 
-def exit_codes(run: Path, job: str) -> list[int]:
+def list_exit_codes(run: Path, job: str) -> list[int]:
     """List the exit codes that the job's script wrote: one per array task, none for a task that was killed."""
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
@@ -139,11 +139,11 @@ def exit_codes(run: Path, job: str) -> list[int]:
     return codes
 
 
-def _most_active(states: set[str]) -> str:
+def _select_most_active(states: set[str]) -> str:
     return next((state for state in ACTIVE_STATES if state in states), min(states))
 
 
-def _answer(*command: str) -> str | None:
+def _query_slurm(*command: str) -> str | None:
     """Return the standard output of a query. None if the program is missing, or cannot ask Slurm.
 
     "Invalid job id" is an answer: the job no longer exists.

@@ -1,7 +1,7 @@
 """Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output, leaves no process
 behind.
 
-`make_worker_command` and `mpiexec_command` build the command line, `explain_end` interprets the exit code. Only
+`make_worker_command` and `make_mpiexec_command` build the command line, `explain_end` interprets the exit code. Only
 `run_local` touches processes.
 """
 
@@ -26,20 +26,20 @@ from typing import IO
 from suite import LAUNCH
 from suite.errors import InputError
 from suite.exit_codes import WORKER_CODES
-from suite.files import duration_text, make_folder, print_line
-from suite.launch.heartbeat import read_code
+from suite.files import make_folder, print_line, render_duration
+from suite.launch.heartbeat import read_exit_code
 from suite.launcher import drop_launcher_variables
-from suite.machine.probes.allowance import usable
-from suite.processes import end_with_parent, find_marked, has_children, kill_marked, signal_marked
-from suite.stopping import SAME_S, interrupt
+from suite.machine.probes.allowance import find_usable_resources
+from suite.processes import find_by_token, has_children, kill_by_token, make_parent_death_hook, signal_by_token
+from suite.stopping import REPEAT_WINDOW_S, end_by_signal
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LAST_LINES_S = 5.0  # for what ranks printed before they ended
-LOOK_S = 1.0  # between two looks at what runs, while nothing is printed
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+POLL_S = 1.0  # between two looks at what runs, while nothing is printed
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
-def suite_command(*words: str, python: str = sys.executable) -> list[str]:
+def make_suite_command(*words: str, python: str = sys.executable) -> list[str]:
     """Return the command line of ``mlhpc WORDS`` as a process of its own.
 
     With -P the working directory is not on the import path. A user's folder ``workloads/`` there is not taken for ours.
@@ -64,7 +64,7 @@ def make_worker_command(
 
     ``seed`` is the base: trial i gets seed + i.
     """
-    command = suite_command("run", workload, python=python)
+    command = make_suite_command("run", workload, python=python)
     command += ["--config", config, "--output", str(run), "--trial", str(trial)]
     command += ["--mode", mode] if mode != "strong" else []
     command += ["--seed", str(seed)] if seed is not None else []
@@ -73,7 +73,7 @@ def make_worker_command(
     return command + (["--resume"] if resume else []) + (["--replace-failed"] if replace_failed else [])
 
 
-def mpiexec_command(ranks: int) -> list[str]:
+def make_mpiexec_command(ranks: int) -> list[str]:
     """Return the words before the worker's command: none for one rank, else this Python's mpiexec or the one on PATH.
 
     InputError, with the command that installs one, if there is none.
@@ -92,15 +92,15 @@ def mpiexec_command(ranks: int) -> list[str]:
     return [program, "-n", str(ranks)]
 
 
-def trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
+def make_trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
     """Return the environment of the ranks: an even share of this process's cores, and no launcher's variables."""
     environment = drop_launcher_variables(environ)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable(environ).cores // ranks)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, find_usable_resources(environ).cores // ranks)))
     return environment | {"PYTHONUNBUFFERED": "1"}
 
 
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
-_LATE = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
+_CONNECTION_TIMEOUT = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
 _BANNER = re.compile(
     r"={20,}$|=   |\[(mpiexec|proxy)[:@]|YOUR APPLICATION TERMINATED|This typically refers to a problem"
     r"|Please see the FAQ|Abort\(\d+\) on node"
@@ -112,29 +112,29 @@ def is_banner(line: str) -> bool:
     return bool(_BANNER.match(line))
 
 
-def rank_signal(line: str) -> int | None:
+def parse_rank_signal(line: str) -> int | None:
     """Parse the signal that ended a rank from a line of mpiexec's output. None if the line names none."""
     match = _EXIT_STRING.match(line)
     return int(match.group(1)) if match else None
 
 
-def is_late(line: str) -> bool:
+def is_connection_timeout(line: str) -> bool:
     """Return True for the line before the stack of a rank that could not connect (suite.training.startup)."""
-    return bool(_LATE.fullmatch(line))
+    return bool(_CONNECTION_TIMEOUT.fullmatch(line))
 
 
 def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
     """Return the trial's exit code, and a message if the worker could not print one itself.
 
-    ``ended_by`` is the signal from `rank_signal`. A negative ``returncode`` means that a signal ended the process we
-    started. ``late``: the output had a line for which `is_late` holds.
+    ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process we
+    started. ``late``: the output had a line for which `is_connection_timeout` holds.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
     if ended_by is None and returncode < 0:
         ended_by = -returncode
     if ended_by is not None:
-        return 1, f"a rank was ended by signal {ended_by} ({_signal_name(ended_by)}); the other ranks were stopped"
+        return 1, f"a rank was ended by signal {ended_by} ({_describe_signal(ended_by)}); the other ranks were stopped"
     if returncode in WORKER_CODES:
         return returncode, None
     return 1, f"the launcher ended with exit code {returncode}"
@@ -164,25 +164,25 @@ def run_local(
     ``told``: the file in which rank 0 leaves the exit code. It counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
-    environment = trial_environment(environ, ranks=ranks) | {LAUNCH: token}
+    environment = make_trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     make_folder(log.parent)
     log.touch()
     ended_by, late = None, False
-    stop = _Stop(token, grace_s, on_stop)
-    with _forwarded(stop), _Output(log, token, grace_s) as output, _killed_at_end(stop):
+    stop = _RankStopper(token, grace_s, on_stop)
+    with _forward_signals(stop), _OutputRelay(log, token, grace_s) as output, _kill_at_end(stop):
         process = subprocess.Popen(
-            [*mpiexec_command(ranks), *command],
+            [*make_mpiexec_command(ranks), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output.take_writer(),
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=end_with_parent(os.getpid()),
+            preexec_fn=make_parent_death_hook(os.getpid()),
         )
         stop.attend(process)
         output.begin()
-        for line in output.lines(_Attendance(process, token, ranks, stop, grace_s).check):
-            ended_by, late = ended_by or rank_signal(line), late or is_late(line)
+        for line in output.lines(_LauncherMonitor(process, token, ranks, stop, grace_s).check):
+            ended_by, late = ended_by or parse_rank_signal(line), late or is_connection_timeout(line)
             if echo is not None and not is_banner(line) and line.strip():
                 echo(line)
         returncode = process.wait()
@@ -190,8 +190,8 @@ def run_local(
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
-        code, message = 1, f"the ranks did not stop within {duration_text(grace_s)} of the signal and were killed"
-    elif message and (kept := read_code(told)) is not None:
+        code, message = 1, f"the ranks did not stop within {render_duration(grace_s)} of the signal and were killed"
+    elif message and (kept := read_exit_code(told)) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:
         say(f"{message}: see {log}")
@@ -207,15 +207,15 @@ def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, st
     """
     token = uuid.uuid4().hex
     sys.stdout.flush()
-    stop = _Stop(token, grace_s=0.0)
-    with _forwarded(stop), _killed_at_end(stop):
+    stop = _RankStopper(token, grace_s=0.0)
+    with _forward_signals(stop), _kill_at_end(stop):
         process = subprocess.Popen(
-            [*mpiexec_command(ranks), *command],
-            env=trial_environment(environ, ranks=ranks) | {LAUNCH: token},
+            [*make_mpiexec_command(ranks), *command],
+            env=make_trial_environment(environ, ranks=ranks) | {LAUNCH: token},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=end_with_parent(os.getpid()),
+            preexec_fn=make_parent_death_hook(os.getpid()),
         )
         printer = threading.Thread(target=_print_all, args=(process.stdout,), daemon=True)
         printer.start()
@@ -223,7 +223,7 @@ def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, st
         code = process.wait()
     printer.join(LAST_LINES_S)
     if stop.number is not None:
-        interrupt(stop.number)
+        end_by_signal(stop.number)
     return code
 
 
@@ -233,14 +233,14 @@ def _print_all(lines: IO[bytes] | None) -> None:
         print_line(line.decode(errors="replace"), end="")
 
 
-class _Output:
+class _OutputRelay:
     """The relay between the ranks and this process (suite.launch.relay). It outlives this process."""
 
     def __init__(self, log: Path, token: str, grace_s: float) -> None:
         self._arguments = (str(log), token, str(grace_s))
         self._reader, self._writer = os.pipe()
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> _OutputRelay:
         self._relay = subprocess.Popen(
             [sys.executable, "-P", "-m", "suite.launch.relay", *self._arguments],
             stdin=self._reader,
@@ -271,10 +271,10 @@ class _Output:
         assert self._relay.stdout is not None
         source, rest, ended = self._relay.stdout.fileno(), b"", False
         while True:
-            if ended or not select.select([source], [], [], LOOK_S)[0]:
+            if ended or not select.select([source], [], [], POLL_S)[0]:
                 if not running() and ended:
                     break
-                time.sleep(LOOK_S if ended else 0)
+                time.sleep(POLL_S if ended else 0)
                 continue
             data = os.read(source, 65536)
             ended = not data
@@ -284,13 +284,15 @@ class _Output:
             yield rest.decode(errors="replace")
 
 
-class _Attendance:
+class _LauncherMonitor:
     """Watches mpiexec and its proxy, and takes over if either ends before the ranks.
 
     Nobody else would end the other ranks when one dies.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], token: str, ranks: int, stop: _Stop, grace_s: float) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], token: str, ranks: int, stop: _RankStopper, grace_s: float
+    ) -> None:
         self._process, self._token, self._ranks, self._stop, self._grace_s = process, token, ranks, stop, grace_s
         self._started = time.monotonic()
         self._missing_since: float | None = None
@@ -302,15 +304,15 @@ class _Attendance:
             if self._ranks == 1 or starting or has_children(self._process.pid):
                 return True
         self._stop.launcher_has_gone()
-        ranks = len(find_marked(self._token, ranks_only=True))
+        ranks = len(find_by_token(self._token, ranks_only=True))
         if 0 < ranks < self._ranks:
             self._missing_since = self._missing_since or time.monotonic()
             if time.monotonic() - self._missing_since > self._grace_s:
-                kill_marked(self._token)
+                kill_by_token(self._token)
         return ranks > 0
 
 
-class _Stop:
+class _RankStopper:
     """Stops the ranks: SIGTERM at the first call, SIGKILL at the second or after the grace period.
 
     It exists before the processes do. A signal that comes earlier takes effect when they have started.
@@ -336,7 +338,7 @@ class _Stop:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            if time.monotonic() - self._asked_s > SAME_S:
+            if time.monotonic() - self._asked_s > REPEAT_WINDOW_S:
                 self._force()
             return
         self.number, self._asked_s = signum, time.monotonic()
@@ -346,7 +348,7 @@ class _Stop:
     def finish(self) -> None:
         """Kill whatever is left of the ranks, however they ended."""
         self._timer.cancel()
-        kill_marked(self._token)
+        kill_by_token(self._token)
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -355,7 +357,7 @@ class _Stop:
         """Signal the ranks themselves, once: an mpiexec that gets the signal while it starts ends without them."""
         if self.number is not None and not self._ranks_told:
             self._ranks_told = True
-            signal_marked(self._token, signal.SIGTERM)
+            signal_by_token(self._token, signal.SIGTERM)
 
     def _end(self) -> None:
         if self._process is None or self._passed_on:
@@ -372,11 +374,11 @@ class _Stop:
 
     def _force(self) -> None:
         self.forced = True
-        kill_marked(self._token)
+        kill_by_token(self._token)
 
 
 @contextmanager
-def _killed_at_end(stop: _Stop) -> Iterator[None]:
+def _kill_at_end(stop: _RankStopper) -> Iterator[None]:
     try:
         yield
     finally:
@@ -384,12 +386,12 @@ def _killed_at_end(stop: _Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarded(handler: _Stop) -> Iterator[None]:
+def _forward_signals(handler: _RankStopper) -> Iterator[None]:
     """Send signals of this process to the handler. Does nothing outside the main thread, where Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in FORWARDED}
+    before = {number: signal.signal(number, handler) for number in FORWARDED_SIGNALS}
     try:
         yield
     finally:
@@ -397,5 +399,5 @@ def _forwarded(handler: _Stop) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def _signal_name(number: int) -> str:
+def _describe_signal(number: int) -> str:
     return next((item.name for item in signal.Signals if item == number), "unknown")

@@ -36,7 +36,7 @@ PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "p
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteMpi:
     """The MPI that a cluster offers: its compiler wrapper, its loaded MPI modules, and whether it has modules
     at all.
     """
@@ -46,20 +46,20 @@ class Site:
     modules: bool
 
 
-def find_site(environ: Mapping[str, str]) -> Site:
+def find_site(environ: Mapping[str, str]) -> SiteMpi:
     """Look for the site's MPI: mpicc on PATH but not in this Python's own folder, and environment modules."""
     own = str(Path(sys.executable).parent)
     path = ":".join(folder for folder in environ.get("PATH", "").split(":") if folder and folder != own)
     names = [name for name in environ.get("LOADEDMODULES", "").split(":") if re.search(r"mpi|mpt", name, re.I)]
-    return Site(shutil.which("mpicc", path=path), tuple(names), bool(environ.get("MODULEPATH")))
+    return SiteMpi(shutil.which("mpicc", path=path), tuple(names), bool(environ.get("MODULEPATH")))
 
 
-def family(text: str) -> Family | None:
+def parse_family(text: str) -> Family | None:
     """Return the family of an MPI from its version text. None if it is unknown."""
     return next((name for name, pattern in FAMILIES if re.search(pattern, text, re.I)), None)
 
 
-def parse_load(output: str) -> tuple[str, str] | None:
+def parse_loaded_library(output: str) -> tuple[str, str] | None:
     """Parse version and path of the library that `LOAD_PROGRAM` loaded. None if it did not."""
     match = re.search(r"^LOADS (.*?) FROM ?(.*)$", output, re.M)
     return (match.group(1), match.group(2)) if match else None
@@ -70,7 +70,7 @@ def parse_worlds(output: str) -> list[tuple[int, str]]:
     return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
 
 
-def advise(site: Site, python: str = sys.executable) -> str:
+def explain_fix(site: SiteMpi, python: str = sys.executable) -> str:
     """Return what to do if no MPI loads, or if launcher and library are of different MPIs."""
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
@@ -82,9 +82,9 @@ def advise(site: Site, python: str = sys.executable) -> str:
     return f"{python} -m pip install --force-reinstall mpich mpi4py"
 
 
-def fitting_plugins(library: str, types: Sequence[str]) -> list[str]:
+def list_srun_plugins(library: str, types: Sequence[str]) -> list[str]:
     """List the plug-ins of ``srun --mpi`` that connect ranks of this library, best first."""
-    known = family(library)
+    known = parse_family(library)
     if known is None:
         return [name for name in types if name.startswith(("pmi", "cray"))]
     return [name for name in PLUGINS[known] if any(each == name or each.startswith(f"{name}_v") for each in types)]

@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 
 from suite.errors import InputError
-from suite.files import duration_text
+from suite.files import render_duration
 from suite.log.other_work import OtherWork
-from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.cpu_time import compute_use, read_node_times, read_own_s
-from suite.machine.probes.root import machine_root
+from suite.machine.probes.root import find_machine_root
 
-LOOK_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pause for seconds
+MEASURE_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pause for seconds
 
 
-def measure_others(seconds: float = LOOK_S) -> OtherWork | None:
+def measure_other_work(seconds: float = MEASURE_S) -> OtherWork | None:
     """Measure what others take of the CPUs that this process may use. None if Linux does not show it."""
-    root = machine_root(os.environ)
+    root = find_machine_root(os.environ)
     begin, own_s = read_node_times(root), read_own_s(root)
     time.sleep(seconds)
     own_s = read_own_s(root) - own_s
-    end, allowed = read_node_times(root), read_allowance(root)
+    end, allowed = read_node_times(root), read_usable_resources(root)
     passed = end.at_s - begin.at_s
     use = compute_use(begin, end, allowed.cpus, own_s, allowed.cores)
     if use.absent is not None or passed <= 0:
@@ -33,7 +33,7 @@ def measure_others(seconds: float = LOOK_S) -> OtherWork | None:
 def wait_for_quiet(
     tell: Callable[[str], None],
     limit_s: float,
-    measure: Callable[[], OtherWork | None] = measure_others,
+    measure: Callable[[], OtherWork | None] = measure_other_work,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Wait until others take no more CPU time than a log's ``other_work`` accepts. InputError after ``limit_s``
@@ -46,9 +46,9 @@ def wait_for_quiet(
         waited = clock() - begin
         if waited >= limit_s:
             raise InputError(
-                f"{found.text} after {duration_text(waited)} of waiting: end the other programs and continue with "
+                f"{found.text} after {render_duration(waited)} of waiting: end the other programs and continue with "
                 f"--resume; or leave --wait-for-quiet out, and do not trust the time"
             )
-        tell(f"{found.text}: waiting for quiet, at most {duration_text(limit_s - waited)} more")
+        tell(f"{found.text}: waiting for quiet, at most {render_duration(limit_s - waited)} more")
     if found is None:
         tell("this machine does not show what other programs use of its CPUs: not waiting")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.exit_codes import ExitCode, code_of
-from suite.files import one_line, print_line
-from suite.launch.local import run_local, suite_command
-from suite.stopping import interrupt
+from suite.exit_codes import ExitCode, choose_exit_code
+from suite.files import print_line, render_error
+from suite.launch.local import make_suite_command, run_local
+from suite.stopping import end_by_signal
 
 if TYPE_CHECKING:
     from suite.launcher import Launch
@@ -45,7 +45,7 @@ def start_ranks(
             if late is not None:
                 late.start()
             code = run_local(
-                suite_command(*words),
+                make_suite_command(*words),
                 ranks=ranks,
                 log=log,
                 say=say,
@@ -57,11 +57,11 @@ def start_ranks(
         if late is not None:
             late.cancel()
     if signals and (limit_s is None or time.monotonic() - begun < limit_s):
-        interrupt(signals[0])
+        end_by_signal(signals[0])
     return code
 
 
-def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
+def run_as_rank(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
     """Run as one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit
     code.
 
@@ -81,15 +81,15 @@ def in_world(launch: Launch | None, check: Callable[[], None], body: Callable[[W
         world.check_together(problem)
     except ValueError as error:
         if world.is_first:
-            print_line(f"mlhpc: {one_line(error)}", error=True)
+            print_line(f"mlhpc: {render_error(error)}", error=True)
         return ExitCode.USAGE
     try:
         body(world)
         world.barrier()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         where = "" if world.size == 1 else f" [rank {world.rank}]"
-        print_line(f"mlhpc: {one_line(error)}{where}", error=True)
-        code = code_of(error)
+        print_line(f"mlhpc: {render_error(error)}{where}", error=True)
+        code = choose_exit_code(error)
         if world.size > 1:
             world.transport.abort(code)
         return code

@@ -13,16 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-from suite.files import one_line
-from suite.processes import kill_marked
+from suite.files import render_error
+from suite.processes import kill_by_token
 
-PIECE = 65536
+CHUNK_BYTES = 65536
 
 
-def relay(log: Path, token: str, grace_s: float) -> None:
+def run_output_relay(log: Path, token: str, grace_s: float) -> None:
     """Copy standard input to the log and to standard output, until all writers have gone."""
     source, launcher = sys.stdin.fileno(), sys.stdout.fileno()
-    keeper = _Keeper(log)
+    keeper = _LogWriter(log)
     watch = select.poll()
     watch.register(source, select.POLLIN)
     watch.register(launcher, 0)  # POLLERR when the launcher has gone
@@ -34,10 +34,10 @@ def relay(log: Path, token: str, grace_s: float) -> None:
             gone_at = time.monotonic()
             watch.unregister(launcher)
         if gone_at is not None and time.monotonic() - gone_at > grace_s:
-            kill_marked(token)
+            kill_by_token(token)
         if source not in ready:
             continue
-        data = os.read(source, PIECE)
+        data = os.read(source, CHUNK_BYTES)
         if not data:
             return
         problem = keeper.keep(data) or problem
@@ -51,7 +51,7 @@ def relay(log: Path, token: str, grace_s: float) -> None:
                 continue  # poll says so too
 
 
-class _Keeper:
+class _LogWriter:
     """Appends to the log. Output that cannot be written is dropped, and reported once."""
 
     def __init__(self, log: Path) -> None:
@@ -66,7 +66,7 @@ class _Keeper:
         except OSError as error:
             if not self._told:
                 self._told = True
-                return f"{self._log}: {one_line(OSError(error.errno, error.strerror))}"
+                return f"{self._log}: {render_error(OSError(error.errno, error.strerror))}"
         return None
 
 
@@ -76,4 +76,4 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    relay(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    run_output_relay(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

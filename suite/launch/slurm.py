@@ -18,13 +18,13 @@ from msgspec import Meta, Struct
 
 import suite
 from suite.documents import YamlSource
-from suite.errors import InputError, unknown
-from suite.files import brief
+from suite.errors import InputError, explain_unknown_name
+from suite.files import render_repr
 
 TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
 
-def time_limit_s(text: str) -> int:
+def parse_time_limit_s(text: str) -> int:
     """Parse a Slurm time limit to seconds: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s. InputError otherwise."""
     match = TIME_LIMIT.fullmatch(text)
     if match is None:
@@ -140,7 +140,9 @@ class Job:
             )
         for name in (*filter(None, (self.run, self.config)), *self.overrides):
             if not name.isprintable():
-                raise InputError(f"{brief(name, longest=200)}: a job script takes printable names; choose another")
+                raise InputError(
+                    f"{render_repr(name, longest=200)}: a job script takes printable names; choose another"
+                )
         if self.run is not None and "\\" in self.run:
             raise InputError(
                 f"{self.run}: Slurm writes no output where a name has a backslash; choose another folder with -o"
@@ -174,9 +176,9 @@ class Job:
         return self.nodes * self.ranks_per_node
 
 
-def sbatch_script(job: Job) -> str:
+def render_sbatch_script(job: Job) -> str:
     """Render the job script from templates/job.sbatch. A line with an empty ``{{ name }}`` alone is left out."""
-    parts = _parts(job)
+    parts = _render_parts(job)
     used = any(_APOSTROPHE in part for part in parts.values())
     parts["apostrophe"] = 'apostrophe="\'"' if used else ""
 
@@ -184,64 +186,64 @@ def sbatch_script(job: Job) -> str:
         found = parts[match[1] or match[2]]
         return f"{found}\n" if found and match[1] else found
 
-    return _PLACE.sub(text, _template("job"))
+    return _PLACEHOLDER.sub(text, _read_template("job"))
 
 
-_PLACE = re.compile(r"^\{\{ (\w+) \}\}\n|\{\{ (\w+) \}\}", re.MULTILINE)  # a line of its own, or a part of one
+_PLACEHOLDER = re.compile(r"^\{\{ (\w+) \}\}\n|\{\{ (\w+) \}\}", re.MULTILINE)  # a line of its own, or a part of one
 
 
-def _template(name: str) -> str:
+def _read_template(name: str) -> str:
     return (Path(__file__).parent / "templates" / f"{name}.sbatch").read_text(encoding="utf-8")
 
 
-def _parts(job: Job) -> dict[str, str]:
+def _render_parts(job: Job) -> dict[str, str]:
     """Return the texts for the template, by name. Text of a user is escaped for its place."""
     launcher, weak = job.launcher, job.mode == "weak"
     runs = (
         f"{job.instances} instances at once (throughput mode), each"
         if weak
-        else f"{_count(job.runs, 'scored run')}, one after another,"
+        else f"{_render_count(job.runs, 'scored run')}, one after another,"
     )
     return {
         "login": " -l" if launcher.modules else "",
         "workload": job.workload,
         "size": job.size,
         "system": job.system,
-        "what": f"{runs} of {_count(job.ranks, 'rank')} on {_count(job.nodes, 'node')}.",
-        "directives": "\n".join(f"#SBATCH {each}" for each in _directives(job)),
-        "modules": _modules(launcher),
-        "scratch": _inside_quotes(launcher.scratch) if launcher.scratch else "${TMPDIR:-/tmp}",
+        "what": f"{runs} of {_render_count(job.ranks, 'rank')} on {_render_count(job.nodes, 'node')}.",
+        "directives": "\n".join(f"#SBATCH {each}" for each in _render_directives(job)),
+        "modules": _render_modules(launcher),
+        "scratch": _escape_quoted(launcher.scratch) if launcher.scratch else "${TMPDIR:-/tmp}",
         "environment": "\n".join(
-            f'export {name}="{_inside_quotes(value)}"' for name, value in launcher.environment.items()
+            f'export {name}="{_escape_quoted(value)}"' for name, value in launcher.environment.items()
         ),
-        "python": _literal(job.python) if job.python == sys.executable else _default(job.python),
+        "python": _escape_literal(job.python) if job.python == sys.executable else _escape_default(job.python),
         "config_name": "MLHPC_CONFIG" if job.config.endswith((".yaml", ".yml")) else "MLHPC_SIZE",
-        "config": _literal(job.config),
-        "run": _literal(job.run) if job.run else f"runs/{job.workload}-{job.size}-$job",
+        "config": _escape_literal(job.config),
+        "run": _escape_literal(job.run) if job.run else f"runs/{job.workload}-{job.size}-$job",
         "trials_name": "MLHPC_INSTANCES" if weak else "MLHPC_RUNS",
         "trials": str(job.instances if weak else job.runs),
         "seed": "" if job.seed is None else str(job.seed),
-        "overrides": _literal(" ".join(job.overrides)),
+        "overrides": _escape_literal(" ".join(job.overrides)),
         "mpi": launcher.mpi,
-        "staging_directory": _default(launcher.staging_directory or ""),
-        "cache_drop_command": _default(launcher.cache_drop_command or ""),
+        "staging_directory": _escape_default(launcher.staging_directory or ""),
+        "cache_drop_command": _escape_default(launcher.cache_drop_command or ""),
         "spares": str(job.spares),
-        "preflight_settings": _preflight_settings(job) if job.preflight else "",
+        "preflight_settings": _render_preflight(job) if job.preflight else "",
         "requeue": str(int(launcher.requeue)),
-        "site_options": "\n".join(_site(launcher)),
-        "suite": _suite(launcher.container),
+        "site_options": "\n".join(_render_site_options(launcher)),
+        "suite": _render_suite_command(launcher.container),
         "mode": job.mode,
-        "setup": _setup(launcher),
-        "preflight": _template("preflight").removesuffix("\n") if job.preflight else "",
-        "loop": _template("instances" if weak else "trials").removesuffix("\n"),
+        "setup": _render_setup(launcher),
+        "preflight": _read_template("preflight").removesuffix("\n") if job.preflight else "",
+        "loop": _read_template("instances" if weak else "trials").removesuffix("\n"),
     }
 
 
-def _count(number: int, noun: str) -> str:
+def _render_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
-def _directives(job: Job) -> Iterator[str]:
+def _render_directives(job: Job) -> Iterator[str]:
     """Yield the options of sbatch."""
     launcher = job.launcher
     yield f"--job-name={job.workload}-{job.size}"
@@ -255,56 +257,56 @@ def _directives(job: Job) -> Iterator[str]:
     yield f"--time={job.time_limit}"
     yield f"--signal=TERM@{launcher.signal_margin_s}"
     yield "--requeue" if launcher.requeue else "--no-requeue"
-    yield f"--output={_directive(job.output)}"
+    yield f"--output={_quote_directive(job.output)}"
     yield "--open-mode=append"
     if job.array:
         yield f"--array=0-{job.runs - 1}%1"
     for name in ("partition", "account", "qos", "constraint"):
         if value := getattr(launcher, name):
-            yield f"--{name}={_directive(value)}"
+            yield f"--{name}={_quote_directive(value)}"
     yield from launcher.sbatch_options
 
 
-def _modules(launcher: Launcher) -> str:
+def _render_modules(launcher: Launcher) -> str:
     if not launcher.modules:
         return ""
     return f"module load {' '.join(launcher.modules)} || exit 2 # before set -u, which module functions seldom survive"
 
 
-def _preflight_settings(job: Job) -> str:
-    history = _default(job.launcher.preflight_history or "")
+def _render_preflight(job: Job) -> str:
+    history = _escape_default(job.launcher.preflight_history or "")
     return f"""\
 : "${{MLHPC_PREFLIGHT_S:={job.preflight}}}" # seconds for measuring the nodes before the first trial
 : "${{MLHPC_PREFLIGHT_HISTORY={history}}}" # folder of earlier measurements, for few nodes
 : "${{MLHPC_PREFLIGHT_DIRECTORY=}}" # where storage is measured, where data are staged to; empty: $TMPDIR"""
 
 
-def _site(launcher: Launcher) -> Iterator[str]:
+def _render_site_options(launcher: Launcher) -> Iterator[str]:
     """Yield lines that give every srun its options: the site's, and the options that start a container by pyxis."""
     container = launcher.container
     for option in launcher.srun_options:
-        yield f'site+=("{_inside_quotes(option)}")'
+        yield f'site+=("{_escape_quoted(option)}")'
     if container.runtime == "pyxis":
         assert container.image is not None
-        yield f'site+=(--container-image="{_inside_quotes(container.image)}" --container-workdir="$PWD")'
+        yield f'site+=(--container-image="{_escape_quoted(container.image)}" --container-workdir="$PWD")'
         if container.mounts:
-            yield f'site+=(--container-mounts="{_inside_quotes(",".join(container.mounts))}")'
+            yield f'site+=(--container-mounts="{_escape_quoted(",".join(container.mounts))}")'
         for option in container.options:
-            yield f'site+=("{_inside_quotes(option)}")'
+            yield f'site+=("{_escape_quoted(option)}")'
 
 
-def _suite(container: Container) -> str:
+def _render_suite_command(container: Container) -> str:
     """Return the lines that start the suite: in a container by apptainer, or directly."""
     if container.runtime != "apptainer":
         return 'suite=("$MLHPC_PYTHON" -P -m suite)'
     assert container.image is not None
     lines = ['suite=(apptainer exec --pwd "$PWD")']
-    lines += [f'suite+=(--bind "{_inside_quotes(mount)}")' for mount in container.mounts]
-    lines += [f'suite+=("{_inside_quotes(option)}")' for option in container.options]
-    return "\n".join([*lines, f'suite+=("{_inside_quotes(container.image)}" "$MLHPC_PYTHON" -P -m suite)'])
+    lines += [f'suite+=(--bind "{_escape_quoted(mount)}")' for mount in container.mounts]
+    lines += [f'suite+=("{_escape_quoted(option)}")' for option in container.options]
+    return "\n".join([*lines, f'suite+=("{_escape_quoted(container.image)}" "$MLHPC_PYTHON" -P -m suite)'])
 
 
-def _setup(launcher: Launcher) -> str:
+def _render_setup(launcher: Launcher) -> str:
     if not launcher.setup:
         return ""
     return f"""\
@@ -328,7 +330,7 @@ def find_system(name: str) -> Path:
         if (folder / f"{name}.yaml").exists():
             return folder / f"{name}.yaml"
     names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise InputError(unknown("system", name, names, "or a path to a .yaml file"))
+    raise InputError(explain_unknown_name("system", name, names, "or a path to a .yaml file"))
 
 
 def read_system(path: Path) -> SystemFile:
@@ -336,27 +338,27 @@ def read_system(path: Path) -> SystemFile:
     return YamlSource.read(path).convert(SystemFile)
 
 
-def _directive(text: str) -> str:
+def _quote_directive(text: str) -> str:
     """Quote a value for an #SBATCH line: sbatch understands double quotes and expands no variables."""
     return text if re.fullmatch(r"[\w./:=@+,%-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
-def _inside_quotes(text: str) -> str:
+def _escape_quoted(text: str) -> str:
     """Escape text for double quotes of bash, where variables are still expanded."""
     return re.sub(r'(["`\\])', r"\\\1", text)
 
 
-def _default(text: str) -> str:
+def _escape_default(text: str) -> str:
     """Escape text for the default value in "${NAME:=...}", where variables are still expanded.
 
     An apostrophe there would begin a quoted text, and no backslash would prevent it.
     """
-    return _inside_quotes(text).replace("}", r"\}").replace("'", _APOSTROPHE)
+    return _escape_quoted(text).replace("}", r"\}").replace("'", _APOSTROPHE)
 
 
 _APOSTROPHE = "${apostrophe}"
 
 
-def _literal(text: str) -> str:
+def _escape_literal(text: str) -> str:
     """Escape text for the default value in "${NAME:=...}", where it stays as it is."""
-    return r"\$".join(_default(part) for part in text.split("$"))
+    return r"\$".join(_escape_default(part) for part in text.split("$"))

@@ -11,15 +11,15 @@ from pathlib import Path
 import yaml
 
 from suite.card import SizeCard, read_reference_points
-from suite.descriptor import describe_card, descriptor
+from suite.descriptor import describe_card, load_descriptor
 from suite.errors import InputError
-from suite.files import duration_text, read_bytes
-from suite.launch.cost import Epochs, expected_epochs
-from suite.log.limits import limits
+from suite.files import read_bytes, render_duration
+from suite.launch.cost import Epochs, estimate_epochs
+from suite.log.limits import read_limits
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 
-ENOUGH = 3  # runs that reached the target, from which they say more than the reference points
+MIN_CONVERGED_TRIALS = 3  # runs that reached the target, from which they say more than the reference points
 _EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (suite.training.loop)
 
 
@@ -37,19 +37,19 @@ def find_expectation(folder: RunFolder) -> Expectation | None:
         info = folder.read_info()
         # A person's own loop has its card in its folder.
         own = info.loop is not None and folder.card_path.is_file()
-        chosen = describe_card(folder.card_path) if own else descriptor(info.workload)
+        chosen = describe_card(folder.card_path) if own else load_descriptor(info.workload)
         card = chosen.card().size(info.size)
     except InputError:
         return None  # its log is shown all the same
-    config = _config(folder.config_path)
+    config = _read_config(folder.config_path)
     max_epochs, batch = config.get("max_epochs"), config.get("global_batch_size")
     points = read_reference_points(chosen.folder, info.size)
     unit = card.train_samples if card.eval_every_steps else 1  # what epoch_num counts in an epoch
     limit = max_epochs * unit if isinstance(max_epochs, int) else sys.maxsize
-    return Expectation(card, expected_epochs(points, batch if isinstance(batch, int) else 0, limit))
+    return Expectation(card, estimate_epochs(points, batch if isinstance(batch, int) else 0, limit))
 
 
-def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
+def estimate_eta_s(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
     """Return the seconds to the expected end of a running trial, at the mean pace of its complete epochs."""
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or record.run_start_s is None:
@@ -60,10 +60,10 @@ def eta(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
     return max(0.0, (expected.count - done) * epoch_s - since_s)
 
 
-class SeriesClock:
+class SeriesTimeEstimator:
     """Predicts the time left of a series of trials, from the lines that their ranks print.
 
-    Assumes ``expected`` epochs per trial until `ENOUGH` trials have reached the target here, then their mean. Assumes
+    Assumes ``expected`` epochs per trial until `MIN_CONVERGED_TRIALS` trials have reached the target here, then their mean. Assumes
     equal start-up times.
     """
 
@@ -107,7 +107,7 @@ class SeriesClock:
 
     def _left(self, epoch: float, pace: float, about: str) -> str | None:
         many = len(self._finished)
-        if many and (self._expected is None or many >= ENOUGH):
+        if many and (self._expected is None or many >= MIN_CONVERGED_TRIALS):
             count, basis = sum(self._finished) / many, f"mean of {many} run{'s' if many > 1 else ''} here"
         elif self._expected is not None:
             count, basis = self._expected.count, re.split(r",| with ", self._expected.source)[0]
@@ -116,15 +116,15 @@ class SeriesClock:
         others = self._trials - self._ended - 1
         start_s = sum(max(0.0, wait - first * pace) for wait, first in self._firsts) / len(self._firsts)
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
-        so_far = duration_text(self._clock() - self._begin)
+        so_far = render_duration(self._clock() - self._begin)
         of = "the run" if self._trials == 1 else f"{self._trials} runs"
-        when = f"{about} {duration_text(left)} left of {of}" if left else f"past the expected end of {of}"
+        when = f"{about} {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
         return f"{so_far}; {when} (epoch {count:.4g}, {basis})"
 
 
-def _config(path: Path) -> Mapping[str, object]:
+def _read_config(path: Path) -> Mapping[str, object]:
     try:
-        data = yaml.safe_load(read_bytes(path, limits().json))
+        data = yaml.safe_load(read_bytes(path, read_limits().json))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return data if isinstance(data, dict) else {}

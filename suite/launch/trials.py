@@ -10,11 +10,11 @@ from functools import partial
 
 from suite.data.lock import LockedError, refuse_held
 from suite.exit_codes import ExitCode
-from suite.files import QUIET, print_line, print_progress, write_whole
-from suite.launch.heartbeat import heartbeat
+from suite.files import QUIET, print_line, print_progress, write_file_atomically
+from suite.launch.heartbeat import keep_heartbeat
 from suite.launch.local import make_worker_command, run_local
-from suite.launch.time_left import SeriesClock, find_expectation
-from suite.log.resume import WayOn, began, find_way_on, newest_log
+from suite.launch.time_left import SeriesTimeEstimator, find_expectation
+from suite.log.resume import ResumeDecision, find_newest_log, has_run_start, plan_resume
 from suite.log.run_folder import RunFolder
 
 STOPPED_EARLY = "was stopped before it began"
@@ -48,10 +48,14 @@ def run_trials(
         _refuse_running(folder, trial)
     codes: list[int] = []
     stops: list[int] = []  # signals to this process
-    clock = _clock(folder, len(trials))
-    with _Terminal(len(trials)) if sys.stdout.isatty() and not os.environ.get(QUIET) else _Plain() as progress:
+    clock = _make_time_estimator(folder, len(trials))
+    with (
+        _TerminalProgress(len(trials))
+        if sys.stdout.isatty() and not os.environ.get(QUIET)
+        else _PlainProgress() as progress
+    ):
         for trial in trials:
-            way = find_way_on(folder, trial, replace_failed=replace_failed) if resume else WayOn()
+            way = plan_resume(folder, trial, replace_failed=replace_failed) if resume else ResumeDecision()
             if way.code is not None:
                 progress.line(trial, way.text)
                 progress.done(trial)
@@ -70,45 +74,45 @@ def run_trials(
                 replace_failed=replace_failed,
             )
             _refuse_running(folder, trial)
-            with heartbeat(folder.running(trial), f"trial {trial}"):
+            with keep_heartbeat(folder.running(trial), f"trial {trial}"):
                 folder.exit_code(trial).unlink(missing_ok=True)
                 code = run_local(
                     command,
                     ranks=ranks,
                     log=folder.output(trial),
                     say=progress.say,
-                    echo=partial(_show, progress, clock, trial),
+                    echo=partial(_show_line, progress, clock, trial),
                     told=folder.exit_code(trial),
                     on_stop=stops.append,
                 )
-                _keep_code(folder, trial, code, progress.say)
+                _write_exit_code(folder, trial, code, progress.say)
             progress.done(trial)
             clock.end(reached=code == ExitCode.OK)
             codes.append(code)
             left = len(trials) - len(codes)
-            why = _why_no_more(folder, trial, code, stopped=bool(stops))
+            why = _explain_series_end(folder, trial, code, stopped=bool(stops))
             if why and (left or why == STOPPED_EARLY):
                 rest = f": {left} more run{'s' if left > 1 else ''} not started" if left else ""
                 progress.say(f"run {trial} {why}{rest}")
-                return _result(folder, trial, codes, stops, left=left)
-    return _result(folder, trial, codes, stops, left=0)
+                return _choose_exit_code(folder, trial, codes, stops, left=left)
+    return _choose_exit_code(folder, trial, codes, stops, left=0)
 
 
-def _why_no_more(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
+def _explain_series_end(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:
     """Return why a trial with this exit code is the last of its series, or None. ``stopped``: a signal came."""
-    if code == ExitCode.FAILED and _never_began(folder, trial):
+    if code == ExitCode.FAILED and _has_not_begun(folder, trial):
         return STOPPED_EARLY if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
         return "was done when a signal came"
     return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE) else None
 
 
-def _clock(folder: RunFolder, trials: int) -> SeriesClock:
+def _make_time_estimator(folder: RunFolder, trials: int) -> SeriesTimeEstimator:
     expected = find_expectation(folder)
-    return SeriesClock(trials, expected.epochs if expected else None, time.monotonic)
+    return SeriesTimeEstimator(trials, expected.epochs if expected else None, time.monotonic)
 
 
-def _show(progress: _Plain | _Terminal, clock: SeriesClock, trial: int, text: str) -> None:
+def _show_line(progress: _PlainProgress | _TerminalProgress, clock: SeriesTimeEstimator, trial: int, text: str) -> None:
     """Show a line of the ranks. If it names an epoch, the series' time left follows."""
     left = clock.line(text)
     progress.line(trial, f"{text}; {left}" if left else text)
@@ -120,7 +124,7 @@ def _refuse_running(folder: RunFolder, trial: int) -> None:
         refuse_held(path, f"trial {trial}")
 
 
-def _keep_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], None]) -> None:
+def _write_exit_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], None]) -> None:
     """Write a trial's exit code. A full disk costs the file, not the series.
 
     If another process holds the trial, our ranks were refused, and the exit code is not the trial's.
@@ -133,7 +137,7 @@ def _keep_code(folder: RunFolder, trial: int, code: int, say: Callable[[str], No
             return
         time.sleep(0.1)
     try:
-        write_whole(path, f"{code}\n")
+        write_file_atomically(path, f"{code}\n")
     except OSError as error:
         say(f"{path}: exit code {code} cannot be kept: {error.strerror}")
 
@@ -146,27 +150,27 @@ def _is_held(folder: RunFolder, trial: int) -> bool:
     return False
 
 
-def _result(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:
+def _choose_exit_code(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:
     """Return the exit code of a series that ends with this trial: 128 + signal if one stopped it before it began."""
-    if stops and codes[-1] == ExitCode.FAILED and _never_began(folder, trial):
+    if stops and codes[-1] == ExitCode.FAILED and _has_not_begun(folder, trial):
         return 128 + stops[0]
-    return worst([*codes, *([ExitCode.STOPPED] if stops and left else [])])
+    return select_worst_exit_code([*codes, *([ExitCode.STOPPED] if stops and left else [])])
 
 
-def _never_began(folder: RunFolder, trial: int) -> bool:
-    log = newest_log(folder, trial)
-    return log is None or not began(log)
+def _has_not_begun(folder: RunFolder, trial: int) -> bool:
+    log = find_newest_log(folder, trial)
+    return log is None or not has_run_start(log)
 
 
-def worst(codes: Iterable[int]) -> int:
+def select_worst_exit_code(codes: Iterable[int]) -> int:
     """Return the most important exit code: stopped, then usage, then failed, then 0."""
     present = set(codes)
     urgent = (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.FAILED)
     return next((code for code in urgent if code in present), ExitCode.OK)
 
 
-class _Plain:
-    def __enter__(self) -> _Plain:
+class _PlainProgress:
+    def __enter__(self) -> _PlainProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,7 +186,7 @@ class _Plain:
         pass
 
 
-class _Terminal:
+class _TerminalProgress:
     """Shows a progress bar over the trials, with the newest line next to it.
 
     The last line of each finished trial stays above the bar.
@@ -201,7 +205,7 @@ class _Terminal:
         self._task = self._progress.add_task("starting", total=trials)
         self._last = ""
 
-    def __enter__(self) -> _Terminal:
+    def __enter__(self) -> _TerminalProgress:
         self._progress.start()
         return self
 

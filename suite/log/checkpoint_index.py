@@ -21,7 +21,7 @@ from suite.files import read_bytes
 
 CHECKPOINT_VERSION = 7
 READ_BYTES = 2**22
-GLANCE_BYTES = 2**28  # of a larger checkpoint `glance` compares sizes only
+QUICK_CHECK_BYTES = 2**28  # of a larger checkpoint `find_damage_quickly` compares sizes only
 LARGEST_INDEX = 2**26  # bytes: a hundred for each rank
 Number = Annotated[int, Meta(ge=0)]
 
@@ -61,14 +61,14 @@ class CheckpointIndex(Struct, frozen=True, kw_only=True):
     def text(self) -> bytes:
         """Return the content of ``trial_<i>.pt``."""
         content = msgspec.json.encode(self) + b"\n"
-        return _checksum_line(content) + content
+        return _render_checksum(content) + content
 
 
-def _checksum_line(content: bytes) -> bytes:
+def _render_checksum(content: bytes) -> bytes:
     return b"%08x\n" % google_crc32c.value(content)
 
 
-def node_path(path: Path, token: str, node: int) -> Path:
+def build_node_path(path: Path, token: str, node: int) -> Path:
     """Return the file of a node, next to the index at ``path``."""
     return path.with_name(f"{path.stem}.{token}.node{node}")
 
@@ -79,7 +79,7 @@ def read_index(path: Path) -> CheckpointIndex:
         line, _, content = read_bytes(path, LARGEST_INDEX).partition(b"\n")
     except OSError as error:
         raise DamagedCheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    if line + b"\n" != _checksum_line(content):
+    if line + b"\n" != _render_checksum(content):
         raise DamagedCheckpointError(f"{path}: damaged: its checksum is not that of its content")
     try:
         version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("version")
@@ -114,7 +114,7 @@ def check_part(path: Path, whose: str, part: Part, tick: Callable[[], None] = la
 def _check_sizes(path: Path, index: CheckpointIndex) -> None:
     """Compare the sizes of the nodes' files with their parts."""
     for node in {part.node for _, part in index.parts()}:
-        file = node_path(path, index.token, node)
+        file = build_node_path(path, index.token, node)
         least = max(part.offset + part.bytes for _, part in index.parts() if part.node == node)
         try:
             size = file.stat().st_size
@@ -143,13 +143,13 @@ def find_damage(
             _check_sizes(path, index)
             return None
         for whose, part in list(index.parts())[reader::readers]:
-            check_part(node_path(path, index.token, part.node), whose, part, tick)
+            check_part(build_node_path(path, index.token, part.node), whose, part, tick)
     except DamagedCheckpointError as error:
         return str(error)
     return None
 
 
-def glance(path: Path) -> str | None:
+def find_damage_quickly(path: Path) -> str | None:
     """Find damage for a command that only shows it, as `find_damage`. None also if there is no checkpoint.
 
     An unchanged checkpoint is read once; of a large one only the sizes are compared.
@@ -160,10 +160,10 @@ def glance(path: Path) -> str | None:
         files = []  # one is being written or removed
     if not path.exists():
         return None
-    return _glance(path, tuple((name, state.st_mtime_ns, state.st_size) for name, state in files))
+    return _find_damage_cached(path, tuple((name, state.st_mtime_ns, state.st_size) for name, state in files))
 
 
 @cache
-def _glance(path: Path, files: tuple[tuple[str, int, int], ...]) -> str | None:
+def _find_damage_cached(path: Path, files: tuple[tuple[str, int, int], ...]) -> str | None:
     """Cache the result by ``files``: names, times and sizes, which show a change."""
-    return find_damage(path, largest=GLANCE_BYTES)
+    return find_damage(path, largest=QUICK_CHECK_BYTES)

@@ -9,22 +9,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from suite.errors import InputError, not_installed
-from suite.files import duration_text
+from suite.errors import InputError, explain_not_installed
+from suite.files import render_duration
 from suite.log.goodput import Goodput
 
 
-def young_s(save_s: float, mtbf_s: float) -> float:
+def compute_young_interval_s(save_s: float, mtbf_s: float) -> float:
     """Compute Young's interval: sqrt(2 w M). ``save_s`` is how long one checkpoint stalls the training."""
     return math.sqrt(2.0 * save_s * mtbf_s)
 
 
-def daly_s(save_s: float, mtbf_s: float) -> float:
+def compute_daly_interval_s(save_s: float, mtbf_s: float) -> float:
     """Compute Daly's interval, first order: sqrt(2 w M) - w; M if a checkpoint costs 2 M or more."""
-    return young_s(save_s, mtbf_s) - save_s if save_s < 2.0 * mtbf_s else mtbf_s
+    return compute_young_interval_s(save_s, mtbf_s) - save_s if save_s < 2.0 * mtbf_s else mtbf_s
 
 
-def expected_ratio(save_s: float, restart_s: float, interval_s: float, mtbf_s: float) -> float:
+def compute_expected_ettr(save_s: float, restart_s: float, interval_s: float, mtbf_s: float) -> float:
     """Compute the expected ETTR of a long job: (1 - (R + interval / 2) / M) / (1 + w / interval), at least 0."""
     return max(0.0, (1.0 - (restart_s + interval_s / 2) / mtbf_s) / (1.0 + save_s / interval_s))
 
@@ -38,7 +38,7 @@ def estimate_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) ->
         from scipy import stats
     except ImportError:
         raise InputError(
-            f"the time between failures cannot be estimated: {not_installed('scipy')}; or state it with --mtbf-h"
+            f"the time between failures cannot be estimated: {explain_not_installed('scipy')}; or state it with --mtbf-h"
         ) from None
     tail = (1.0 - confidence) / 2
     low = 2.0 * up_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)
@@ -46,7 +46,7 @@ def estimate_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) ->
     return (up_s / interruptions if interruptions else math.inf), float(low), float(high)
 
 
-def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
+def compute_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
     """Compute the checkpoint interval from measured costs and the failure rate, and state its basis.
 
     ``mtbf_s``: mean time between failures; None: estimate it from the interruptions of the trials.
@@ -68,18 +68,18 @@ def find_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, An
     starts = restarts or [trial.starting_s for trial in trials]
     restart_s = math.fsum(starts) / len(starts)
     # No checkpoint can begin while the one before is being written.
-    interval_s = max(daly_s(save_s, advice["mtbf_s"]), save_s, write_s)
+    interval_s = max(compute_daly_interval_s(save_s, advice["mtbf_s"]), save_s, write_s)
     return advice | {
         "save_s": save_s,
         "restart_s": restart_s,
-        "young_s": young_s(save_s, advice["mtbf_s"]),
-        "daly_s": daly_s(save_s, advice["mtbf_s"]),
+        "young_s": compute_young_interval_s(save_s, advice["mtbf_s"]),
+        "daly_s": compute_daly_interval_s(save_s, advice["mtbf_s"]),
         "interval_s": interval_s,
-        "expected_ratio": expected_ratio(save_s, restart_s, interval_s, advice["mtbf_s"]),
+        "expected_ratio": compute_expected_ettr(save_s, restart_s, interval_s, advice["mtbf_s"]),
     }
 
 
-def advice_line(advice: dict[str, Any]) -> str:
+def render_advice(advice: dict[str, Any]) -> str:
     """Write the advice as a sentence, or what is missing for one."""
     if advice["mtbf_s"] is None:
         return "no interruptions seen; for a checkpoint interval give --mtbf-h"
@@ -89,10 +89,10 @@ def advice_line(advice: dict[str, Any]) -> str:
     basis = "as stated"
     if advice["mtbf_interval_s"] is not None:
         low, high = advice["mtbf_interval_s"]
-        basis = f"from {advice['interruptions']} seen, 90 % {duration_text(low)} to {duration_text(high)}"
+        basis = f"from {advice['interruptions']} seen, 90 % {render_duration(low)} to {render_duration(high)}"
     return (
         f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
-        f"{duration_text(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {duration_text(advice['save_s'])} and a "
+        f"{render_duration(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {render_duration(advice['save_s'])} and a "
         "restart of "
-        f"{duration_text(advice['restart_s'])}; then {advice['expected_ratio']:.1%} would count (modelled)"
+        f"{render_duration(advice['restart_s'])}; then {advice['expected_ratio']:.1%} would count (modelled)"
     )

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from suite.errors import InputError, not_installed
-from suite.files import opened, printable, write_whole
+from suite.errors import InputError, explain_not_installed
+from suite.files import open_regular_file, render_printable, write_file_atomically
 from suite.log import mllog
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.reader import Event, Log, read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from suite.log.results_tree import find_logs
-from suite.log.values import finite, whole
+from suite.log.values import convert_to_float, parse_int64
 
 _LONGEST_NAME = 100
 _LARGEST_STEP = 2**62
@@ -57,56 +57,66 @@ def read_series(paths: Sequence[Path]) -> Iterator[RunSeries]:
     seen: set[str] = set()
     for found in find_logs(paths)[0]:
         label = "/".join(
-            clean(part) for part in Path(found.label).with_suffix("").parts if part not in ("/", ".", "..")
+            convert_to_safe_name(part)
+            for part in Path(found.label).with_suffix("").parts
+            if part not in ("/", ".", "..")
         )
         if label in seen:
             raise InputError(f"{found.path}: another log has the name {label} too; export them with separate commands")
         seen.add(label)
         log = read_events(found.path)
-        yield RunSeries(found.path, label, summarise(log), _series(log))
+        yield RunSeries(found.path, label, summarise_log(log), _collect_series(log))
 
 
-def clean(name: str) -> str:
+def convert_to_safe_name(name: str) -> str:
     """Return a name of at most 100 letters, digits and ``_ . -`` that does not begin with a dot."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LONGEST_NAME].lstrip(".") or "_"
 
 
-def _series(log: Log) -> dict[str, list[Point]]:
+def _collect_series(log: Log) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for event in log.until(mllog.RUN_STOP).events:
-        for name, step, value in _numbers(event):
-            time_ms = finite(event.time_ms)
+        for name, step, value in _list_numbers(event):
+            time_ms = convert_to_float(event.time_ms)
             if value is None or time_ms is None or not 0 <= time_ms <= _LATEST_MS or not 0 <= step < _LARGEST_STEP:
                 continue
             found.setdefault(name, []).append(Point(step, int(time_ms), value))
     return found
 
 
-def _numbers(event: Event) -> Iterator[tuple[str, int, float | None]]:
+def _list_numbers(event: Event) -> Iterator[tuple[str, int, float | None]]:
     """Yield name, step and value of each number of an event that is a series; None if the value is no number."""
     key, value, metadata = event.key, event.value, event.metadata
     if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
-        yield key, _epoch(metadata), finite(value)
+        yield key, _read_epoch(metadata), convert_to_float(value)
     elif key == mllog.STEP_PHASES:
-        step = (whole(metadata.get("first_step")) or 0) + (whole(metadata.get("steps")) or 0)
-        yield "train/loss", step, finite(metadata.get("loss"))
-        yield from (("step_phase_seconds/" + name, step, number) for name, number in _items(value))
+        step = (parse_int64(metadata.get("first_step")) or 0) + (parse_int64(metadata.get("steps")) or 0)
+        yield "train/loss", step, convert_to_float(metadata.get("loss"))
+        yield from (("step_phase_seconds/" + name, step, number) for name, number in _list_items(value))
     elif key == mllog.TRACKED_STATS:
-        named = ("train/samples_per_second" if name == "throughput" else f"train/{name}" for name, _ in _items(value))
-        yield from ((name, _epoch(metadata), number) for name, (_, number) in zip(named, _items(value), strict=True))
+        named = (
+            "train/samples_per_second" if name == "throughput" else f"train/{name}" for name, _ in _list_items(value)
+        )
+        yield from (
+            (name, _read_epoch(metadata), number) for name, (_, number) in zip(named, _list_items(value), strict=True)
+        )
     elif key == mllog.ENERGY and isinstance(value, Mapping):
         for name, entry in value.items():
-            joules = finite(entry.get("joules")) if isinstance(entry, Mapping) else None
-            yield f"energy_joules/{clean(str(name))}", _epoch(metadata), joules
+            joules = convert_to_float(entry.get("joules")) if isinstance(entry, Mapping) else None
+            yield f"energy_joules/{convert_to_safe_name(str(name))}", _read_epoch(metadata), joules
 
 
-def _items(value: object) -> list[tuple[str, float | None]]:
-    return [(clean(str(name)), finite(each)) for name, each in value.items()] if isinstance(value, Mapping) else []
+def _list_items(value: object) -> list[tuple[str, float | None]]:
+    return (
+        [(convert_to_safe_name(str(name)), convert_to_float(each)) for name, each in value.items()]
+        if isinstance(value, Mapping)
+        else []
+    )
 
 
-def _epoch(metadata: Mapping[str, object]) -> int:
+def _read_epoch(metadata: Mapping[str, object]) -> int:
     """Return epoch_num as an integer; -1, which no series accepts, if it is no number."""
-    number = finite(metadata.get("epoch_num", metadata.get("samples_count")))
+    number = convert_to_float(metadata.get("epoch_num", metadata.get("samples_count")))
     return -1 if number is None else round(number)
 
 
@@ -122,14 +132,14 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
     except ImportError:
-        raise InputError(f"--form mlflow: {not_installed('mlflow')}") from None
+        raise InputError(f"--form mlflow: {explain_not_installed('mlflow')}") from None
     client = MlflowClient(None if folder is None else folder.absolute().as_uri())
     for run in runs:
         record = run.record
-        name = printable("-".join(filter(None, (record.benchmark or "unknown", record.size))))
+        name = render_printable("-".join(filter(None, (record.benchmark or "unknown", record.size))))
         found = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if found is None else found.experiment_id
-        with opened(run.path, limits().file) as file:
+        with open_regular_file(run.path, read_limits().file) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if client.search_runs([experiment], f"tags.`mlhpc.log_sha256` = '{digest}'"):
             raise InputError(f"{run.path}: was exported before, to experiment {name}")
@@ -146,7 +156,7 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         known_counts = {key: value for key, value in counts.items() if value is not None}
         # Two names that are equal once cleaned would be refused as two values of one parameter.
         parameters = {
-            clean(key): printable(str(value))[:_LONGEST_PARAMETER]
+            convert_to_safe_name(key): render_printable(str(value))[:_LONGEST_PARAMETER]
             for key, value in {**record.hyperparameters, **known_counts}.items()
         }
         created = client.create_run(experiment, start_time=round((record.run_start_s or 0.0) * 1e3), run_name=run.label)
@@ -154,7 +164,7 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         client.log_batch(
             identity,
             params=[Param(key, value) for key, value in parameters.items()],
-            tags=[RunTag(key, printable(str(value))) for key, value in tags.items() if value is not None],
+            tags=[RunTag(key, render_printable(str(value))) for key, value in tags.items() if value is not None],
         )
         metrics = [
             Metric(key, point.value, point.time_ms, point.step)
@@ -173,7 +183,7 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
     try:
         from tensorboard.summary import Writer
     except ImportError:
-        raise InputError(f"--form tensorboard: {not_installed('tensorboard')}") from None
+        raise InputError(f"--form tensorboard: {explain_not_installed('tensorboard')}") from None
     for run in runs:
         target = (folder or Path("tensorboard")) / run.label
         if target.exists():
@@ -187,7 +197,7 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
                     writer.add_scalar(name, value, point.step, wall_time=point.time_ms / 1e3)
             writer.close()
             for path in Path(scratch).iterdir():
-                write_whole(target / path.name, path.read_bytes())
+                write_file_atomically(target / path.name, path.read_bytes())
         yield str(target)
 
 
@@ -198,7 +208,7 @@ def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError:
-        raise InputError(f"--form prometheus: {not_installed('prometheus_client')}") from None
+        raise InputError(f"--form prometheus: {explain_not_installed('prometheus_client')}") from None
     registry = CollectorRegistry()
     gauges: dict[str, Gauge] = {}
     for run in runs:
@@ -212,12 +222,12 @@ def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[
             if name not in gauges:
                 about = f"Last value of {name} in the log."
                 gauges[name] = Gauge(f"mlhpc_run_{name}", about, list(labels), registry=registry)
-            gauges[name].labels(**{key: printable(text or "") for key, text in labels.items()}).set(value)
+            gauges[name].labels(**{key: render_printable(text or "") for key, text in labels.items()}).set(value)
     text = generate_latest(registry).decode()
     if file is None:
         yield text.rstrip("\n")
     else:
-        write_whole(file, text)
+        write_file_atomically(file, text)
         yield str(file)
 
 

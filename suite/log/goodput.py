@@ -16,9 +16,9 @@ from typing import Any
 from suite.log import mllog
 from suite.log.reader import Event, read_events
 from suite.log.run_folder import RunFolder
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
-_BEGUN = (mllog.RUN_RESUMED, mllog.RUN_START)
+_RUN_BEGIN_KEYS = (mllog.RUN_RESUMED, mllog.RUN_START)
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,16 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     gone = 0.0  # what it lost
     for number, events in enumerate(logs):
         # Attempts that ended while they started say nothing of what was kept
-        following = next((later for later in logs[number + 1 :] if any(e.key in _BEGUN for e in later)), None)
-        start, end = _run(events)
-        begin = events[0].time_ms - 1000 * _launched_s(events)
+        following = next((later for later in logs[number + 1 :] if any(e.key in _RUN_BEGIN_KEYS for e in later)), None)
+        start, end = _find_run_times_ms(events)
+        begin = events[0].time_ms - 1000 * _read_launch_s(events)
         begin = begin if before is None else min(max(begin, before), events[0].time_ms)
         if following is not None:
-            kept = _kept_until(events, following, start)
+            kept = _find_kept_until_ms(events, following, start)
         else:
-            kept = _saved_until(events, start) if died or events is not logs[-1] else end
+            kept = _find_saved_until_ms(events, start) if died or events is not logs[-1] else end
         stalls = 1000 * math.fsum(
-            _seconds(e, "stall_s") for e in events if e.key == mllog.CHECKPOINT and e.time_ms <= kept
+            _read_seconds(e, "stall_s") for e in events if e.key == mllog.CHECKPOINT and e.time_ms <= kept
         )
         stalls = min(stalls, kept - start)
         useful += kept - start - stalls
@@ -136,14 +136,14 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         restarting_s=restarting / 1000,
         down_s=down_s,
         saves=len(saved),
-        stall_s=_mean([_seconds(event, "stall_s") for event in saved]),
-        write_s=_mean([_seconds(event, "write_s") for event in saved]),
+        stall_s=_compute_mean([_read_seconds(event, "stall_s") for event in saved]),
+        write_s=_compute_mean([_read_seconds(event, "write_s") for event in saved]),
         each=tuple(each),
         died=died,
     )
 
 
-def _run(events: Sequence[Event]) -> tuple[float, float]:
+def _find_run_times_ms(events: Sequence[Event]) -> tuple[float, float]:
     """Return when an attempt's run began and ended, in Unix milliseconds.
 
     An attempt without run_start is all start. One without an end ends with its last event.
@@ -155,39 +155,39 @@ def _run(events: Sequence[Event]) -> tuple[float, float]:
     return start, max(start, next((event.time_ms for event in events if event.key == mllog.RUN_STOP), latest))
 
 
-def _launched_s(events: Sequence[Event]) -> float:
+def _read_launch_s(events: Sequence[Event]) -> float:
     """Return seconds from the slowest rank's process to the first event: interpreter and imports; 0 if not logged."""
     value = next((event.value for event in events if event.key == mllog.STARTUP), None)
     parts = [value.get(name) for name in ("interpreter", "imports")] if isinstance(value, dict) else []
-    return math.fsum(max(0.0, finite(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))
+    return math.fsum(max(0.0, convert_to_float(part.get("max")) or 0.0) for part in parts if isinstance(part, dict))
 
 
-def _kept_until(events: Sequence[Event], following: Sequence[Event], start: float) -> float:
+def _find_kept_until_ms(events: Sequence[Event], following: Sequence[Event], start: float) -> float:
     """Return until when an attempt's work counts: when the checkpoint was begun from which it was continued."""
     resumed = next((event for event in following if event.key == mllog.RUN_RESUMED), None)
     if resumed is None:
         return start
     step = resumed.metadata.get("next_step")
-    return _saved_until([event for event in events if event.metadata.get("next_step") == step], start)
+    return _find_saved_until_ms([event for event in events if event.metadata.get("next_step") == step], start)
 
 
-def _saved_until(events: Sequence[Event], start: float) -> float:
+def _find_saved_until_ms(events: Sequence[Event], start: float) -> float:
     """Return until when a checkpoint holds an attempt's work; its run_start without one.
 
     A checkpoint is logged when it is whole. It holds the work done before it stalled the training.
     """
     begun = [
-        event.time_ms - 1000 * (_seconds(event, "write_s") + _seconds(event, "stall_s"))
+        event.time_ms - 1000 * (_read_seconds(event, "write_s") + _read_seconds(event, "stall_s"))
         for event in events
         if event.key == mllog.CHECKPOINT
     ]
     return max(start, begun[-1]) if begun else start
 
 
-def _seconds(event: Event, name: str) -> float:
-    value = finite(event.value.get(name)) if isinstance(event.value, dict) else None
+def _read_seconds(event: Event, name: str) -> float:
+    value = convert_to_float(event.value.get(name)) if isinstance(event.value, dict) else None
     return max(0.0, value or 0.0)
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _compute_mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None

@@ -32,7 +32,7 @@ class Limits:
     manifest: int = 64 * _MIB
 
 
-def limits() -> Limits:
+def read_limits() -> Limits:
     """Return the limits of this process. InputError for a setting that is not like ``file=8GiB,line=16MiB``."""
     return _parse(os.environ.get(LIMITS, ""))
 

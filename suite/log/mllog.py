@@ -129,14 +129,14 @@ class EventLog:
         if self._path is None:
             return
         frame = sys._getframe(stack_level)
-        where = {"file": _short(frame.f_code.co_filename), "lineno": frame.f_lineno}
+        where = {"file": _shorten_path(frame.f_code.co_filename), "lineno": frame.f_lineno}
         record = {
             "namespace": "",
             "time_ms": self._wall_ms(),
             "event_type": event_type,
             "key": str(key),
-            "value": jsonable(value),
-            "metadata": where | (jsonable(dict(metadata)) if metadata else {}),
+            "value": convert_to_json(value),
+            "metadata": where | (convert_to_json(dict(metadata)) if metadata else {}),
         }
         self._waiting += f"{TOKEN}{json.dumps(record, allow_nan=False)}\n".encode()
         try:
@@ -179,7 +179,7 @@ class EventLog:
             self._file.close()
 
 
-def jsonable(value: Any) -> Any:
+def convert_to_json(value: Any) -> Any:
     """Convert any Python value to plain JSON. numpy and torch values become lists or numbers; NaN, infinity and others
     text.
     """
@@ -190,15 +190,15 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {str(key): convert_to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(item) for item in value]
+        return [convert_to_json(item) for item in value]
     convert = getattr(value, "tolist", None)  # numpy and torch, without importing either
     if callable(convert):
         plain = convert()
-        return jsonable(plain) if not hasattr(plain, "tolist") else str(plain)
+        return convert_to_json(plain) if not hasattr(plain, "tolist") else str(plain)
     return str(value)
 
 
-def _short(filename: str) -> str:
+def _shorten_path(filename: str) -> str:
     return "/".join(Path(filename).parts[-3:]).lstrip("/")

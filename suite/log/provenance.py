@@ -16,8 +16,8 @@ from typing import Any
 from suite import NO_SUBMITTER, REDACTED
 from suite.documents import YamlSource
 from suite.errors import InputError
-from suite.files import brief, read_bytes
-from suite.log.limits import limits
+from suite.files import read_bytes, render_repr
+from suite.log.limits import read_limits
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group, SystemFile, read_system
 
@@ -46,7 +46,7 @@ def read_provenance(group: Group) -> Provenance:
         code = group.package / "benchmarks" / Path(group.benchmark).name / "implementations"
         for folder in sorted(code.glob("mlhpc-*/*/*/provenance/run_*")):
             below = folder.relative_to(code).parts
-            if below[1:3] != (group.system, group.scenario) or _linked(folder, group.package):
+            if below[1:3] != (group.system, group.scenario) or _is_linked(folder, group.package):
                 continue
             infos.append(read_system(folder / "run.json"))
             logs += len(list(folder.glob("result_*.txt")))
@@ -68,7 +68,7 @@ def find_kept_folder(folders: Sequence[Path], log: str) -> Path | None:
 LATE_SUBMITTER = "late_submitter"  # in origin.json: who was named as submitter when the package was built, not before
 
 
-def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
+def find_added_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
     """Return the submitter that the package states for a log without one. None if there is no such statement."""
     if record.path is None or record.org not in (None, NO_SUBMITTER):
         return None
@@ -77,7 +77,7 @@ def late_submitter(folders: Sequence[Path], record: RunRecord) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def find_problem_of_config(folder: Path, record: RunRecord) -> str | None:
+def find_config_problem(folder: Path, record: RunRecord) -> str | None:
     """Return why a kept folder lacks the settings file that a log states. None if it has it, or the log states none.
 
     A copy that origin.json calls redacted has another sha256. It must still hold the settings of the log's run_config.
@@ -90,17 +90,17 @@ def find_problem_of_config(folder: Path, record: RunRecord) -> str | None:
     if not path.is_file() or path.is_symlink():
         return "there is no such file"
     try:
-        found = hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
+        found = hashlib.sha256(read_bytes(path, read_limits().json)).hexdigest()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if found == sha256:
         return None
     if isinstance(redacted, list) and name in redacted:
-        return _problem_of_redacted(path, record.config or {})
+        return _find_redaction_problem(path, record.config or {})
     return f"its sha256 is {found[:12]}..., the log says {sha256[:12]}..."
 
 
-def _problem_of_redacted(path: Path, logged: Mapping[str, Any]) -> str | None:
+def _find_redaction_problem(path: Path, logged: Mapping[str, Any]) -> str | None:
     """Return what was changed besides words. Logs are never edited, so they have the words before redaction."""
     try:
         kept = YamlSource.read(path).data
@@ -111,19 +111,19 @@ def _problem_of_redacted(path: Path, logged: Mapping[str, Any]) -> str | None:
         at, said, found = open_parts.pop()
         if isinstance(said, Mapping) and isinstance(found, Mapping):
             open_parts += [(f"{at}.{key}".lstrip("."), value, found.get(key)) for key, value in said.items()]
-        elif said != found and said not in ({}, []) and not _redacted(said, found):
-            return f"is called redacted, and has {brief(at)} = {brief(found)}; the log says {brief(said)}"
+        elif said != found and said not in ({}, []) and not _may_be_redacted(said, found):
+            return f"is called redacted, and has {render_repr(at)} = {render_repr(found)}; the log says {render_repr(said)}"
     return None
 
 
-def _redacted(said: object, found: object) -> bool:
+def _may_be_redacted(said: object, found: object) -> bool:
     """Return True if a setting may be the redacted form of another. A log has only the last part of a path."""
     if not isinstance(said, str) or not isinstance(found, str):
         return False
     return PurePosixPath(found).name == said or REDACTED in found or re.search(r"\bnode[0-9]+\b", found) is not None
 
 
-def _linked(path: Path, package: Path) -> bool:
+def _is_linked(path: Path, package: Path) -> bool:
     """Return True if the path or a folder above it inside the package is a symbolic link."""
     inside = (path, *path.parents)
     return any(item.is_symlink() for item in inside[: inside.index(package)])

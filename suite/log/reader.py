@@ -21,8 +21,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from suite.files import LIMITS, TwiceError, brief, byte_text, opened, reject_duplicate_keys
-from suite.log.limits import limits
+from suite.files import LIMITS, DuplicateKeyError, open_regular_file, refuse_duplicate_keys, render_bytes, render_repr
+from suite.log.limits import read_limits
 
 STEP_KEYS = frozenset({"learning_rate", "train_accuracy", "train_loss"})
 LISTED_PROBLEMS = 100  # of a log; every few bytes of a damaged file may be a problem
@@ -104,14 +104,14 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
 
     OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (suite.log.limits).
     """
-    most = limits()
+    most = read_limits()
     events: list[Event] = []
     problems: list[Problem] = []
     damaged = skipped = alike = kept_bytes = 0
     utf16 = False
     try:
-        with opened(path, most.file) as file:
-            for number, line in enumerate(_lines(file, most.line, first_bytes), start=1):
+        with open_regular_file(path, most.file) as file:
+            for number, line in enumerate(_read_lines(file, most.line, first_bytes), start=1):
                 utf16 = utf16 or (number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)))
                 if _TOKEN not in line:
                     continue
@@ -134,7 +134,7 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
                 if len(events) > kept:
                     kept_bytes += len(line)
                 if kept_bytes > most.events:
-                    text = f"has more than {byte_text(most.events)} of events ({LIMITS} raises the limit)"
+                    text = f"has more than {render_bytes(most.events)} of events ({LIMITS} raises the limit)"
                     raise OSError(errno.EFBIG, text, str(path))
     except OSError as error:
         error.filename = error.filename or str(path)  # a read that fails names no file
@@ -149,7 +149,7 @@ _TOKEN = b":::MLLOG"
 _PLAIN = _TOKEN + b" {"  # as a line begins that this suite or mlcommons/logging wrote
 
 
-def _lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
+def _read_lines(file: BufferedReader, longest: int, first_bytes: int | None) -> Iterator[bytes]:
     """Yield the lines.
 
     A line above the limit is read in pieces and never held. A line that is too long is yielded in its place.
@@ -190,7 +190,7 @@ _NAMES = len(_Record.__struct_fields__)
 def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Problem]:
     """Decode a line with the token: one event, or what `_decode_unusual` finds."""
     if len(line) > longest and not line.endswith(b"\n"):
-        return [Problem(number, f"a line of more than {byte_text(longest)} ({LIMITS} raises the limit)")]
+        return [Problem(number, f"a line of more than {render_bytes(longest)} ({LIMITS} raises the limit)")]
     if line.startswith(_PLAIN):
         text = line[len(_TOKEN) :]
         try:
@@ -209,8 +209,8 @@ def _decode_line(line: bytes, number: int, longest: int) -> Iterable[Event | Pro
 
 
 def _count_names(value: Any, depth: int = 0) -> int:
-    """Count the names in all objects of a JSON value. RecursionError if it is nested deeper than `_DEEPEST`."""
-    if depth > _DEEPEST:
+    """Count the names in all objects of a JSON value. RecursionError if it is nested deeper than `_MAX_DEPTH`."""
+    if depth > _MAX_DEPTH:
         raise RecursionError
     names = 0
     if type(value) is dict:
@@ -224,11 +224,11 @@ def _count_names(value: Any, depth: int = 0) -> int:
     return names
 
 
-_DEEPEST = 100  # what uses a value later would fail at about 1,000, depending on its caller
+_MAX_DEPTH = 100  # what uses a value later would fail at about 1,000, depending on its caller
 
 
-_json_value = json.JSONDecoder(object_pairs_hook=reject_duplicate_keys)
-_CUT_AT = 2**12  # characters
+_json_value = json.JSONDecoder(object_pairs_hook=refuse_duplicate_keys)
+_MAX_SHOWN = 2**12  # characters
 
 
 def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
@@ -240,7 +240,7 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
     position = text.find(token)
     while position >= 0:
         # Json counts the newlines before the place of an error, so that many errors on one line would take ever longer.
-        if position > _CUT_AT:
+        if position > _MAX_SHOWN:
             text, position = text[position:], 0
         begin = position + len(token)
         while begin < len(text) and text[begin] == " ":
@@ -249,9 +249,9 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
         try:
             record, end = _json_value.raw_decode(text, begin)
             _count_names(record)
-            yield _event(record, number)
-        except TwiceError as error:
-            yield Problem(number, f"an object has {brief(str(error))} twice")
+            yield _make_event(record, number)
+        except DuplicateKeyError as error:
+            yield Problem(number, f"an object has {render_repr(str(error))} twice")
         except json.JSONDecodeError as error:
             yield Problem(number, f"not JSON after :::MLLOG: {error.msg}")
         except (ValueError, RecursionError):
@@ -259,7 +259,7 @@ def _decode_unusual(line: bytes, number: int) -> Iterator[Event | Problem]:
         position = text.find(token, end)
 
 
-def _event(record: object, number: int) -> Event | Problem:
+def _make_event(record: object, number: int) -> Event | Problem:
     """Check a record, and make an event of it."""
     if not isinstance(record, dict):
         return Problem(number, f"expected a JSON object after :::MLLOG, found {type(record).__name__}")
@@ -268,15 +268,15 @@ def _event(record: object, number: int) -> Event | Problem:
         return Problem(number, f"event without {', '.join(missing)}")
     key, time_ms, metadata = record["key"], record["time_ms"], record["metadata"]
     if not isinstance(key, str) or not key:
-        return Problem(number, f"key must be a non-empty string, found {brief(key)}")
+        return Problem(number, f"key must be a non-empty string, found {render_repr(key)}")
     try:
         finite = isinstance(time_ms, int | float) and not isinstance(time_ms, bool) and math.isfinite(time_ms)
     except OverflowError:  # an integer that no float holds
         finite = False
     if not finite:
-        return Problem(number, f"time_ms of {key!r} must be a finite number, found {brief(time_ms)}")
+        return Problem(number, f"time_ms of {key!r} must be a finite number, found {render_repr(time_ms)}")
     if metadata is None:
         metadata = {}
     if not isinstance(metadata, dict):
-        return Problem(number, f"metadata of {key!r} must be an object, found {brief(metadata)}")
+        return Problem(number, f"metadata of {key!r} must be an object, found {render_repr(metadata)}")
     return Event(key, record["value"], float(time_ms), str(record.get("event_type")), metadata, number)

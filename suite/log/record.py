@@ -20,14 +20,14 @@ from suite.log.other_work import OtherWork, read_other_work
 from suite.log.reader import Event, Log
 from suite.log.timeline import (
     Epoch,
-    Parts,
+    TimeParts,
     TimeShares,
     compute_staging_seconds,
+    compute_timeline,
     find_time_parts,
-    list_closed_epochs,
-    timeline,
+    list_ended_epochs,
 )
-from suite.log.values import Stretch, exact, finite, whole
+from suite.log.values import Span, convert_to_float, parse_int, parse_int64
 
 _PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 
@@ -121,11 +121,11 @@ class RunRecord:
     config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
     run_files: Mapping[str, str] = field(default_factory=dict)  # sha256 of other files of the run folder, by name
     other_work: OtherWork | None = None
-    parts: Parts | None = None
+    parts: TimeParts | None = None
     counted: CountedEnergy | None = None
 
     @property
-    def stretches(self) -> Mapping[str, Sequence[Stretch]]:
+    def stretches(self) -> Mapping[str, Sequence[Span]]:
         """When each part of the run was, in seconds since run_start. Empty for a run without run_stop."""
         return {} if self.parts is None else self.parts.stretches()
 
@@ -147,7 +147,7 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
-def summarise(log: Log, metric: str | None = None) -> RunRecord:
+def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
     """Summarise any log. Fields that it does not support are None.
 
     ``metric``: the benchmark's key, as logs may have both.
@@ -156,30 +156,30 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
     start, stop, mode = map(run.first, (mllog.RUN_START, mllog.RUN_STOP, mllog.RUN_MODE))
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
-    line = timeline(run, metric_key or mllog.EVAL_ERROR)
+    line = compute_timeline(run, metric_key or mllog.EVAL_ERROR)
     (staging_s, before_s), parts = compute_staging_seconds(line), find_time_parts(line)
-    first = partial(_value, run)
+    first = partial(_read_value, run)
     return RunRecord(
         path=log.path,
-        benchmark=_text(first(mllog.SUBMISSION_BENCHMARK)),
-        size=_text(first(mllog.BENCHMARK_SIZE)),
-        ruleset=_text(first(mllog.RULESET)),
-        suite_version=_text(first(mllog.SUITE_VERSION)),
-        seed=exact(first(mllog.SEED)),
-        org=_text(first(mllog.SUBMISSION_ORG)),
-        division=_text(first(mllog.SUBMISSION_DIVISION)),
-        submission_status=_text(first(mllog.SUBMISSION_STATUS)),
-        platform=_text(first(mllog.SUBMISSION_PLATFORM)),
-        mode=_text(mode.value) if mode else None,
-        trial=whole(mode.metadata.get("trial")) if mode else None,
-        nodes=whole(first(mllog.NUMBER_OF_NODES)),
-        ranks=whole(first(mllog.NUMBER_OF_RANKS)),
-        accelerators_per_node=whole(first(mllog.ACCELERATORS_PER_NODE)),
-        global_batch_size=whole(first(mllog.GLOBAL_BATCH_SIZE)),
-        train_samples=whole(first(mllog.TRAIN_SAMPLES)),
-        eval_samples=whole(first(mllog.EVAL_SAMPLES)),
-        model_parameters=whole(first(mllog.MODEL_PARAMETERS)),
-        hyperparameters=_hyperparameters(run),
+        benchmark=_convert_to_text(first(mllog.SUBMISSION_BENCHMARK)),
+        size=_convert_to_text(first(mllog.BENCHMARK_SIZE)),
+        ruleset=_convert_to_text(first(mllog.RULESET)),
+        suite_version=_convert_to_text(first(mllog.SUITE_VERSION)),
+        seed=parse_int(first(mllog.SEED)),
+        org=_convert_to_text(first(mllog.SUBMISSION_ORG)),
+        division=_convert_to_text(first(mllog.SUBMISSION_DIVISION)),
+        submission_status=_convert_to_text(first(mllog.SUBMISSION_STATUS)),
+        platform=_convert_to_text(first(mllog.SUBMISSION_PLATFORM)),
+        mode=_convert_to_text(mode.value) if mode else None,
+        trial=parse_int64(mode.metadata.get("trial")) if mode else None,
+        nodes=parse_int64(first(mllog.NUMBER_OF_NODES)),
+        ranks=parse_int64(first(mllog.NUMBER_OF_RANKS)),
+        accelerators_per_node=parse_int64(first(mllog.ACCELERATORS_PER_NODE)),
+        global_batch_size=parse_int64(first(mllog.GLOBAL_BATCH_SIZE)),
+        train_samples=parse_int64(first(mllog.TRAIN_SAMPLES)),
+        eval_samples=parse_int64(first(mllog.EVAL_SAMPLES)),
+        model_parameters=parse_int64(first(mllog.MODEL_PARAMETERS)),
+        hyperparameters=_collect_hyperparameters(run),
         run_start_s=start.time_ms / 1e3 if start is not None else None,
         run_stop_s=stop.time_ms / 1e3 if stop is not None else None,
         init_s=line.init_s,
@@ -187,27 +187,27 @@ def summarise(log: Log, metric: str | None = None) -> RunRecord:
         staging_in_run=None if staging_s is None or start is None else before_s < staging_s / 2,
         time_to_train_s=line.run_s,
         time_with_staging_s=None if line.run_s is None else line.run_s + before_s,
-        status=_text(stop.metadata.get("status")) if stop is not None else None,
+        status=_convert_to_text(stop.metadata.get("status")) if stop is not None else None,
         resumed=run.first(mllog.RUN_RESUMED) is not None,
         metric_key=metric_key,
-        evals=_metric_values(run, metric_key, line.zero_ms),
-        epochs=list_closed_epochs(line),
+        evals=_list_metric_values(run, metric_key, line.zero_ms),
+        epochs=list_ended_epochs(line),
         shares=None if parts is None else parts.shares(),
-        phases=_phases(run, mllog.STEP_PHASES),
-        rank_mean_phases=_phases(run, mllog.RANK_PHASES),
-        cache_state=_text(first(mllog.CACHE_STATE)),
-        startup=_mapping(first(mllog.STARTUP)),
-        staging_stats=_mapping(first(mllog.STAGING_STATS)),
-        work_per_sample=_numbers(first(mllog.WORK_PER_SAMPLE)),
-        baselines=_numbers(first(mllog.BASELINE)),
-        attainable=_attainable(run),
-        data_manifest=_text(first(mllog.DATA_MANIFEST)),
-        config=_mapping(first(mllog.RUN_CONFIG)),
+        phases=_sum_phases(run, mllog.STEP_PHASES),
+        rank_mean_phases=_sum_phases(run, mllog.RANK_PHASES),
+        cache_state=_convert_to_text(first(mllog.CACHE_STATE)),
+        startup=_convert_to_mapping(first(mllog.STARTUP)),
+        staging_stats=_convert_to_mapping(first(mllog.STAGING_STATS)),
+        work_per_sample=_select_numbers(first(mllog.WORK_PER_SAMPLE)),
+        baselines=_select_numbers(first(mllog.BASELINE)),
+        attainable=_read_oracle_metrics(run),
+        data_manifest=_convert_to_text(first(mllog.DATA_MANIFEST)),
+        config=_convert_to_mapping(first(mllog.RUN_CONFIG)),
         config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
         run_files=_read_run_files(run.first(mllog.RUN_FILES)),
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
         parts=parts,
-        counted=_counted(run),
+        counted=_sum_energy_events(run),
     )
 
 
@@ -228,30 +228,32 @@ def _read_run_files(event: Event | None) -> dict[str, str]:
     return {name: text for name, text in value.items() if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)}
 
 
-def first_reaching(record: RunRecord, target: Target) -> MetricValue | None:
+def find_first_on_target(record: RunRecord, target: Target) -> MetricValue | None:
     """Find the first value of the metric that meets the target, or None. The run converged then, even if it went on."""
     if record.metric_key != target.metric:
         return None
     return next((item for item in record.evals if target.reached(item.value)), None)
 
 
-def _metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricValue, ...]:
+def _list_metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[MetricValue, ...]:
     """List every value of the metric, of all ranks. Values that are not numbers are left out."""
     found = []
     for event in run.every(key) if key is not None else ():
-        value, metadata = finite(event.value), event.metadata
+        value, metadata = convert_to_float(event.value), event.metadata
         if value is not None:
-            epoch = finite(metadata["epoch_num"] if "epoch_num" in metadata else metadata.get("samples_count"))
+            epoch = convert_to_float(
+                metadata["epoch_num"] if "epoch_num" in metadata else metadata.get("samples_count")
+            )
             found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
 
 
-def _value(run: Log, key: str) -> Any:
+def _read_value(run: Log, key: str) -> Any:
     event = run.first(key)
     return None if event is None else event.value
 
 
-def _counted(run: Log) -> CountedEnergy | None:
+def _sum_energy_events(run: Log) -> CountedEnergy | None:
     """Sum the ``energy`` events. None if no counter is in all of them.
 
     A counter that an event lacks was lost and is left out.
@@ -261,17 +263,17 @@ def _counted(run: Log) -> CountedEnergy | None:
     found = {}
     for name in sorted(names, key=str):
         parts = [event.value[name] if isinstance(event.value[name], Mapping) else {} for event in events]
-        joules = [finite(part.get("joules")) for part in parts]
-        numbers = {whole(part.get("counters")) for part in parts}
+        joules = [convert_to_float(part.get("joules")) for part in parts]
+        numbers = {parse_int64(part.get("counters")) for part in parts}
         if None not in joules and len(numbers) == 1 and None not in numbers:
             found[str(name)] = (math.fsum(j for j in joules if j is not None), next(iter(numbers)) or 0)
-    seconds = [finite(event.metadata.get("seconds")) for event in events]
+    seconds = [convert_to_float(event.metadata.get("seconds")) for event in events]
     stated = [event.metadata.get("absent") for event in events]
     absent = {str(name) for each in stated if isinstance(each, dict) for name in each if "/" in str(name)}
     return CountedEnergy(found, math.fsum(s or 0.0 for s in seconds), tuple(sorted(absent))) if found else None
 
 
-def _phases(run: Log, key: str) -> Phases | None:
+def _sum_phases(run: Log, key: str) -> Phases | None:
     values = [event.value for event in run.every(key) if isinstance(event.value, Mapping)]
     if not values:
         return None
@@ -279,14 +281,14 @@ def _phases(run: Log, key: str) -> Phases | None:
     totals = dict.fromkeys(names, 0.0)
     for value in values:
         for name in names:
-            totals[name] += finite(value.get(name)) or 0.0
+            totals[name] += convert_to_float(value.get(name)) or 0.0
     return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()})
 
 
-_STEMS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
+_INTERVAL_KEYS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
 NOT_HYPERPARAMETERS = frozenset(
     {
-        *(f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")),
+        *(f"{stem}_{side}" for stem in _INTERVAL_KEYS for side in ("start", "stop")),
         *(value for name, value in vars(mllog).items() if name.isupper() and isinstance(value, str)),
         "submission_poc_name",
         "submission_poc_email",
@@ -295,7 +297,7 @@ NOT_HYPERPARAMETERS = frozenset(
 ) - {mllog.GLOBAL_BATCH_SIZE}
 
 
-def _hyperparameters(run: Log) -> Mapping[str, Any]:
+def _collect_hyperparameters(run: Log) -> Mapping[str, Any]:
     """Collect the first value of every key that is not the harness's.
 
     These are all keys before run_start, and opt_* and dropout anywhere.
@@ -309,23 +311,23 @@ def _hyperparameters(run: Log) -> Mapping[str, Any]:
     return found
 
 
-def _text(value: object) -> str | None:
+def _convert_to_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _attainable(run: Log) -> Mapping[str, float]:
+def _read_oracle_metrics(run: Log) -> Mapping[str, float]:
     event = run.first(mllog.BASELINE)
-    return _numbers(None if event is None else event.metadata.get("attainable"))
+    return _select_numbers(None if event is None else event.metadata.get("attainable"))
 
 
-def _mapping(value: object) -> Mapping[str, Any] | None:
+def _convert_to_mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _numbers(value: object) -> Mapping[str, float]:
+def _select_numbers(value: object) -> Mapping[str, float]:
     if not isinstance(value, dict):
         return {}
-    pairs = ((key, finite(item)) for key, item in value.items())
+    pairs = ((key, convert_to_float(item)) for key, item in value.items())
     return {key: number for key, number in pairs if number is not None}
 
 

@@ -1,6 +1,6 @@
 """Finds packages, results and logs under a path. This is the only walker of a results tree; it reads no log.
 
-Symbolic links are never followed: they are listed as `Skipped`, with the reason.
+Symbolic links are never followed: they are listed as `SkippedPath`, with the reason.
 
     <submitter>/systems/<system>.json
     <submitter>/results/<system>/[strong|weak/]<benchmark>/result_<i>.txt       and pruned_results/result_<i>.txt
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
-from suite.files import TwiceError, read_json
-from suite.log.limits import limits
+from suite.files import DuplicateKeyError, read_json
+from suite.log.limits import read_limits
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"
@@ -29,7 +29,7 @@ SCENARIOS = ("strong", "weak")
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedPath:
     """A path that the walker did not follow, and why."""
 
     path: Path
@@ -75,9 +75,9 @@ class Group:
 
         Logs outside a package have none.
         """
-        place = _placement(self.folder)
+        place = _parse_placement(self.folder)
         package = self.package or (place.package if place and place.benchmark else None)
-        return round_of(package.absolute().parent) if package else None
+        return parse_round(package.absolute().parent) if package else None
 
     @property
     def resumed(self) -> tuple[Path, ...]:
@@ -93,7 +93,7 @@ class Tree:
     groups: tuple[Group, ...]
     packages: tuple[Path, ...]
     unread: tuple[OSError, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedPath, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ _TRIAL = r"(?:result|resumed)_(\d+)"
 _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
 
 
-def find(path: Path, *, partly: bool = False) -> Tree:
+def find_results(path: Path, *, partly: bool = False) -> Tree:
     """Find logs, folders of logs, packages and rounds under ``path``.
 
     OSError for a folder that cannot be read; with ``partly`` it is listed in ``unread`` instead. InputError for a
@@ -158,21 +158,21 @@ def find(path: Path, *, partly: bool = False) -> Tree:
     groups: list[Group] = []
     packages: list[Path] = []
     unread: list[OSError] = []
-    skipped: list[Skipped] = []
-    for folder, folders, _ in walk(path, unread.append):
+    skipped: list[SkippedPath] = []
+    for folder, folders, _ in list_tree(path, unread.append):
         try:
             if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
                 packages.append(folder)
-            left_out = dict(_left_out(folder, folders))
+            left_out = dict(_list_skipped_folders(folder, folders))
             folders[:] = [item for item in folders if item not in left_out]
-            group = _group(folder, path)
+            group = _make_group(folder, path)
         except OSError as error:
             unread.append(error)
             continue
-        skipped += [Skipped(folder / item, reason) for item, reason in left_out.items() if reason]
+        skipped += [SkippedPath(folder / item, reason) for item, reason in left_out.items() if reason]
         if group is not None:
             groups.append(group)
-            skipped += [Skipped(link, LINK) for link in group.links]
+            skipped += [SkippedPath(link, LINK) for link in group.links]
     if unread and not partly:
         raise unread[0]
     return Tree(path, tuple(groups), tuple(packages), tuple(unread), tuple(skipped))
@@ -182,7 +182,7 @@ LINK = "a symbolic link: not followed"
 CODE = "code of a package: its logs are no results"
 
 
-def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _list_skipped_folders(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the folders not to walk into, each with the reason. The reason is empty if the user need not know."""
     for name in folders:
         power = name == POWER and "results" in folder.parts
@@ -194,20 +194,22 @@ def _left_out(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]
             yield name, LINK
 
 
-def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
+def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[SkippedPath]]:
     """Find every log under the paths, once each, in a stable order, and what was not followed.
 
     InputError names a path that does not exist or that holds no log.
     """
     found: dict[Path, LogFile] = {}
-    skipped: dict[Path, Skipped] = {}
+    skipped: dict[Path, SkippedPath] = {}
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder")
-        tree = find(path.resolve(), partly=True)
-        logs = [log for group in tree.groups for log in _log_files(group)]
+        tree = find_results(path.resolve(), partly=True)
+        logs = [log for group in tree.groups for log in _list_log_files(group)]
         skipped |= {item.path: item for item in tree.skipped}
-        skipped |= {Path(e.filename): Skipped(Path(e.filename), f"cannot be read: {e.strerror}") for e in tree.unread}
+        skipped |= {
+            Path(e.filename): SkippedPath(Path(e.filename), f"cannot be read: {e.strerror}") for e in tree.unread
+        }
         if not logs:
             raise InputError(
                 f"{path}: no result_*.txt below it; expected run folders, or an MLPerf HPC tree "
@@ -215,19 +217,19 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[Skipped]]:
             )
         found |= {log.path: log for log in logs}
     ordered = sorted(found.values(), key=lambda log: (log.label, str(log.path)))
-    return _distinct(ordered), [skipped[path] for path in sorted(skipped)]
+    return _make_labels_distinct(ordered), [skipped[path] for path in sorted(skipped)]
 
 
 def list_files(folder: Path) -> list[Path]:
     """List every file and every symbolic link below a folder, sorted. Links are listed and never followed."""
     entries = []
-    for here, folders, files in walk(folder, lambda _: None):
+    for here, folders, files in list_tree(folder, lambda _: None):
         entries += [here / item for item in files]
         entries += [here / item for item in folders if (here / item).is_symlink()]
     return sorted(entries)
 
 
-def walk(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[Path, list[str], list[str]]]:
+def list_tree(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder below ``top`` with its folders and its other entries, sorted. A caller may remove folders.
 
     Links are not followed. ``unread`` is called for a folder that cannot be read.
@@ -264,10 +266,10 @@ def read_system(path: Path) -> SystemFile:
     try:
         if path.is_symlink() or not path.exists():
             return SystemFile(path, problem="there is no such file")
-        data = read_json(path, limits().json)
+        data = read_json(path, read_limits().json)
     except OSError as error:
         return SystemFile(path, problem=f"cannot be read: {error.strerror}")
-    except TwiceError as error:
+    except DuplicateKeyError as error:
         return SystemFile(path, problem=f"the name {str(error)[:80]!r} is given twice")
     except ValueError as error:
         return SystemFile(path, problem=f"not JSON: {str(error)[:80]}")
@@ -276,17 +278,17 @@ def read_system(path: Path) -> SystemFile:
     return SystemFile(path, data)
 
 
-def round_of(folder: Path) -> str | None:
+def parse_round(folder: Path) -> str | None:
     """Return the round, as ``v3.0``, of a folder named like ``hpc_results_v3.0`` or ``v3.0``. None for other names."""
     match = re.fullmatch(_ROUND, folder.name)
     return f"v{match[1]}" if match else None
 
 
-def _group(folder: Path, root: Path) -> Group | None:
+def _make_group(folder: Path, root: Path) -> Group | None:
     """Return the group of a folder that holds logs or is where a result must be; None for other folders."""
-    place = _placement(folder)
+    place = _parse_placement(folder)
     named = place if place is not None and place.benchmark is not None else None
-    listed = _scan(folder)
+    listed = _list_entries(folder)
     entries = listed if named is not None or any(name.startswith(("result_", "resumed_")) for name in listed) else {}
     logs = [folder / name for name, entry in entries.items() if _is_log(entry)]
     resumed = any(re.fullmatch(RESUMED, name) for name in entries)
@@ -294,14 +296,14 @@ def _group(folder: Path, root: Path) -> Group | None:
     if not logs and not resumed and not expected:
         return None
     pruned, known = folder / PRUNED, {path.name for path in logs}
-    shelved = _scan(pruned) if pruned.is_dir() and not pruned.is_symlink() else {}
+    shelved = _list_entries(pruned) if pruned.is_dir() and not pruned.is_symlink() else {}
     others = (
         name for name, entry in entries.items() if name not in known and name != PRUNED and not entry.is_symlink()
     )
     group = Group(
         folder,
-        tuple(sorted(logs, key=_natural)),
-        pruned=tuple(sorted((pruned / name for name, entry in shelved.items() if _is_log(entry)), key=_natural)),
+        tuple(sorted(logs, key=_make_sort_key)),
+        pruned=tuple(sorted((pruned / name for name, entry in shelved.items() if _is_log(entry)), key=_make_sort_key)),
         others=tuple(folder / name for name in others),
         links=tuple(
             here / name
@@ -322,7 +324,7 @@ def _group(folder: Path, root: Path) -> Group | None:
     )
 
 
-def _placement(folder: Path) -> Placement | None:
+def _parse_placement(folder: Path) -> Placement | None:
     """Parse the folder names below ``<package>/results/``; None for a folder elsewhere."""
     parts = folder.absolute().parts
     for depth in (2, 3, 4):  # of "results" from the end: results/<system>, .../<benchmark>, .../<scenario>/<benchmark>
@@ -330,16 +332,16 @@ def _placement(folder: Path) -> Placement | None:
             system, *below = parts[1 - depth :]
             scenario = below[0] if len(below) == 2 else None
             benchmark = below[-1] if below and (scenario or below[-1] not in SCENARIOS) else None
-            return Placement(_above(folder, depth), system, scenario, benchmark)
+            return Placement(_find_parent(folder, depth), system, scenario, benchmark)
     return None
 
 
-def _above(folder: Path, levels: int) -> Path:
+def _find_parent(folder: Path, levels: int) -> Path:
     """Return the n-th parent folder, in the user's own spelling if possible, else absolute."""
     return folder.parents[levels - 1] if len(folder.parents) >= levels else folder.absolute().parents[levels - 1]
 
 
-def _scan(folder: Path) -> dict[str, os.DirEntry[str]]:
+def _list_entries(folder: Path) -> dict[str, os.DirEntry[str]]:
     """Return the entries of a folder by name, sorted.
 
     Unlike a path, an entry knows its kind without another system call.
@@ -352,14 +354,14 @@ def _is_log(entry: os.DirEntry[str]) -> bool:
     return bool(re.fullmatch(RESULT, entry.name)) and entry.is_file(follow_symlinks=False)
 
 
-def _natural(path: Path) -> tuple[int, str]:
+def _make_sort_key(path: Path) -> tuple[int, str]:
     digits = re.search(r"(\d{1,9})", path.name)
     return int(digits[1]) if digits else -1, path.name
 
 
-def _log_files(group: Group) -> Iterator[LogFile]:
+def _list_log_files(group: Group) -> Iterator[LogFile]:
     """Yield the logs of a group with the meaning of the folders above them."""
-    place, run = _placement(group.folder), (group.folder / "run.json").is_file()
+    place, run = _parse_placement(group.folder), (group.folder / "run.json").is_file()
     first = LogFile(
         path=group.folder,
         label=f"{group.folder.name}/",
@@ -375,7 +377,7 @@ def _log_files(group: Group) -> Iterator[LogFile]:
         package=group.folder,
     )
     if place is not None and not run:
-        first = _placed(first, place)
+        first = _describe_package_folder(first, place)
     for paths, above in (
         ((*group.logs, *group.resumed), ""),
         (group.pruned, f"{PRUNED}/" if first.kind == "package" else ""),
@@ -392,9 +394,9 @@ def _log_files(group: Group) -> Iterator[LogFile]:
             )
 
 
-def _placed(folder: LogFile, place: Placement) -> LogFile:
+def _describe_package_folder(folder: LogFile, place: Placement) -> LogFile:
     """Describe a folder of logs in a package's results."""
-    round_ = round_of(place.package.absolute().parent)
+    round_ = parse_round(place.package.absolute().parent)
     below = folder.path.relative_to(place.package / "results").parts
     described = place.package / "systems" / f"{place.system}.json"
     return replace(
@@ -411,7 +413,7 @@ def _placed(folder: LogFile, place: Placement) -> LogFile:
     )
 
 
-def _distinct(logs: list[LogFile]) -> list[LogFile]:
+def _make_labels_distinct(logs: list[LogFile]) -> list[LogFile]:
     """Number the systems and labels of two trees with the same names, so that they differ."""
     trees: dict[tuple[str | None, str | None, str], list[Path]] = {}
     labels: dict[str, int] = {}

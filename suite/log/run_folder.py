@@ -17,12 +17,12 @@ import yaml
 from msgspec import Meta, Struct
 
 from suite import MOST_RUNS, VERSION
-from suite.documents import Count, plain, read_json_document
+from suite.documents import Count, convert_to_plain_data, read_json_document
 from suite.errors import InputError
-from suite.files import PART_SUFFIX, make_folder, write_whole
-from suite.log.limits import limits
+from suite.files import PART_SUFFIX, make_folder, write_file_atomically
+from suite.log.limits import read_limits
 from suite.log.origin.installed import read_environment
-from suite.log.origin.sources import digest_suite, read_git_state
+from suite.log.origin.sources import compute_suite_digests, read_git_state
 
 if TYPE_CHECKING:  # to read a folder takes no YAML
     from suite.config import RunConfig
@@ -150,14 +150,14 @@ class RunFolder:
 
     def failed(self, trial: int | None = None) -> list[Path]:
         """List the logs of failed attempts that were moved aside, of all trials or one, by trial and attempt."""
-        return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_trial_numbers)
+        return sorted(self.root.glob(f"failed_{'*' if trial is None else trial}_*.txt"), key=_parse_trial_numbers)
 
     def move_aside(self, log: Path, trial: int) -> Path:
         """Rename the log of a failed attempt to the next free ``failed_<i>_<k>.txt``. Returns the new path.
 
         Its power readings move with it.
         """
-        last = max((_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
+        last = max((_parse_trial_numbers(path)[-1] for path in self.failed(trial)), default=0)
         aside = log.rename(self.root / f"failed_{trial}_{last + 1}.txt")
         if self.power(log).is_dir():
             self.power(log).rename(self.power(aside))
@@ -168,7 +168,7 @@ class RunFolder:
         folder.
         """
         place = self.checkpoint(trial).parent
-        last = max((_trial_numbers(path)[-1] for path in place.glob(f"failed_{trial}_*")), default=0)
+        last = max((_parse_trial_numbers(path)[-1] for path in place.glob(f"failed_{trial}_*")), default=0)
         aside = place / f"failed_{trial}_{last + 1}"
         make_folder(aside)
         for path in sorted(place.glob(f"trial_{trial}.*"), reverse=True):  # the index, trial_<i>.pt, first
@@ -181,7 +181,7 @@ class RunFolder:
         for path in self.root.glob("trial_*.lock"):
             with suppress(OSError):
                 if abs(time.time() - path.lstat().st_mtime) < _REFRESHED_S:
-                    found.append(_trial_numbers(path)[0])
+                    found.append(_parse_trial_numbers(path)[0])
         return sorted(found)
 
     def under_way_text(self) -> str | None:
@@ -207,12 +207,12 @@ class RunFolder:
 
     def results(self) -> list[Path]:
         """List the logs of scored runs, by trial."""
-        return sorted(self.root.glob("result_*.txt"), key=_trial_numbers)
+        return sorted(self.root.glob("result_*.txt"), key=_parse_trial_numbers)
 
     def resumed(self, trial: int | None = None) -> list[Path]:
         """List the logs of continuations, of all trials or one, by trial and continuation."""
         pattern = "resumed_*.txt" if trial is None else f"resumed_{trial}_*.txt"
-        return sorted(self.root.glob(pattern), key=_trial_numbers)
+        return sorted(self.root.glob(pattern), key=_parse_trial_numbers)
 
     def node_facts(self) -> list[Path]:
         """List the files with the facts of every node."""
@@ -220,48 +220,50 @@ class RunFolder:
 
     def next_resumed(self, trial: int) -> Path:
         """Return the path for the log of a trial's next continuation."""
-        last = max((_trial_numbers(path)[-1] for path in self.resumed(trial)), default=0)
+        last = max((_parse_trial_numbers(path)[-1] for path in self.resumed(trial)), default=0)
         return self.root / f"resumed_{trial}_{last + 1}.txt"
 
     def read_info(self) -> RunInfo:
         """Read run.json. InputError says what is wrong with it."""
         if not self.info_path.exists():
             raise InputError(f"{self.root}: not a run folder (no run.json)")
-        return read_json_document(self.info_path, RunInfo, "a run.json", RUN_VERSION, largest=limits().json)
+        return read_json_document(self.info_path, RunInfo, "a run.json", RUN_VERSION, largest=read_limits().json)
 
 
-def _trial_numbers(path: Path) -> tuple[int, ...]:
+def _parse_trial_numbers(path: Path) -> tuple[int, ...]:
     """Return the numbers in a log's name: trial, and continuation if there is one. (0,) without numbers."""
     return tuple(map(int, re.findall(r"_(\d+)", path.stem))) or (0,)
 
 
-def trial_of(log: Path) -> int:
+def parse_trial(log: Path) -> int:
     """Return the trial of a log, by its name."""
-    return _trial_numbers(log)[0]
+    return _parse_trial_numbers(log)[0]
 
 
 def may_be_used(root: Path) -> bool:
     """Return True for a folder that is empty, was left by a kill in `write_run_info`, or has only failed attempts."""
-    left = [path for path in root.iterdir() if path.name not in _OF_ATTEMPTS and not path.name.startswith("failed_")]
-    return not left or _is_begun(root)
+    left = [
+        path for path in root.iterdir() if path.name not in _ATTEMPT_FOLDERS and not path.name.startswith("failed_")
+    ]
+    return not left or _has_only_first_files(root)
 
 
-_OF_ATTEMPTS = frozenset({"facts", "exit", "output", "power"})  # folders that an attempt leaves before it begins
+_ATTEMPT_FOLDERS = frozenset({"facts", "exit", "output", "power"})  # folders that an attempt leaves before it begins
 
 
-def default_folder(workload: str, size: str, now: datetime, under: str = "runs") -> Path:
+def choose_default_folder(workload: str, size: str, now: datetime, under: str = "runs") -> Path:
     """Return <under>/<workload>-<size>-<UTC time>."""
     return Path(under) / f"{workload}-{size}-{now:%Y%m%dT%H%M%SZ}"
 
 
 def refuse_existing(root: Path) -> None:
     """Raise InputError if a new run folder's path exists, unless it is empty or a kill left it in `write_run_info`."""
-    if root.exists() and not _is_begun(root):
-        way = f"; to continue it: {explain_continue(root)}" if explain_continue(root) else ""
+    if root.exists() and not _has_only_first_files(root):
+        way = f"; to continue it: {find_continue_command(root)}" if find_continue_command(root) else ""
         raise InputError(f"{root}: exists already; choose another folder with -o{way}")
 
 
-def explain_continue(root: Path) -> str | None:
+def find_continue_command(root: Path) -> str | None:
     """Return the command that continues a run folder with runs left. None if none are left, or for another folder."""
     folder = RunFolder(root)
     try:
@@ -277,7 +279,7 @@ def explain_continue(root: Path) -> str | None:
     return f"mlhpc run {shlex.quote(info.workload)} --output {shlex.quote(str(root))} --resume"
 
 
-def _is_begun(root: Path) -> bool:
+def _has_only_first_files(root: Path) -> bool:
     """Return True for a folder that is empty, or that a kill left with the first files of `write_run_info` only."""
     try:
         paths = list(root.iterdir())
@@ -288,7 +290,7 @@ def _is_begun(root: Path) -> bool:
     return all(path in first or path.suffix == PART_SUFFIX for path in paths)
 
 
-def create(root: Path) -> None:
+def create_run_folder(root: Path) -> None:
     """Make a new, empty run folder for `write_run_info`.
 
     InputError if it exists (see `refuse_existing`) or cannot be made.
@@ -335,15 +337,15 @@ def write_run_info(
         loop=None if loop is None else loop.name,
     )
     texts = (
-        (folder.config_path, yaml.safe_dump(plain(config, without_none=True), sort_keys=False)),
+        (folder.config_path, yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)),
         *([(folder.changes_path, git.diff)] if git is not None and git.diff else []),
-        (folder.sources_path, json.dumps(digest_suite(), indent=1) + "\n"),
+        (folder.sources_path, json.dumps(compute_suite_digests(), indent=1) + "\n"),
         (folder.environment_path, read_environment().text()),
-        (folder.info_path, json.dumps(plain(info), indent=2) + "\n"),
+        (folder.info_path, json.dumps(convert_to_plain_data(info), indent=2) + "\n"),
     )
     for path, text in texts:
         try:
-            write_whole(path, text, overwrite=False)
+            write_file_atomically(path, text, overwrite=False)
         except FileExistsError:
             continue
         except OSError as error:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.card import Target
-from suite.files import brief, duration_text
-from suite.log.record import RunRecord, first_reaching
-from suite.statistics.intervals import log_interval
+from suite.files import render_duration, render_repr
+from suite.log.record import RunRecord, find_first_on_target
+from suite.statistics.intervals import compute_log_interval
 
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """One run. ``failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
+    """One run. ``find_failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
 
     record: RunRecord
     failure: str | None
@@ -70,9 +70,9 @@ class TimeToTrain:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The score of M concurrent runs: ``instances`` models of ``instance_scale`` units on ``total_scale`` units.
+    """The score of M concurrent runs: ``instances`` models of ``compute_instance_scale`` units on ``total_scale`` units.
 
-    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `instance_scale`). ``start_spread_s``
+    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `compute_instance_scale`). ``start_spread_s``
     is the time between the first and the last run_start.
     """
 
@@ -99,7 +99,7 @@ class Throughput:
         return sum(run.converged for run in self.runs)
 
 
-def failure(record: RunRecord, target: Target) -> str | None:
+def find_failure(record: RunRecord, target: Target) -> str | None:
     """Return in one phrase why a run does not count as converged. None if it does."""
     if record.resumed:
         return "resumed from a checkpoint, so not scored"
@@ -108,48 +108,50 @@ def failure(record: RunRecord, target: Target) -> str | None:
     if record.time_to_train_s is None:
         return "no run_stop"
     if record.time_to_train_s <= 0.0:
-        return f"ends {duration_text(-record.time_to_train_s)} before it starts"
+        return f"ends {render_duration(-record.time_to_train_s)} before it starts"
     if record.status not in (None, "success"):
-        return f"status is {brief(record.status)}"
-    if first_reaching(record, target) is None:
+        return f"status is {render_repr(record.status)}"
+    if find_first_on_target(record, target) is None:
         return "target never reached"
     return None
 
 
-def time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
+def compute_time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
     """Compute the olympic mean of the runs of one benchmark on one system.
 
     With more runs than the N required, the rules choose the N consecutive runs, by start, whose score is the median.
     """
     need = target.required_runs
-    runs = [JudgedRun(record, failure(record, target)) for record in records]
+    runs = [JudgedRun(record, find_failure(record, target)) for record in records]
     eligible = [run for run in runs if not run.record.resumed]
     if len(eligible) < need:
         return TimeToTrain(tuple(runs), need, f"not a score: {len(eligible)} of {need} runs")
-    windows = _windows(eligible, need)
-    scores = [_window_score(window) for window in windows]
+    windows = _list_windows(eligible, need)
+    scores = [_compute_window_score(window) for window in windows]
     window = windows[scores.index(statistics.median_high(scores))]
     failed = sum(not run.converged for run in window)
     if failed > 1:
         return TimeToTrain(tuple(runs), need, f"not a score: {failed} of {need} runs did not converge, one may")
-    dropped = _dropped(window)
+    dropped = _find_dropped(window)
     inside = {id(run) for run in window}
     judged = tuple(
-        JudgedRun(run.record, run.failure, dropped.get(id(run), None if id(run) in inside else _outside(run, need)))
+        JudgedRun(
+            run.record, run.failure, dropped.get(id(run), None if id(run) in inside else _explain_not_scored(run, need))
+        )
         for run in runs
     )
     kept = [run.record for run in judged if run.dropped is None]
-    times = [_time(record) for record in kept]
+    times = [_find_time_s(record) for record in kept]
     return TimeToTrain(
         judged,
         need,
         None,
         mean_s=statistics.fmean(times),
-        mean_with_staging_s=statistics.fmean(record.time_with_staging_s or _time(record) for record in kept),
+        mean_with_staging_s=statistics.fmean(record.time_with_staging_s or _find_time_s(record) for record in kept),
         std_s=statistics.stdev(times) if len(times) > 1 else None,
         fastest_s=min(times),
         slowest_s=max(times),
-        interval_s=log_interval([_time(run.record) for run in window if run.converged]),
+        interval_s=compute_log_interval([_find_time_s(run.record) for run in window if run.converged]),
     )
 
 
@@ -161,28 +163,28 @@ def compute_olympic_mean(times: Sequence[float]) -> float:
     return statistics.fmean(sorted(times)[1:-1])
 
 
-def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
+def compute_throughput(records: Sequence[RunRecord], target: Target, total_scale: int | None = None) -> Throughput:
     """Compute the score of concurrent instances.
 
     ``total_scale`` is T; None: the units of all instances that overlap in time.
     """
     need = target.required_runs
-    runs = tuple(JudgedRun(record, failure(record, target)) for record in records)
+    runs = tuple(JudgedRun(record, find_failure(record, target)) for record in records)
     done = [run.record for run in runs if run.converged]
     if len(done) < need:
         return Throughput(runs, need, f"not a score: {len(done)} of {need} instances converged")
-    scale = instance_scale(done, total_scale)
+    scale = compute_instance_scale(done, total_scale)
     starts, stops = [record.run_start_s or 0.0 for record in done], [record.run_stop_s or 0.0 for record in done]
     seconds = max(stops) - min(starts)
-    staged = [start - _outside_staging(record) for start, record in zip(starts, done, strict=True)]
+    staged = [start - _compute_staging_s(record) for start, record in zip(starts, done, strict=True)]
     return Throughput(
         runs,
         need,
         None,
         instances=len(done),
         instance_scale=scale,
-        instance_scale_claimed=_common_scale(done),
-        total_scale=total_scale if total_scale is not None else scale * concurrent(done) if scale else None,
+        instance_scale_claimed=_find_common_scale(done),
+        total_scale=total_scale if total_scale is not None else scale * count_concurrent_runs(done) if scale else None,
         time_to_train_all_s=seconds,
         time_to_train_all_with_staging_s=max(stops) - min(staged),
         models_per_minute=len(done) / (seconds / MINUTE_S),
@@ -190,14 +192,14 @@ def throughput(records: Sequence[RunRecord], target: Target, total_scale: int | 
     )
 
 
-def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
+def compute_instance_scale(records: Sequence[RunRecord], total: int | None) -> int | None:
     """Compute S, the compute units of one instance. None if instances differ.
 
     Some published logs claim the whole system for each of many concurrent instances. Then S is the number of ranks, if
     all instances with that many fit into ``total``; otherwise an equal share of the system.
     """
-    claimed = _common_scale(records)
-    at_once = concurrent(records)
+    claimed = _find_common_scale(records)
+    at_once = count_concurrent_runs(records)
     if claimed is None or total is None or not at_once or claimed * at_once <= total:
         return claimed
     ranks = {record.ranks for record in records}
@@ -205,18 +207,18 @@ def instance_scale(records: Sequence[RunRecord], total: int | None) -> int | Non
     return stated if stated is not None and 0 < stated * at_once <= total else max(total // at_once, 1)
 
 
-def concurrent(records: Sequence[RunRecord]) -> int:
+def count_concurrent_runs(records: Sequence[RunRecord]) -> int:
     """Return the maximum number of concurrent runs."""
-    return claimed_at_once(records)[0]
+    return count_peak_use(records)[0]
 
 
-def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
+def count_peak_use(records: Sequence[RunRecord]) -> tuple[int, int]:
     """Return the maximum number of concurrent runs and of the compute units they claim together.
 
     Runs without an end are left out.
     """
     timed = [record for record in records if record.run_start_s is not None and record.run_stop_s is not None]
-    begins = [(_start(record), 1, record.compute_units or 0) for record in timed]
+    begins = [(_find_start_s(record), 1, record.compute_units or 0) for record in timed]
     ends = [(record.run_stop_s or 0.0, -1, -(record.compute_units or 0)) for record in timed]
     running = most = units = most_units = 0
     for _, change, claim in sorted((*begins, *ends), key=lambda mark: mark[:2]):
@@ -225,54 +227,54 @@ def claimed_at_once(records: Sequence[RunRecord]) -> tuple[int, int]:
     return most, most_units
 
 
-def minutes(seconds: float | None) -> Any:
+def convert_to_minutes(seconds: float | None) -> Any:
     """Convert seconds to minutes; None stays None."""
     return None if seconds is None else seconds / MINUTE_S
 
 
-def run_name(run: JudgedRun) -> str:
+def find_log_name(run: JudgedRun) -> str:
     """Return the name of a run's log."""
     return run.record.path.name if run.record.path else "?"
 
 
-def _common_scale(records: Sequence[RunRecord]) -> int | None:
+def _find_common_scale(records: Sequence[RunRecord]) -> int | None:
     scales = {record.compute_units for record in records}
     return next(iter(scales)) if len(scales) == 1 else None
 
 
-def _windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
-    ordered = sorted(runs, key=lambda run: _start(run.record)) if len(runs) > need else runs
+def _list_windows(runs: list[JudgedRun], need: int) -> list[list[JudgedRun]]:
+    ordered = sorted(runs, key=lambda run: _find_start_s(run.record)) if len(runs) > need else runs
     return [ordered[begin : begin + need] for begin in range(len(ordered) - need + 1)]
 
 
-def _window_score(window: list[JudgedRun]) -> float:
-    return compute_olympic_mean([_time(run.record) if run.converged else math.inf for run in window])
+def _compute_window_score(window: list[JudgedRun]) -> float:
+    return compute_olympic_mean([_find_time_s(run.record) if run.converged else math.inf for run in window])
 
 
-def _dropped(window: list[JudgedRun]) -> dict[int, str]:
+def _find_dropped(window: list[JudgedRun]) -> dict[int, str]:
     """Return the two runs of a window that the olympic mean leaves out (by id), with the reasons."""
-    ordered = sorted(window, key=lambda run: _time(run.record) if run.converged else math.inf)
+    ordered = sorted(window, key=lambda run: _find_time_s(run.record) if run.converged else math.inf)
     slowest = ordered[-1]
     why = "slowest" if slowest.converged else f"did not converge ({slowest.failure}), counts as the slowest"
     return {id(ordered[0]): "fastest", id(slowest): why}
 
 
-def _outside(run: JudgedRun, need: int) -> str:
+def _explain_not_scored(run: JudgedRun, need: int) -> str:
     if run.record.resumed:
         return "resumed from a checkpoint, so not scored"
     return f"outside the {need} consecutive runs with the median score"
 
 
-def _start(record: RunRecord) -> float:
+def _find_start_s(record: RunRecord) -> float:
     return math.inf if record.run_start_s is None else record.run_start_s
 
 
-def _time(record: RunRecord) -> float:
+def _find_time_s(record: RunRecord) -> float:
     assert record.time_to_train_s is not None
     return record.time_to_train_s
 
 
-def _outside_staging(record: RunRecord) -> float:
+def _compute_staging_s(record: RunRecord) -> float:
     if record.time_with_staging_s is None or record.time_to_train_s is None:
         return 0.0
     return record.time_with_staging_s - record.time_to_train_s

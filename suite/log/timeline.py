@@ -17,13 +17,13 @@ from typing import NamedTuple
 from suite.log import mllog
 from suite.log.reader import Event, Log
 from suite.log.values import (
-    Stretch,
-    clip_stretches,
-    finite,
-    length_of,
-    merge_stretches,
-    number,
-    subtract_stretches,
+    Span,
+    compute_spans_inside,
+    convert_to_float,
+    merge_spans,
+    parse_float,
+    remove_holes,
+    sum_lengths,
 )
 
 STAGING_BEFORE = "staging before"  # the stretches of staging before run_start, which are no part of the run
@@ -81,7 +81,7 @@ class Timeline:
     run_s: float | None
     end_s: float
     init_s: float | None
-    staging: tuple[Stretch, ...]
+    staging: tuple[Span, ...]
     epochs: tuple[Interval, ...]
     evals: tuple[Evaluation, ...]
     zero_based: bool
@@ -106,7 +106,7 @@ class TimeShares:
     other_s: float
 
 
-def timeline(log: Log, metric: str) -> Timeline:
+def compute_timeline(log: Log, metric: str) -> Timeline:
     """Compute the timeline of a log. ``metric`` is the key of the benchmark's metric; some logs have both keys.
 
     If a log has no run_start, times count from its first event.
@@ -114,8 +114,8 @@ def timeline(log: Log, metric: str) -> Timeline:
     start, stop = log.first(mllog.RUN_START), log.first(mllog.RUN_STOP)
     init_start, init_stop = log.first(mllog.INIT_START), log.first(mllog.INIT_STOP)
     zero_ms = start.time_ms if start else (log.events[0].time_ms if log.events else 0.0)
-    epochs = tuple(intervals(log, (mllog.EPOCH, mllog.BLOCK), zero_ms))
-    staging = intervals(log, (mllog.STAGING,), zero_ms)
+    epochs = tuple(find_intervals(log, (mllog.EPOCH, mllog.BLOCK), zero_ms))
+    staging = find_intervals(log, (mllog.STAGING,), zero_ms)
     numbers = [epoch.number for epoch in epochs if epoch.number is not None]
     return Timeline(
         start_ms=start.time_ms if start else None,
@@ -125,32 +125,32 @@ def timeline(log: Log, metric: str) -> Timeline:
         init_s=(init_stop.time_ms - init_start.time_ms) / 1e3 if init_start and init_stop else None,
         staging=tuple((span.start_s, span.stop_s) for span in staging if span.stop_s is not None),
         epochs=epochs,
-        evals=_evaluations(log, metric, epochs, zero_ms),
+        evals=_find_evaluations(log, metric, epochs, zero_ms),
         zero_based=bool(numbers) and numbers[0] == 0,
     )
 
 
-class Parts(NamedTuple):
+class TimeParts(NamedTuple):
     """The parts of a run that ended, each merged and clipped at run_stop.
 
     ``staging``, ``train`` and ``waited`` do not overlap.
     """
 
     run_s: float
-    before: list[Stretch]
-    staging_all: list[Stretch]
-    staging: list[Stretch]
-    train: list[Stretch]
-    waited: list[Stretch]
+    before: list[Span]
+    staging_all: list[Span]
+    staging: list[Span]
+    train: list[Span]
+    waited: list[Span]
     hidden_s: float
 
     def shares(self) -> TimeShares:
         """Compute how the parts share the run's time."""
-        lengths = (length_of(self.staging), length_of(self.train), length_of(self.waited))
+        lengths = (sum_lengths(self.staging), sum_lengths(self.train), sum_lengths(self.waited))
         return TimeShares(
             run_s=self.run_s,
-            staging_before_s=length_of(self.before),
-            staging_in_run_s=length_of(self.staging_all),
+            staging_before_s=sum_lengths(self.before),
+            staging_in_run_s=sum_lengths(self.staging_all),
             staging_exposed_s=lengths[0],
             train_s=lengths[1],
             eval_s=lengths[2],
@@ -158,43 +158,43 @@ class Parts(NamedTuple):
             other_s=self.run_s - sum(lengths),
         )
 
-    def stretches(self) -> dict[str, list[Stretch]]:
+    def stretches(self) -> dict[str, list[Span]]:
         """Return when each part was. Without "staging before" the parts together are the run, once."""
-        known = merge_stretches([*self.staging, *self.train, *self.waited])
+        known = merge_spans([*self.staging, *self.train, *self.waited])
         named = {"staging": self.staging, "training": self.train, "evaluation": self.waited}
-        return {STAGING_BEFORE: self.before} | named | {"other": subtract_stretches([(0.0, self.run_s)], known)}
+        return {STAGING_BEFORE: self.before} | named | {"other": remove_holes([(0.0, self.run_s)], known)}
 
 
-def find_time_parts(line: Timeline) -> Parts | None:
+def find_time_parts(line: Timeline) -> TimeParts | None:
     """Find when each part of a run was, in seconds since run_start. None for a run without run_stop."""
     if line.run_s is None:
         return None
     window = (0.0, line.run_s)
     ends = [*(e.start_s for e in line.epochs[1:]), math.inf]
-    epochs = clip_stretches(
+    epochs = compute_spans_inside(
         [(begin, end if stop is None else stop) for (_, begin, stop), end in zip(line.epochs, ends, strict=False)],
         window,
     )
-    waited = clip_stretches(_evaluated(line, beside=False), window)
-    beside = clip_stretches(_evaluated(line, beside=True), window)
+    waited = compute_spans_inside(_find_evaluation_spans(line, beside=False), window)
+    beside = compute_spans_inside(_find_evaluation_spans(line, beside=True), window)
     exposed, hidden_s = waited, 0.0
     if beside:
-        alone = subtract_stretches(beside, epochs)
-        exposed = merge_stretches([*waited, *alone])
-        hidden_s = length_of(beside) - length_of(subtract_stretches(alone, waited))
-    in_run = clip_stretches(line.staging, window)
-    return Parts(
+        alone = remove_holes(beside, epochs)
+        exposed = merge_spans([*waited, *alone])
+        hidden_s = sum_lengths(beside) - sum_lengths(remove_holes(alone, waited))
+    in_run = compute_spans_inside(line.staging, window)
+    return TimeParts(
         run_s=line.run_s,
-        before=clip_stretches(line.staging, (-math.inf, 0.0)),
+        before=compute_spans_inside(line.staging, (-math.inf, 0.0)),
         staging_all=in_run,
-        staging=subtract_stretches(subtract_stretches(in_run, epochs), exposed),
-        train=subtract_stretches(epochs, exposed),
+        staging=remove_holes(remove_holes(in_run, epochs), exposed),
+        train=remove_holes(epochs, exposed),
         waited=exposed,
         hidden_s=hidden_s,
     )
 
 
-def _evaluated(line: Timeline, *, beside: bool) -> list[Stretch]:
+def _find_evaluation_spans(line: Timeline, *, beside: bool) -> list[Span]:
     """Return when evaluations were: overlapping training, or the others. One that is never closed lasts for ever."""
     return [
         (start_s, math.inf if stop_s is None else stop_s)
@@ -207,16 +207,16 @@ def compute_staging_seconds(line: Timeline) -> tuple[float | None, float]:
     """Compute the seconds of staging (None if the log has none), and how many were before run_start."""
     if not line.staging:
         return None, 0.0
-    before = clip_stretches(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
-    return length_of(merge_stretches(line.staging)), length_of(before)
+    before = compute_spans_inside(line.staging, (-math.inf, 0.0)) if line.start_ms is not None else []
+    return sum_lengths(merge_spans(line.staging)), sum_lengths(before)
 
 
-def list_closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
+def list_ended_epochs(line: Timeline) -> tuple[Epoch, ...]:
     """List the epochs, each with an end.
 
     An epoch that the log leaves open ends at run_stop. Without run_stop it is left out.
     """
-    waited = merge_stretches(_evaluated(line, beside=False))
+    waited = merge_spans(_find_evaluation_spans(line, beside=False))
     starts, ends = [start_s for start_s, _ in waited], [end_s for _, end_s in waited]
     # Running sums, because epochs of a damaged log may overlap: to walk through the evaluations of each would take ever
     # longer.
@@ -243,7 +243,7 @@ def list_closed_epochs(line: Timeline) -> tuple[Epoch, ...]:
     return tuple(epochs)
 
 
-def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
+def find_intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     """Pair start and stop events of some stems, in order of their starts. No stop is before its start.
 
     A stop closes the interval with its epoch number, else the oldest open one. A start whose number is already open is
@@ -253,7 +253,7 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     found: list[Interval] = []
     opened: OrderedDict[float | None, int] = OrderedDict()  # by number, oldest first: where in ``found``
     for event in log.every(*starts, *stops):
-        number = _epoch_number(event)
+        number = _read_epoch_number(event)
         at_s = (event.time_ms - zero_ms) / 1e3
         if event.key in starts:
             if number not in opened:
@@ -267,14 +267,14 @@ def intervals(log: Log, stems: Sequence[str], zero_ms: float) -> list[Interval]:
     return found
 
 
-def _epoch_number(event: Event) -> float | None:
+def _read_epoch_number(event: Event) -> float | None:
     metadata = event.metadata
     if "epoch_num" in metadata:
-        return finite(metadata["epoch_num"])
-    return finite(metadata.get("first_epoch_num", metadata.get("samples_count")))
+        return convert_to_float(metadata["epoch_num"])
+    return convert_to_float(metadata.get("first_epoch_num", metadata.get("samples_count")))
 
 
-class _Draft:
+class _OpenEvaluation:
     """An `Evaluation` whose events are still coming."""
 
     __slots__ = ("number", "reported_s", "start_s", "step", "stop_s", "value")
@@ -286,40 +286,40 @@ class _Draft:
         self.value: float | None = None
 
 
-def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
+def _find_evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: float) -> tuple[Evaluation, ...]:
     """List the evaluations in order of their first event.
 
     Start, value and stop belong together by their epoch number. A value without number goes to the oldest evaluation
     without value. A value that no evaluation waits for is an evaluation of its own, unless it repeats one of the last
     three.
     """
-    found: list[_Draft] = []
-    opened: dict[float | None, _Draft] = {}
-    unreported: dict[float | None, deque[_Draft]] = {}
+    found: list[_OpenEvaluation] = []
+    opened: dict[float | None, _OpenEvaluation] = {}
+    unreported: dict[float | None, deque[_OpenEvaluation]] = {}
     for event in log.every(mllog.EVAL_START, mllog.EVAL_STOP, metric):
         at_s = (event.time_ms - zero_ms) / 1e3
-        label = number(event.metadata.get("epoch_num"))
+        label = parse_float(event.metadata.get("epoch_num"))
         if event.key == mllog.EVAL_STOP:
             ending = opened.pop(label, None)
             if ending is not None:
                 ending.stop_s = max(ending.start_s or 0.0, at_s)
             continue
         metadata = event.metadata
-        step = number(metadata["step_num"] if "step_num" in metadata else metadata.get("step"))
+        step = parse_float(metadata["step_num"] if "step_num" in metadata else metadata.get("step"))
         if event.key == mllog.EVAL_START:
             if label not in opened:  # else another rank logged it too
-                opened[label] = draft = _Draft(label, step, at_s)
+                opened[label] = draft = _OpenEvaluation(label, step, at_s)
                 unreported.setdefault(label, deque()).append(draft)
                 found.append(draft)
             continue
-        value = finite(event.value)
+        value = convert_to_float(event.value)
         waiting = unreported.get(label) or unreported.get(None)
         if waiting:
             draft = waiting.popleft()
             draft.number, draft.value, draft.reported_s = label, value, at_s
             draft.step = draft.step or step
         elif not any(e.number == label and e.value == value and e.step in (None, step) for e in found[-3:]):
-            found.append(draft := _Draft(label, step))
+            found.append(draft := _OpenEvaluation(label, step))
             draft.reported_s, draft.value = at_s, value
     overlapping = _find_overlapping(found, epochs)
     return tuple(
@@ -328,7 +328,7 @@ def _evaluations(log: Log, metric: str, epochs: Sequence[Interval], zero_ms: flo
     )
 
 
-def _find_overlapping(evaluations: Sequence[_Draft], epochs: Sequence[Interval]) -> set[int]:
+def _find_overlapping(evaluations: Sequence[_OpenEvaluation], epochs: Sequence[Interval]) -> set[int]:
     """Find the evaluations during which an epoch with a higher number trained. Returns their places.
 
     Takes evaluations by their ends, and adds epochs as they begin. An epoch that ends no later than another and has no

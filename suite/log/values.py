@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-Stretch = tuple[float, float]  # begin and end in seconds
+Span = tuple[float, float]  # begin and end in seconds
 
 
-def finite(value: object) -> float | None:
+def convert_to_float(value: object) -> float | None:
     """Convert a JSON number to float. None for text, true, NaN, infinity and integers too large for a float."""
     if type(value) is float:  # nearly all
         return value if math.isfinite(value) else None
@@ -21,48 +21,48 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def number(value: object) -> float | None:
-    """Convert as `finite`, and also a text that is a number: OpenFold's logs write their seed as text."""
+def parse_float(value: object) -> float | None:
+    """Convert as `convert_to_float`, and also a text that is a number: OpenFold's logs write their seed as text."""
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             return None
-    return finite(value)
+    return convert_to_float(value)
 
 
-def whole(value: object) -> int | None:
+def parse_int64(value: object) -> int | None:
     """Convert to an integer of at most 64 bits, also from text or from 512.0. None for anything else."""
     if isinstance(value, str):
         try:
             value = int(value)
         except ValueError:
             return None
-    result = finite(value)
+    result = convert_to_float(value)
     return int(result) if result is not None and result == int(result) and abs(result) < 2.0**63 else None
 
 
-def exact(value: object) -> int | None:
-    """Convert as `whole`, but to an integer of any size: seeds of more than 64 bits differ too."""
+def parse_int(value: object) -> int | None:
+    """Convert as `parse_int64`, but to an integer of any size: seeds of more than 64 bits differ too."""
     if isinstance(value, str):
         try:
             return int(value)
         except ValueError:
             return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else whole(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else parse_int64(value)
 
 
-def clip_stretches(spans: Sequence[Stretch], window: Stretch) -> list[Stretch]:
+def compute_spans_inside(spans: Sequence[Span], window: Span) -> list[Span]:
     """Return the parts of the spans inside the window, merged."""
     low, high = window
     clipped = [(max(low, begin), min(high, end)) for begin, end in spans]
-    return merge_stretches((begin, end) for begin, end in clipped if end > begin)
+    return merge_spans((begin, end) for begin, end in clipped if end > begin)
 
 
-def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return the spans in order; overlapping or touching ones become one."""
     ordered = sorted(spans)
-    merged: list[Stretch] = []
+    merged: list[Span] = []
     for begin, end in ordered:
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -71,11 +71,11 @@ def merge_stretches(spans: Iterable[Stretch]) -> list[Stretch]:
     return merged
 
 
-def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> list[Stretch]:
+def remove_holes(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
     """Subtract the holes from the spans. Both must be merged: one pass over each is then enough."""
     if not holes:
         return list(spans)
-    left: list[Stretch] = []
+    left: list[Span] = []
     first = 0
     for begin, end in spans:
         at = begin
@@ -93,6 +93,6 @@ def subtract_stretches(spans: Sequence[Stretch], holes: Sequence[Stretch]) -> li
     return left
 
 
-def length_of(spans: Iterable[Stretch]) -> float:
+def sum_lengths(spans: Iterable[Span]) -> float:
     """Return the length of all spans, summed exactly."""
     return math.fsum(end - begin for begin, end in spans)

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import plain, read_json_document
-from suite.files import write_whole
+from suite.documents import convert_to_plain_data, read_json_document
+from suite.files import write_file_atomically
 
 FACTS_VERSION: Final = 1
 UNKNOWN = "unknown"
@@ -166,7 +166,7 @@ class Facts(_Part, frozen=True, kw_only=True):
 def write_facts(facts: Facts, run_folder: Path) -> Path:
     """Write ``<run folder>/facts/<node>.json`` atomically and return its path."""
     path = run_folder / "facts" / f"{facts.node.replace('/', '_')}.json"
-    write_whole(path, json.dumps(plain(facts), indent=1) + "\n")
+    write_file_atomically(path, json.dumps(convert_to_plain_data(facts), indent=1) + "\n")
     return path
 
 

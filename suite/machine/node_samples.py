@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import DecodeError, Meta, Struct, json
 
-from suite.documents import Positive, YamlSource, as_json
+from suite.documents import Positive, YamlSource, render_json
 from suite.errors import InputError
 
-END = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
+END_METRIC = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
 
 Better = Literal["more", "less"]
 
@@ -39,9 +39,9 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             raise InputError("expected values, or failed with the reason why there are none")
 
 
-def render(samples: Iterable[Sample]) -> str:
+def render_samples(samples: Iterable[Sample]) -> str:
     """Render a file of samples."""
-    return "".join(f"{as_json(sample)}\n" for sample in samples)
+    return "".join(f"{render_json(sample)}\n" for sample in samples)
 
 
 def parse_samples(path: Path, content: bytes) -> list[Sample]:

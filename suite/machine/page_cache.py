@@ -43,14 +43,14 @@ def drop_page_caches(
         command, reported = environ["MLHPC_CACHE_DROP_COMMAND"], environ.get("MLHPC_CACHE_DROP_RC", "")
         code = int(reported) if reported.lstrip("-").isdigit() else None
     elif command and world.local_rank == 0:
-        code = _run(command)
+        code = _run_command(command)
     exit_codes = tuple(sorted({each for each in world.allgather(code) if each is not None}))
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    state = _state(command, exit_codes, data_bytes, memory_bytes)
+    state = _judge_state(command, exit_codes, data_bytes, memory_bytes)
     return CacheState(state, command, exit_codes, data_bytes, memory_bytes)
 
 
-def _state(
+def _judge_state(
     command: str | None, exit_codes: tuple[int, ...], data_bytes: int, memory_bytes: int
 ) -> Literal["dropped", "cold-by-size", "unverified"]:
     if command and exit_codes == (0,):
@@ -58,7 +58,7 @@ def _state(
     return "cold-by-size" if data_bytes > COLD_BY_SIZE_FACTOR * memory_bytes else "unverified"
 
 
-def _run(command: str) -> int:
+def _run_command(command: str) -> int:
     """Return the exit code of a command; 127, as in a shell, if it cannot start or does not end in time."""
     try:
         words = shlex.split(command)

@@ -110,7 +110,9 @@ SECRET_FORMS = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
-_LEAST_BITS = 3.7  # per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
+_MIN_ENTROPY_BITS = (
+    3.7  # per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
+)
 
 Span = tuple[int, int]
 
@@ -131,18 +133,18 @@ class _Rule:
             if group is None:  # the first that matched, as gitleaks does; groups with names are parts of a secret
                 named = match.re.groupindex
                 group = next((n for n, part in enumerate(match.groups(), 1) if part), 0) if not named else 0
-            if _bits(match.group(group)) >= self.entropy:
+            if _compute_entropy_bits(match.group(group)) >= self.entropy:
                 yield match.span(group)
 
 
-def redact_secrets(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """Remove secrets from a text, found by name, place and form.
 
     Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
     tokens.
     """
     for find in (_find_named, find_secret_forms):
-        for begin, end in _joined(find(text)):
+        for begin, end in _merge_places(find(text)):
             text = text[:begin] + REDACTED + text[end:]
     return text
 
@@ -153,7 +155,7 @@ def find_secret_forms(text: str) -> Iterator[Span]:
         yield from (match.span(1) for match in pattern.finditer(text) if not _HARMLESS.fullmatch(match[1]))
     yield from (match.span() for match in SECRET_FORMS.finditer(text))
     lower = text.lower()
-    for rule in _gitleaks_rules():
+    for rule in _read_gitleaks_rules():
         if any(word in lower for word in rule.keywords):
             yield from rule.find(text)
 
@@ -179,19 +181,19 @@ def has_random_word(text: str) -> bool:
     return any(_is_random(word) for word in _WORD.findall(text)) or _HEX.search(text) is not None
 
 
-def redact_random(text: str) -> str:
+def remove_random_words(text: str) -> str:
     """Replace random-looking words in a text, except hexadecimal ones: most are checksums."""
     return _WORD.sub(lambda match: REDACTED if _is_random(match.group()) else match.group(), text)
 
 
-def redact_variable(name: str, value: str) -> str:
+def remove_secret_value(name: str, value: str) -> str:
     """Return the value of an environment variable, or `REDACTED` if name, form or randomness make it a secret."""
     secret = is_secret_name(name) or any(find_secret_forms(value)) or has_random_word(value)
-    return REDACTED if secret else redact_secrets(value)
+    return REDACTED if secret else remove_secrets(value)
 
 
 @cache
-def _gitleaks_rules() -> tuple[_Rule, ...]:
+def _read_gitleaks_rules() -> tuple[_Rule, ...]:
     document = json.loads(Path(__file__).with_name("gitleaks_rules.json").read_text(encoding="utf-8"))
     return tuple(
         _Rule(rule["regex"], tuple(rule["keywords"]), rule.get("entropy", 0.0), rule.get("secretGroup"))
@@ -206,12 +208,12 @@ def _find_named(text: str) -> Iterator[Span]:
             name = match["name"]
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
             if is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
-                span = _value_at(text, match)
+                span = _find_value(text, match)
                 if span is not None and (in_query or not _is_code(match, text[slice(*span)])):
                     yield span
 
 
-def _value_at(text: str, match: re.Match[str]) -> Span | None:
+def _find_value(text: str, match: re.Match[str]) -> Span | None:
     """Return the place of the value that follows a name, without its quotes. None if it is no secret."""
     quote = match["quote"]
     pattern = re.compile(rf"(?:[^{quote}\\\n]|\\.)*") if quote else _UNQUOTED
@@ -239,7 +241,7 @@ def _is_password(name: str) -> bool:
     return re.search(r"pass|pwd|secret|credential", name, re.IGNORECASE) is not None
 
 
-def _joined(spans: Iterator[Span]) -> list[Span]:
+def _merge_places(spans: Iterator[Span]) -> list[Span]:
     """Return the places, overlapping ones joined, from last to first. Then one can be replaced after another."""
     joined: list[Span] = []
     for begin, end in sorted(set(spans)):
@@ -254,9 +256,9 @@ def _is_random(word: str) -> bool:
     kinds = (str.islower, str.isupper, str.isdigit)
     if "/" in word.strip("/") or not all(any(map(kind, word)) for kind in kinds):
         return False
-    return _bits(word) >= _LEAST_BITS
+    return _compute_entropy_bits(word) >= _MIN_ENTROPY_BITS
 
 
-def _bits(word: str) -> float:
+def _compute_entropy_bits(word: str) -> float:
     """Return the entropy of a word's characters, in bits per character."""
     return -sum(count / len(word) * math.log2(count / len(word)) for count in Counter(word).values())

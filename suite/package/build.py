@@ -17,24 +17,24 @@ from pathlib import Path
 from msgspec import structs
 
 from suite import NO_SUBMITTER
-from suite.compliance.kept_files import damaged_files
-from suite.compliance.manifest import changed_files, render_package_manifest
-from suite.compliance.rules.package_rules import blank_fields
+from suite.compliance.kept_files import check_kept_files
+from suite.compliance.manifest import check_manifest, render_package_manifest
+from suite.compliance.rules.package_rules import list_blank_fields
 from suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
 from suite.errors import InputError
-from suite.files import errors_name, make_folder, make_scratch_folder, write_whole
+from suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
 from suite.log.energy.power_csv import MeterReadings
-from suite.log.provenance import find_problem_of_config
+from suite.log.provenance import find_config_problem
 from suite.log.record import RunRecord
 from suite.log.results_tree import MANIFEST, POWER
-from suite.log.score import failure
-from suite.machine.secrets import redact_secrets
+from suite.log.score import find_failure
+from suite.machine.secrets import remove_secrets
 from suite.machine.system import System, describe_system, make_system_description
 from suite.package.crate import write_crate
 from suite.package.implementation import write_implementation
 from suite.package.power import write_power
-from suite.package.redaction import describe
-from suite.package.results import NOBODY, Result, Run, compute_score_of, group_results, notes, read_run
+from suite.package.redaction import describe_personal_words
+from suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def build_package(
     _check_ended(runs)
     _check_one_suite(runs)
     _check_kept_files(runs)
-    submitter = submitter or _submitter_of(runs, system_submitter)
+    submitter = submitter or _choose_submitter(runs, system_submitter)
     check_folder_name("--submitter", submitter)
     _check_submitter(runs, submitter)
     package = out if out is not None else Path("submissions") / submitter
@@ -90,8 +90,8 @@ def build_package(
         raise InputError(
             f"-o {package}: a package's folder has the name of its submitter; expected -o {package / submitter}"
         )
-    division = division or _common(runs, "submission_division", lambda record: record.division)
-    status = status or _common(runs, "submission_status", lambda record: record.submission_status)
+    division = division or _find_common_value(runs, "submission_division", lambda record: record.division)
+    status = status or _find_common_value(runs, "submission_status", lambda record: record.submission_status)
     results = tuple(group_results(runs, system))
     if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
         raise InputError("a throughput result has no energy; leave --power and --network-power out")
@@ -101,7 +101,7 @@ def build_package(
     beside = Path(os.path.realpath(package)).parent  # a package may be a link to another disk
     make_folder(beside)
     # The temporary folder is on the file system of the package, so that files can be renamed into it.
-    with make_scratch_folder(beside, f".{submitter}-") as staged, errors_name(package, staged):
+    with make_scratch_folder(beside, f".{submitter}-") as staged, add_path_to_errors(package, staged):
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)
@@ -109,22 +109,20 @@ def build_package(
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result, meter, network_w)
             personal += write_implementation(staged, result, redact, submitter)
-        _move(staged, package)
+        _move_files(staged, package)
     write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
-    warnings = tuple(_blank(package, results))
+    warnings = tuple(_list_blank_fields(package, results))
     incomplete = tuple(
-        f"{package / result.folder}: {score.reason}"
-        for result in results
-        if not (score := compute_score_of(result)).valid
+        f"{package / result.folder}: {score.reason}" for result in results if not (score := compute_score(result)).valid
     )
-    remarks = tuple(notes(results, division, submitter))
-    return Package(package, results, remarks, warnings, tuple(describe(personal)), incomplete)
+    remarks = tuple(list_notes(results, division, submitter))
+    return Package(package, results, remarks, warnings, tuple(describe_personal_words(personal)), incomplete)
 
 
 def write_package_manifest(package: Path) -> None:
     """Write the manifest of all files of a package. It is the last file: a package with a manifest is complete."""
-    write_whole(package / MANIFEST, render_package_manifest(package))
+    write_file_atomically(package / MANIFEST, render_package_manifest(package))
 
 
 def _check_ended(runs: Sequence[Run]) -> None:
@@ -143,7 +141,7 @@ def _check_failures(results: Sequence[Result], count_failed: bool) -> None:
                     f"{record.path}: the log has no run_stop, so the run was cut off; "
                     "run it again, or count it as the one run that may fail with --count-failed"
                 )
-            why = failure(record, result.benchmark)
+            why = find_failure(record, result.benchmark)
             if record.status == "success" and why is not None:
                 raise InputError(f"{record.path}: status is 'success', but: {why}")
 
@@ -160,7 +158,7 @@ def _check_unchanged(package: Path) -> None:
     """Raise InputError if an existing package differs from its manifest: a new manifest would hide the damage."""
     if not package.exists():
         return
-    for _, path, message in changed_files(package):
+    for _, path, message in check_manifest(package):
         raise InputError(
             f"{path}: {message}; nothing can be added to a changed package: restore the file, or build the package anew"
         )
@@ -177,10 +175,12 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
                 )
 
 
-def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
+def _choose_submitter(runs: Sequence[Run], system_submitter: str | None) -> str:
     """Return the submitter that the logs name, or else the person's default, or that of the system file."""
-    if any(record.org not in NOBODY for run in runs for record in run.records):
-        return _common(runs, "submission_org", lambda record: None if record.org in NOBODY else record.org)
+    if any(record.org not in NO_SUBMITTERS for run in runs for record in run.records):
+        return _find_common_value(
+            runs, "submission_org", lambda record: None if record.org in NO_SUBMITTERS else record.org
+        )
     submitter = find_default_submitter() or system_submitter
     if submitter is None:
         raise InputError(
@@ -192,7 +192,7 @@ def _submitter_of(runs: Sequence[Run], system_submitter: str | None) -> str:
 
 def _check_kept_files(runs: Sequence[Run]) -> None:
     """Raise InputError if a file of a run folder that the package would keep is damaged."""
-    damaged = [found for run in runs for found in _damaged(run)]
+    damaged = [found for run in runs for found in _list_damaged(run)]
     if damaged:
         path, problem = damaged[0]
         others = ", ".join(str(other) for other, _ in damaged[1:4])
@@ -201,10 +201,10 @@ def _check_kept_files(runs: Sequence[Run]) -> None:
         raise InputError(f"{path}: {problem}; {way_on}{more}")
 
 
-def _damaged(run: Run) -> Iterator[tuple[Path, str]]:
+def _list_damaged(run: Run) -> Iterator[tuple[Path, str]]:
     root = run.folder.root
-    yield from damaged_files(root, run.records)
-    problems = {problem for record in run.records if (problem := find_problem_of_config(root, record)) is not None}
+    yield from check_kept_files(root, run.records)
+    problems = {problem for record in run.records if (problem := find_config_problem(root, record)) is not None}
     yield from ((run.folder.config_path, problem) for problem in sorted(problems))
 
 
@@ -217,7 +217,7 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
         raise InputError(f"--submitter {submitter!r} names nobody; expected the name of an organisation")
     for run in runs:
         for record in run.records:
-            if record.org in (submitter, *NOBODY):
+            if record.org in (submitter, *NO_SUBMITTERS):
                 continue
             again = f"--set submission.org={submitter}"
             if run.info.loop is not None:
@@ -228,7 +228,7 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
             )
 
 
-def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:
+def _find_common_value(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | None]) -> str:
     """Return the value on which all logs agree. InputError if they do not, or if none has one."""
     found = dict.fromkeys(value(record) for run in runs for record in run.records)
     values = [text for text in found if text is not None]
@@ -237,11 +237,11 @@ def _common(runs: Sequence[Run], key: str, value: Callable[[RunRecord], str | No
     return values[0]
 
 
-def _blank(package: Path, results: Sequence[Result]) -> Iterator[str]:
+def _list_blank_fields(package: Path, results: Sequence[Result]) -> Iterator[str]:
     """Yield a warning for each system description with fields that neither the facts nor the system file fill."""
     for result in results:
         path = package / "systems" / f"{result.system_id}.json"
-        blank = blank_fields(json.loads(path.read_text(encoding="utf-8")))
+        blank = list_blank_fields(json.loads(path.read_text(encoding="utf-8")))
         if blank:
             keys = ", ".join(name.removeprefix("host_") for name in blank)
             yield f"{path}: not known: {', '.join(blank)}; state them in the system file (description: {keys})"
@@ -260,11 +260,11 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
         nodes=nodes or 1,
         accelerators_per_node=first.accelerators_per_node,
     )
-    text = redact_secrets(json.dumps(description, indent=4, ensure_ascii=False)) + "\n"
+    text = remove_secrets(json.dumps(description, indent=4, ensure_ascii=False)) + "\n"
     name = Path("systems") / f"{result.system_id}.json"
     if (package / name).exists() and (package / name).read_text(encoding="utf-8") != text:
         raise InputError(f"{package / name}: exists already and describes another system; choose another --system")
-    write_whole(staged / name, text)
+    write_file_atomically(staged / name, text)
 
 
 def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, network_w: float | None) -> None:
@@ -279,7 +279,7 @@ def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, netwo
             write_power(record, record.path, staged / result.folder / POWER / name, meter, network_w)
 
 
-def _move(staged: Path, package: Path) -> None:
+def _move_files(staged: Path, package: Path) -> None:
     """Move every staged file into the package; folders that hold results are new, so nothing is replaced."""
     for path in sorted(staged.rglob("*")):
         target = package / path.relative_to(staged)

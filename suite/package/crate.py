@@ -21,18 +21,18 @@ from typing import Any
 from urllib.parse import quote
 
 from suite.errors import InputError
-from suite.files import printable, read_json, write_whole
-from suite.log.limits import limits
+from suite.files import read_json, render_printable, write_file_atomically
+from suite.log.limits import read_limits
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
-from suite.log.results_tree import MANIFEST, Group, find, list_files
+from suite.log.record import RunRecord, summarise_log
+from suite.log.results_tree import MANIFEST, Group, find_results, list_files
 from suite.machine.facts import Facts, read_facts
 
 CRATE = "ro-crate-metadata.json"
 CONTEXT = ("https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context")
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _PYPI = "https://pypi.org/project/{}/"
-_FORMATS = {
+_MEDIA_TYPES = {
     ".json": "application/json",
     ".md": "text/markdown",
     ".sh": "application/x-sh",
@@ -67,7 +67,7 @@ class _Graph:
 
 
 @dataclass(frozen=True)
-class _Origin:
+class _RunOrigin:
     """The files of a run folder in the package: their folder, and the facts of the nodes."""
 
     folder: Path
@@ -76,7 +76,7 @@ class _Origin:
 
 def write_crate(package: Path) -> None:
     """Write the crate of a package as it is now, in place of an earlier one."""
-    write_whole(package / CRATE, render_crate(package))
+    write_file_atomically(package / CRATE, render_crate(package))
 
 
 def render_crate(package: Path) -> str:
@@ -86,7 +86,7 @@ def render_crate(package: Path) -> str:
     agent = {"@id": f"#{quote(submitter)}"}
     described = {path for path in list_files(package) if _is_described(path)} | {package / MANIFEST}
     files = [_add_file(graph, package, path) for path in sorted(described)]
-    runs = list(_runs(package))
+    runs = list(_list_runs(package))
     actions = [_add_action(graph, package, agent, *run) for run in runs]
     stops = [stop for _, _, record in runs if (stop := record.run_stop_s) is not None]
     results = sorted({f"{record.benchmark} {record.size or ''}".strip() for _, _, record in runs if record.benchmark})
@@ -99,7 +99,7 @@ def render_crate(package: Path) -> str:
         "Dataset",
         name=f"mlhpc results of {submitter}",
         description=f"The {about}. {len(runs)} logs; each says by itself when it ran and what it reached.",
-        datePublished=_time(max(stops, default=0.0))[:10],
+        datePublished=_render_time(max(stops, default=0.0))[:10],
         license={"@id": "#licence"},
         conformsTo={"@id": PROFILE},
         author=agent,
@@ -123,31 +123,31 @@ def _is_described(path: Path) -> bool:
 def _add_file(graph: _Graph, package: Path, path: Path) -> dict[str, str]:
     """Add a file."""
     size = None if path.name == MANIFEST else str(path.stat().st_size)  # the manifest is written after the crate
-    kind = _FORMATS.get(path.suffix)
-    name = printable(path.relative_to(package).as_posix())
-    return graph.add(_identity(package, path), "File", name=name, contentSize=size, encodingFormat=kind)
+    kind = _MEDIA_TYPES.get(path.suffix)
+    name = render_printable(path.relative_to(package).as_posix())
+    return graph.add(_build_id(package, path), "File", name=name, contentSize=size, encodingFormat=kind)
 
 
-def _identity(package: Path, path: Path) -> str:
+def _build_id(package: Path, path: Path) -> str:
     return quote(os.fsencode(path.relative_to(package).as_posix()))
 
 
-def _runs(package: Path) -> Iterator[tuple[Path, _Origin | None, RunRecord]]:
+def _list_runs(package: Path) -> Iterator[tuple[Path, _RunOrigin | None, RunRecord]]:
     """Yield each log of a run with its origin: the logs of results, then those kept as provenance."""
-    for group in find(package, partly=True).groups:
+    for group in find_results(package, partly=True).groups:
         if group.package is None:
             continue
-        origins = dict(_origins(group))
+        origins = dict(_list_origins(group))
         for path in (*group.logs, *group.pruned):
             name = path.relative_to(group.folder).as_posix()
-            yield path, origins.get(name), summarise(read_events(path))
+            yield path, origins.get(name), summarise_log(read_events(path))
         for origin in {origin.folder: origin for origin in origins.values()}.values():
             for path in sorted(origin.folder.iterdir()):
                 if _PROVENANCE_LOG.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                    yield path, origin, summarise(read_events(path))
+                    yield path, origin, summarise_log(read_events(path))
 
 
-def _origins(group: Group) -> Iterator[tuple[str, _Origin]]:
+def _list_origins(group: Group) -> Iterator[tuple[str, _RunOrigin]]:
     """Yield (name of a log in the result's folder, its run folder), as origin.json of the provenance says."""
     assert group.package is not None
     code = group.package / "benchmarks" / str(group.benchmark) / "implementations"
@@ -155,14 +155,14 @@ def _origins(group: Group) -> Iterator[tuple[str, _Origin]]:
     for path in sorted(code.glob(f"*/{names}/provenance/run_*/origin.json")):
         if not _is_inside(group.package, path):
             continue
-        origin = _Origin(path.parent, tuple(_facts(group.package, path.parent)))
+        origin = _RunOrigin(path.parent, tuple(_read_facts(group.package, path.parent)))
         logs = _read_object(path).get("logs")
         for name in logs.values() if isinstance(logs, dict) else ():
             if isinstance(name, str):
                 yield name, origin
 
 
-def _facts(package: Path, folder: Path) -> Iterator[Facts]:
+def _read_facts(package: Path, folder: Path) -> Iterator[Facts]:
     """Yield the facts that can be read: those of another version of the suite may not."""
     for path in sorted((folder / "facts").glob("*.json")):
         if _is_inside(package, path):
@@ -178,54 +178,54 @@ def _is_inside(package: Path, path: Path) -> bool:
 def _read_object(path: Path) -> Mapping[str, Any]:
     """Read a small JSON object; empty if there is none."""
     try:
-        found = read_json(path, limits().json)
+        found = read_json(path, read_limits().json)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _add_action(
-    graph: _Graph, package: Path, agent: dict[str, str], path: Path, origin: _Origin | None, record: RunRecord
+    graph: _Graph, package: Path, agent: dict[str, str], path: Path, origin: _RunOrigin | None, record: RunRecord
 ) -> dict[str, str]:
     """Add the action of one run. RO-Crate wants inputs in ``object``, outputs in ``result``."""
-    log = _identity(package, path)
+    log = _build_id(package, path)
     subject = " ".join(filter(None, (record.benchmark, record.size))) or "run"
     shape = f"{record.nodes or 'unknown'} nodes, {record.ranks or 'unknown'} ranks"
     nodes = origin.nodes if origin else ()
-    error = _error(record)
+    error = _find_error(record)
     return graph.add(
         f"#run-{log}",
         "CreateAction",
-        name=f"{subject}, {printable(path.name)}",
+        name=f"{subject}, {render_printable(path.name)}",
         description=f"One training run of {subject} on {shape}.",
         agent=agent,
         instrument=_add_software(graph, record, nodes),
         object=_add_inputs(graph, package, origin, record),
         result=[{"@id": log}],
-        startTime=None if record.run_start_s is None else _time(record.run_start_s),
-        endTime=None if record.run_stop_s is None else _time(record.run_stop_s),
+        startTime=None if record.run_start_s is None else _render_time(record.run_start_s),
+        endTime=None if record.run_stop_s is None else _render_time(record.run_stop_s),
         actionStatus=f"http://schema.org/{'Completed' if error is None else 'Failed'}ActionStatus",
         error=error,
-        environment=[_add_variable(graph, name, value) for name, value in _variables(nodes)],
+        environment=[_add_variable(graph, name, value) for name, value in _list_variables(nodes)],
     )
 
 
-def _add_inputs(graph: _Graph, package: Path, origin: _Origin | None, record: RunRecord) -> list[dict[str, str]]:
+def _add_inputs(graph: _Graph, package: Path, origin: _RunOrigin | None, record: RunRecord) -> list[dict[str, str]]:
     """Add the data set of a run; its configuration and card are files that the crate describes already."""
     inputs = [_add_data(graph, record)] if record.data_manifest else []
     if origin is not None:
         files = (origin.folder / name for name in ("config.yaml", "card.yaml"))
-        inputs += [{"@id": _identity(package, path)} for path in files if _is_described(path)]
+        inputs += [{"@id": _build_id(package, path)} for path in files if _is_described(path)]
     return inputs
 
 
-def _error(record: RunRecord) -> str | None:
+def _find_error(record: RunRecord) -> str | None:
     """Return why the run did not do its work, as its log says; None if it did."""
     if record.run_start_s is None:
         return "the log has no run_start"
     if record.run_stop_s is None:
         return "the log has no run_stop"
-    return None if record.status == "success" else f"the log ends with status {printable(str(record.status))}"
+    return None if record.status == "success" else f"the log ends with status {render_printable(str(record.status))}"
 
 
 def _add_software(graph: _Graph, record: RunRecord, nodes: tuple[Facts, ...]) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _add_data(graph: _Graph, record: RunRecord) -> dict[str, str]:
     return graph.add(f"#data-{manifest}", "CreativeWork", name=name, description=text, identifier=record.data_manifest)
 
 
-def _variables(nodes: tuple[Facts, ...]) -> list[tuple[str, str]]:
+def _list_variables(nodes: tuple[Facts, ...]) -> list[tuple[str, str]]:
     """List the environment variables in the facts that do not name a place on the machine."""
     found = {(name, value) for facts in nodes for name, value in (facts.slurm | facts.tuning).items()}
     return sorted((name, value) for name, value in found if not _ABSOLUTE.search(value))
@@ -265,7 +265,7 @@ def _add_variable(graph: _Graph, name: str, value: str) -> dict[str, str]:
     return graph.add(f"#variable-{quote(name)}={quote(value)}", "PropertyValue", name=name, value=value)
 
 
-def _time(seconds: float) -> str:
+def _render_time(seconds: float) -> str:
     """Render Unix time in ISO 8601 with milliseconds, UTC; 1970 for a time that is out of range."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

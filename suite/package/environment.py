@@ -6,8 +6,8 @@ from pathlib import Path
 
 from suite.documents import read_json_document
 from suite.errors import InputError
-from suite.log.limits import limits
-from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment, normal
+from suite.log.limits import read_limits
+from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment, convert_distribution_name
 
 SUITE = "mlhpc"
 _IN_PACKAGE = "benchmarks/*/implementations/mlhpc-*/*/*/provenance/run_*/environment.json"
@@ -23,7 +23,7 @@ def find_environment(package: Path) -> Environment:
     if not paths:
         raise InputError(f"{package}: no environment.json in its provenance")
     found = [
-        read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION, largest=limits().json)
+        read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION, largest=read_limits().json)
         for path in paths
     ]
     for path, environment in zip(paths, found, strict=True):
@@ -35,14 +35,14 @@ def find_environment(package: Path) -> Environment:
 def render_requirements(environment: Environment) -> str:
     """Render every distribution but the suite itself with its version.
 
-    Names and versions fit the patterns of `Installed`, so a package cannot bring options of pip in.
+    Names and versions fit the patterns of `InstalledPackage`, so a package cannot bring options of pip in.
     """
     lines = [f"# {environment.python} on {environment.machine}"]
     for each in environment.distributions:
-        if normal(each.name) == SUITE:
+        if convert_distribution_name(each.name) == SUITE:
             lines.append(f"# {SUITE} {each.version}: install it from its checkout or wheel")
         elif each.source == "editable":
-            lines.append(f"# {normal(each.name)}=={each.version}: was installed from a checkout")
+            lines.append(f"# {convert_distribution_name(each.name)}=={each.version}: was installed from a checkout")
         else:
-            lines.append(f"{normal(each.name)}=={each.version}")
+            lines.append(f"{convert_distribution_name(each.name)}=={each.version}")
     return "\n".join(lines) + "\n"

@@ -8,16 +8,16 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from suite.compliance.kept_files import ORIGIN, list_kept_files
-from suite.files import make_folder, printable, write_whole
+from suite.compliance.kept_files import ORIGIN_FILE, list_kept_files
+from suite.files import make_folder, render_printable, write_file_atomically
 from suite.log.provenance import LATE_SUBMITTER
 from suite.log.results_tree import PRUNED
-from suite.log.resume import began
+from suite.log.resume import has_run_start
 from suite.log.run_folder import RunInfo
-from suite.machine.secrets import redact_random, redact_secrets
-from suite.package.redaction import Personal, Redaction
-from suite.package.results import Result, Run, compute_score_of
-from suite.package.stated import STATED, state_result
+from suite.machine.secrets import remove_random_words, remove_secrets
+from suite.package.redaction import PersonalNames, Redaction
+from suite.package.results import Result, Run, compute_score
+from suite.package.stated import STATED, build_stated_result
 
 
 def write_implementation(
@@ -33,17 +33,20 @@ def write_implementation(
         provenance = Path("provenance") / f"run_{number}"
         found = _write_provenance(folder / provenance, run, result, kinds, submitter)
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
-    stated = state_result(compute_score_of(result), result.benchmark, result.names, staged / result.folder)
-    write_whole(folder / STATED, json.dumps(stated, indent=1) + "\n")
-    write_whole(folder / "README.md", redact_secrets(_readme(result, submitter)))
-    setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_SETUP, _OWN_DATASETS)
-    about_code = {"commit": shlex.quote(_commit(result.info)), "version": printable(result.info.suite_version)}
-    write_whole(folder / "setup.sh", setup.format(**about_code))
+    stated = build_stated_result(compute_score(result), result.benchmark, result.names, staged / result.folder)
+    write_file_atomically(folder / STATED, json.dumps(stated, indent=1) + "\n")
+    write_file_atomically(folder / "README.md", remove_secrets(_render_readme(result, submitter)))
+    setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_LOOP_SETUP, _OWN_LOOP_DATASETS)
+    about_code = {
+        "commit": shlex.quote(_render_commit(result.info)),
+        "version": render_printable(result.info.suite_version),
+    }
+    write_file_atomically(folder / "setup.sh", setup.format(**about_code))
     manifest = result.scored[0].data_manifest
     named = {"workload": result.info.workload, "size": result.info.size, "manifest": str(manifest)}
-    about_data = {key: shlex.quote(printable(text)) for key, text in named.items()}
-    write_whole(folder / "init_datasets.sh", data.format(**about_data))
-    write_whole(folder / "run_and_time.sh", _run_and_time(result, kinds))
+    about_data = {key: shlex.quote(render_printable(text)) for key, text in named.items()}
+    write_file_atomically(folder / "init_datasets.sh", data.format(**about_data))
+    write_file_atomically(folder / "run_and_time.sh", _render_run_script(result, kinds))
     for script in folder.glob("*.sh"):
         script.chmod(0o755)
     return left
@@ -57,7 +60,7 @@ def _write_provenance(
     Returns the personal words that are left, by the name of their file in ``target``.
     """
     root, names = run.folder.root, result.names
-    redaction = _redaction(run, kinds)
+    redaction = _make_redaction(run, kinds)
     for path in names:
         if path.parent == root:
             redaction.check_log(path)
@@ -65,14 +68,14 @@ def _write_provenance(
     left = []
     for path in _list_provenance(run, result):
         name = redaction.name(path.relative_to(root))
-        left += [(name, kind, words) for kind, words in _copy(path, target / name, redaction)]
+        left += [(name, kind, words) for kind, words in _copy_file(path, target / name, redaction)]
         if not _is_log(path) and (target / name).read_bytes() != path.read_bytes():
             changed.append(name.as_posix())
     logs = {record.path.name: names[record.path] for record in run.records if record.path and record.path in names}
     document: dict[str, object] = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
     if run.unnamed:
         document[LATE_SUBMITTER] = submitter
-    write_whole(target / ORIGIN, json.dumps(document, indent=1))
+    write_file_atomically(target / ORIGIN_FILE, json.dumps(document, indent=1))
     return left
 
 
@@ -82,7 +85,7 @@ def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
 
 
-def _readme(result: Result, submitter: str) -> str:
+def _render_readme(result: Result, submitter: str) -> str:
     card, first, info = result.benchmark, result.scored[0], result.info
     logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
     own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
@@ -90,7 +93,7 @@ def _readme(result: Result, submitter: str) -> str:
     text = (
         f"# {card.name}, size {card.size}\n\n"
         f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
-        f"Made by {own}mlhpc {info.suite_version}, commit {_commit(info)}{changes}, on {info.created}: "
+        f"Made by {own}mlhpc {info.suite_version}, commit {_render_commit(info)}{changes}, on {info.created}: "
         f"{first.nodes} node{'s' * (first.nodes != 1)}, {first.ranks} rank{'s' * (first.ranks != 1)}, "
         f"{first.accelerators_per_node} accelerators per node, "
         f"global batch size {first.global_batch_size}.\n\n"
@@ -120,7 +123,7 @@ def _list_not_scored(result: Result) -> Iterator[str]:
     for path in (path for run in result.runs for path in run.resumed):
         yield f"- `{path.name}`: a continuation of an interrupted run\n"
     for path in (path for run in result.runs for path in run.folder.failed()):
-        what = "a run that began, failed and was replaced" if began(path) else "an attempt that never began"
+        what = "a run that began, failed and was replaced" if has_run_start(path) else "an attempt that never began"
         yield f"- `{path.name}`: {what}\n"
 
 
@@ -143,7 +146,7 @@ mlhpc data generate {workload} --size {size}
 """
 
 
-_OWN_SETUP = """\
+_OWN_LOOP_SETUP = """\
 #!/bin/bash
 # Installs mlhpc {version}, which logged the runs, and gets the code that trained.
 # MLHPC_REPO, CODE_REPO: URL or path of the two repositories; the commit is that of the code. The program itself is in
@@ -157,7 +160,7 @@ python3 -m venv mlhpc-env
 mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
 """
 
-_OWN_DATASETS = """\
+_OWN_LOOP_DATASETS = """\
 #!/bin/bash
 # The data of {workload} {size} are the submitter's. DATA: their file or folder.
 # Fails if they are not those of the runs.
@@ -166,16 +169,16 @@ set -euo pipefail
 found=$(python3 - "$DATA" <<'END'
 import sys
 from pathlib import Path
-from suite.data.fingerprint import fingerprint
+from suite.data.fingerprint import compute_fingerprint
 from suite.world import World
-print(fingerprint(Path(sys.argv[1]), World.create())[0])
+print(compute_fingerprint(Path(sys.argv[1]), World.create())[0])
 END
 )
 test "$found" = {manifest}
 """
 
 
-def _run_and_time(result: Result, kinds: Collection[str]) -> str:
+def _render_run_script(result: Result, kinds: Collection[str]) -> str:
     lines = [
         "#!/bin/bash",
         "# The command of each run folder of this result; its events carry the times.",
@@ -184,30 +187,30 @@ def _run_and_time(result: Result, kinds: Collection[str]) -> str:
     ]
     for number, run in enumerate(result.runs):
         script = run.folder.root / "job.sbatch"
-        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _command(run.info)
-        lines.append(_redaction(run, kinds).apply(command))
+        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _render_command(run.info)
+        lines.append(_make_redaction(run, kinds).apply(command))
     return "\n".join(lines) + "\n"
 
 
-def _command(info: RunInfo) -> str:
+def _render_command(info: RunInfo) -> str:
     """Render the command of a run without the path that the program had on its machine."""
     program, *rest = info.command or ("mlhpc",)
     return shlex.join([Path(program).name, *rest])
 
 
-def _commit(info: RunInfo) -> str:
+def _render_commit(info: RunInfo) -> str:
     return info.git.commit if info.git and info.git.commit else "HEAD"
 
 
-def _redaction(run: Run, kinds: Collection[str]) -> Redaction:
+def _make_redaction(run: Run, kinds: Collection[str]) -> Redaction:
     script = run.folder.root / "job.sbatch"
     texts = [script.read_text("utf-8", "replace")] if script.is_file() else []
     # The preflight measured nodes on which no trial ran, too.
     measured = [path.stem for path in run.folder.preflights() if path.suffix == ".jsonl"]
-    return Redaction(Personal.collect(run.nodes, texts, measured), kinds)
+    return Redaction(PersonalNames.collect(run.nodes, texts, measured), kinds)
 
 
-def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
+def _copy_file(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
     """Copy a file of the provenance, redacted unless it is a log. Returns the personal words in the copy."""
     make_folder(target.parent)
     if _is_log(source):
@@ -217,8 +220,8 @@ def _copy(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, s
     else:
         text = redaction.apply(source.read_text("utf-8", "replace"))
         if source.suffix == ".diff":  # uncommitted changes: people try out keys there
-            text = redact_random(text)
-        write_whole(target, text)
+            text = remove_random_words(text)
+        write_file_atomically(target, text)
     return list(redaction.find(text))
 
 

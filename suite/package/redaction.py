@@ -14,13 +14,13 @@ from pathlib import Path, PurePosixPath
 from suite import REDACTED
 from suite.errors import InputError
 from suite.machine.facts import Facts
-from suite.machine.secrets import find_secret_forms, redact_secrets
+from suite.machine.secrets import find_secret_forms, remove_secrets
 
 KINDS = ("hosts", "paths", "account")
 
 _PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
 # Paths below these folders are the same on all machines.
-_OF_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
 _ACCOUNT = re.compile(  # -A is an account for Slurm only: od -An and grep -A 30 have one too
     r"""(?:--account[= ]|^\#SBATCH[ \t][^\n]*?(?<=[ \t])-A[ \t=]*
     |\b(?:srun|sbatch|salloc)[ \t](?:[^\n|;&]*?[ \t])?-A[ \t=]+|(?:SLURM_JOB|SBATCH|SALLOC|SLURM)_ACCOUNT\W+)
@@ -31,7 +31,7 @@ _NODE_LISTS = re.compile(r'("SLURM\w*_NODELIST": )"[^"]*"')
 
 
 @dataclass(frozen=True)
-class Personal:
+class PersonalNames:
     """The personal names in the files of some run folders: host names, accounts, the name of the user."""
 
     hosts: tuple[str, ...]
@@ -39,33 +39,33 @@ class Personal:
     user: str
 
     @staticmethod
-    def collect(nodes: Iterable[Facts], texts: Iterable[str], others: Iterable[str] = ()) -> Personal:
+    def collect(nodes: Iterable[Facts], texts: Iterable[str], others: Iterable[str] = ()) -> PersonalNames:
         """Collect the names in the facts of nodes and in job scripts (``texts``), and further hosts (``others``)."""
         hosts = dict.fromkeys(name for facts in nodes for name in (facts.node, facts.hostname) if name)
         hosts |= dict.fromkeys(others)
         accounts = dict.fromkeys(name for text in texts for name in _ACCOUNT.findall(text))
-        return Personal(tuple(hosts), tuple(accounts), _user())
+        return PersonalNames(tuple(hosts), tuple(accounts), _find_user())
 
 
 @dataclass(frozen=True)
 class Redaction:
     """Replaces secrets in a text, and the personal words of some ``kinds`` of `KINDS`."""
 
-    personal: Personal
+    personal: PersonalNames
     kinds: Collection[str]
 
     def apply(self, text: str) -> str:
         """Return the text without secrets and, if asked for, without host names, personal paths and accounts."""
-        text = redact_secrets(text)
+        text = remove_secrets(text)
         if "account" in self.kinds:
             for name in self.personal.accounts:
-                text = re.sub(_whole(name), "REDACTED-ACCOUNT", text)
+                text = re.sub(_match_whole_word(name), "REDACTED-ACCOUNT", text)
         if "paths" in self.kinds:
             text = _PATH.sub(_short_path, text)
         if "hosts" in self.kinds:
             text = _NODE_LISTS.sub(rf'\1"{REDACTED}"', text)
             for name in sorted(self.personal.hosts, key=len, reverse=True):  # node1.site before node1
-                text = re.sub(_whole(name), self.alias(name), text)
+                text = re.sub(_match_whole_word(name), self.alias(name), text)
         return text
 
     def alias(self, host: str) -> str:
@@ -99,7 +99,7 @@ class Redaction:
         """Yield (kind, words) for the personal words in a text, each once."""
         names = (("hosts", self.personal.hosts), ("account", self.personal.accounts))
         for kind, values in names:
-            yield from ((kind, name) for name in values if re.search(_whole(name), text))
+            yield from ((kind, name) for name in values if re.search(_match_whole_word(name), text))
         paths = dict.fromkeys(match.group() for match in _PATH.finditer(text))
         yield from (("paths", path) for path in paths if self._is_personal(path))
 
@@ -108,7 +108,7 @@ class Redaction:
         return path.startswith(("/home/", "/Users/", "/root/", "~")) or (len(parts) > 1 and self.personal.user in parts)
 
 
-def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
+def describe_personal_words(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
     """Yield one line per kind: the personal words and their files. ``personal`` has file, kind and words."""
     for kind in KINDS:
         found = [(path, what) for path, of, what in personal if of == kind]
@@ -123,16 +123,16 @@ def describe(personal: Sequence[tuple[Path, str, str]]) -> Iterator[str]:
 def _short_path(match: re.Match[str]) -> str:
     """Shorten a path to its last component. Paths of the operating system say nothing about a person and stay."""
     path = match.group()
-    if path.startswith(tuple(f"{folder}/" for folder in _OF_SYSTEM)) or path in _OF_SYSTEM:
+    if path.startswith(tuple(f"{folder}/" for folder in _SYSTEM_FOLDERS)) or path in _SYSTEM_FOLDERS:
         return path
     return f"/{REDACTED}/{PurePosixPath(path).name}"
 
 
-def _whole(name: str) -> str:
+def _match_whole_word(name: str) -> str:
     return rf"(?<![\w.-]){re.escape(name)}(?![\w-])"
 
 
-def _user() -> str:
+def _find_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without an entry for this user

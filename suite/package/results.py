@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite import NO_SUBMITTER
-from suite.compliance.ruleset import Benchmark, card_benchmark
-from suite.descriptor import descriptor
+from suite.compliance.ruleset import Benchmark, build_card_benchmark
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from suite.log.results_tree import PRUNED
-from suite.log.resume import began
+from suite.log.resume import has_run_start
 from suite.log.run_folder import RunFolder, RunInfo
-from suite.log.score import Throughput, TimeToTrain, failure, throughput, time_to_train
+from suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
 from suite.machine.facts import Facts
-from suite.machine.system import differences, read_nodes
+from suite.machine.system import list_differences, read_nodes
 
-NOBODY = (None, NO_SUBMITTER)  # submission_org of a log that names no submitter
+NO_SUBMITTERS = (None, NO_SUBMITTER)  # submission_org of a log that names no submitter
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Run:
     @property
     def unnamed(self) -> list[RunRecord]:
         """The records of logs that name no submitter."""
-        return [record for record in self.records if record.org in NOBODY]
+        return [record for record in self.records if record.org in NO_SUBMITTERS]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_run(root: Path) -> Run:
     logs = folder.results()
     if not logs:
         raise InputError(f"{root}: no result_*.txt, so there is no run to package; `mlhpc run` writes them")
-    records = tuple(summarise(read_events(path)) for path in logs)
+    records = tuple(summarise_log(read_events(path)) for path in logs)
     return Run(folder, info, records, tuple(folder.resumed()), read_nodes(root))
 
 
@@ -96,11 +96,11 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
     """Group runs by workload, size, scenario and shape. InputError if the runs of a group do not belong together."""
     groups: dict[tuple[str, str, str, str], list[Run]] = {}
     for run in runs:
-        shape = _shape(run, system)
+        shape = _build_system_name(run, system)
         groups.setdefault((run.info.workload, run.info.size, run.info.mode, shape), []).append(run)
     for (workload, size, mode, system_id), members in groups.items():
-        benchmark = card_benchmark(descriptor(workload), size)
-        deviating = differences(run.nodes[0] for run in members)
+        benchmark = build_card_benchmark(load_descriptor(workload), size)
+        deviating = list_differences(run.nodes[0] for run in members)
         if deviating:
             raise InputError(f"the runs were made on different systems: {deviating[0]}")
         records = [record for run in members for record in run.records]
@@ -123,7 +123,7 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
             raise InputError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
 
 
-def _shape(run: Run, system: str) -> str:
+def _build_system_name(run: Run, system: str) -> str:
     """Return the system's name in the package, ``<system>_[<instances>x]<nodes>x<ranks per node>_<size>``.
 
     Results of different shape or size must never share a folder. InputError if no log has nodes and ranks.
@@ -144,7 +144,7 @@ def _select_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Se
     seeds: set[int | None] = set()
     scored = []
     for record in records:
-        if failure(record, benchmark) is None and record.seed not in seeds:
+        if find_failure(record, benchmark) is None and record.seed not in seeds:
             seeds.add(record.seed)
             scored.append(record)
     if len(scored) < benchmark.required_runs:
@@ -156,24 +156,24 @@ def _select_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selecti
     """Select the N consecutive runs with the median score if a time-to-train result has more than required."""
     if len(records) <= benchmark.required_runs:
         return tuple(records), (), ()
-    score = time_to_train(records, benchmark)
+    score = compute_time_to_train(records, benchmark)
     # The reasons why the score leaves a run out; the fastest and the slowest are left out of the mean only.
     outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
     scored = tuple(run.record for run in score.runs if run not in outside)
     return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
-def compute_score_of(result: Result) -> TimeToTrain | Throughput:
+def compute_score(result: Result) -> TimeToTrain | Throughput:
     """Compute the score of the runs of a result."""
-    score = throughput if result.scenario == "weak" else time_to_train
+    score = compute_throughput if result.scenario == "weak" else compute_time_to_train
     return score(result.scored, result.benchmark)
 
 
-def notes(results: Sequence[Result], division: str, submitter: str) -> Iterator[str]:
+def list_notes(results: Sequence[Result], division: str, submitter: str) -> Iterator[str]:
     """Yield what a person should know: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
-            yield f"{record.path}: pruned: {failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
+            yield f"{record.path}: pruned: {find_failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
         for record in result.scored:
             if record.division != division:
                 yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"
@@ -184,21 +184,21 @@ def notes(results: Sequence[Result], division: str, submitter: str) -> Iterator[
             logs = f"{unnamed[0].path}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
             yield f"{logs}: no submitter in the log; the package marks {submitter!r} as stated late"
         for run in result.runs:
-            yield from _notes_on(run)
+            yield from _list_run_notes(run)
 
 
-def _notes_on(run: Run) -> Iterator[str]:
+def _list_run_notes(run: Run) -> Iterator[str]:
     for path in run.resumed:
         yield f"{path}: a continuation, kept as provenance, not scored"
     for path in run.folder.failed():
-        if began(path):
+        if has_run_start(path):
             yield f"{path}: began and failed, and was replaced: shown in the package"
     expected: tuple[Path, ...] = (run.folder.sources_path, run.folder.environment_path)
     expected += () if run.info.loop else (run.folder.data_path,)
     missing = [path.name for path in expected if not path.exists()]
     if missing:
         yield f"{run.folder.root}: no {', '.join(missing)}: every run leaves them; the package lacks them too"
-    for text in differences(run.nodes):
+    for text in list_differences(run.nodes):
         yield f"{run.folder.root}: {text}"
     if len(run.records) < run.info.runs:
         yield f"{run.folder.root}: {len(run.records)} of {run.info.runs} runs left a log"

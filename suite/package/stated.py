@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.manifest import digest
+from suite.compliance.manifest import compute_sha256
 from suite.compliance.ruleset import Benchmark
 from suite.log.energy.score import find_energy
-from suite.log.record import RunRecord, first_reaching
+from suite.log.record import RunRecord, find_first_on_target
 from suite.log.score import Throughput, TimeToTrain
 
 STATED = "result.json"
@@ -21,7 +21,7 @@ STATED_VERSION = 1
 ENERGY = ("energy_j", "energy_of")  # only in a result whose energy was measured
 
 
-def state_result(
+def build_stated_result(
     result: TimeToTrain | Throughput,
     benchmark: Benchmark,
     names: Mapping[Path, str] | None = None,
@@ -42,10 +42,10 @@ def state_result(
         "models_per_min": rate.models_per_minute if rate else None,
         "reason": result.reason,
         "runs": [
-            _state_run(run.record, benchmark, names)
+            _build_run(run.record, benchmark, names)
             for run in sorted(result.runs, key=lambda run: str(run.record.path))
         ],
-        **_state_energy(time, names or {}, folder),
+        **_build_energy(time, names or {}, folder),
     }
 
 
@@ -54,7 +54,7 @@ def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> lis
     names: tuple[str, ...] = ("benchmark", "size", "score_s", "score_with_staging_s", "models_per_min")
     names += tuple(name for name in ENERGY if name in stated)
     different = [(name, stated.get(name), found.get(name)) for name in names if stated.get(name) != found.get(name)]
-    one, other = (_by_file(document.get("runs")) for document in (stated, found))
+    one, other = (_group_by_file(document.get("runs")) for document in (stated, found))
     for file in sorted({*one, *other}):
         a, b = one.get(file, {}), other.get(file, {})
         keys = [key for key in ("sha256", "seed", "time_s", "epochs", "converged") if a.get(key) != b.get(key)]
@@ -63,7 +63,7 @@ def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> lis
     return [(name, str(was)[:80], str(now)[:80]) for name, was, now in different]
 
 
-def _state_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder: Path | None) -> dict[str, Any]:
+def _build_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder: Path | None) -> dict[str, Any]:
     if result is not None and folder is not None:
         # An external meter's readings are in the package only, so the energy is that of the logs there.
         runs = []
@@ -76,24 +76,24 @@ def _state_energy(result: TimeToTrain | None, names: Mapping[Path, str], folder:
     return {} if found is None or found.mean_j is None else dict(zip(ENERGY, (found.mean_j, found.what), strict=True))
 
 
-def epochs_to_target(record: RunRecord, benchmark: Benchmark) -> float | None:
+def find_epochs_to_target(record: RunRecord, benchmark: Benchmark) -> float | None:
     """Return the epoch_num at which the target was reached first; None if it was not."""
-    first = first_reaching(record, benchmark)
+    first = find_first_on_target(record, benchmark)
     return None if first is None else first.epoch
 
 
-def _by_file(runs: object) -> dict[str, Mapping[str, Any]]:
+def _group_by_file(runs: object) -> dict[str, Mapping[str, Any]]:
     items: Sequence[Any] = runs if isinstance(runs, list) else ()
     return {str(item.get("file")): item for item in items if isinstance(item, dict)}
 
 
-def _state_run(record: RunRecord, benchmark: Benchmark, names: Mapping[Path, str] | None) -> dict[str, Any]:
+def _build_run(record: RunRecord, benchmark: Benchmark, names: Mapping[Path, str] | None) -> dict[str, Any]:
     assert record.path is not None
     return {
         "file": (names or {}).get(record.path, record.path.name),
-        "sha256": digest(record.path),
+        "sha256": compute_sha256(record.path),
         "seed": record.seed,
         "time_s": record.time_to_train_s,
-        "epochs": epochs_to_target(record, benchmark),
-        "converged": first_reaching(record, benchmark) is not None,
+        "epochs": find_epochs_to_target(record, benchmark),
+        "converged": find_first_on_target(record, benchmark) is not None,
     }

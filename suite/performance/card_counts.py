@@ -24,7 +24,7 @@ SEED = 0  # of weights and of the sampled order: counts do not depend on them
 
 
 @dataclass(frozen=True)
-class Counts:
+class CardCounts:
     """The counts, named as in a card. FLOPs are per sample, the mean over the samples of one step.
 
     Forward FLOPs are those of the model's calls. Training FLOPs are everything that a step executes, losses included.
@@ -46,7 +46,7 @@ class Counts:
     uncovered: tuple[str, ...] = ()
 
 
-def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
+def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> CardCounts:
     """Count on this processor, on one rank, with the data set under ``root``. InputError if data and config differ."""
     load, world = load_workload(descriptor), World.create()
     if world.size > 1:
@@ -66,27 +66,27 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> Counts:
     with torch.no_grad():
         forward = count(lambda: workload.loss(model, batch), model)
     training = count(lambda: workload.loss(model, batch).backward())  # type: ignore[no-untyped-call]
-    return Counts(
+    return CardCounts(
         train_samples=len(train),
         eval_samples=len(validation),
         model_parameters=count_parameters(model, workload, world),
         forward_flops_per_sample=forward.by_module.get("", forward.flops) / len(chosen),
         training_flops_per_sample=training.flops / len(chosen),
-        sample_bytes=round(_stored_bytes(root, manifest)),
+        sample_bytes=round(_compute_stored_bytes(root, manifest)),
         closed_form=load(config).work(),
         counted_form=workload.work_of(batch),
-        means=_means(config, manifest),
+        means=_collect_means(config, manifest),
         uncovered=tuple(sorted({*forward.uncovered, *training.uncovered})),
     )
 
 
-def _stored_bytes(root: Path, manifest: Manifest) -> float:
+def _compute_stored_bytes(root: Path, manifest: Manifest) -> float:
     """Return the mean size of a stored training sample. A loader may leave arrays out."""
     files = [root / entry.file for entry in manifest.splits["train"]]
     return sum(map(count_stored_bytes, files)) / manifest.samples("train")
 
 
-def _means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
+def _collect_means(config: RunConfig, manifest: Manifest) -> dict[str, tuple[float, float]]:
     """Return the means (``mean_*``) that a config states of its data, with those of the manifest."""
     stated = structs.asdict(config.hyperparameters)
     return {

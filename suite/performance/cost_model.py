@@ -153,14 +153,14 @@ def predict_two_level_all_to_all(network: Network, ranks: int, size_bytes: float
     return Transfer(latency, copies + intra + inter)
 
 
-def all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
+def predict_all_to_all(network: Network, ranks: int, size_bytes: float, algorithm: Algorithm) -> Transfer:
     """Predict the all-to-all by the algorithm of this name."""
     return {"linear": predict_linear_all_to_all, "2dh": predict_two_level_all_to_all}[algorithm](
         network, ranks, size_bytes
     )
 
 
-def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
+def predict_all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
     """Predict a ring over consecutive ranks, after which each has ``size_bytes``.
 
     A reduce-scatter takes the same time.
@@ -174,9 +174,9 @@ def all_gather(network: Network, ranks: int, size_bytes: float) -> Transfer:
     return Transfer(network.launch_s + (ranks - 1) * latency, size_bytes * (1 - 1 / ranks) / bandwidth)
 
 
-def all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
+def predict_all_reduce(network: Network, ranks: int, size_bytes: float) -> Transfer:
     """Predict a ring: a reduce-scatter, then an all-gather."""
-    half = all_gather(network, ranks, size_bytes)
+    half = predict_all_gather(network, ranks, size_bytes)
     return Transfer(2 * half.latency_s, 2 * half.streaming_s)
 
 
@@ -200,18 +200,18 @@ def compute_traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
     return 4 * r * shape.dispatch_bytes + 2 * shape.expert_bytes / r * (1 - r / sharers)
 
 
-def best_r(shape: LayerShape, ranks: int) -> int:
+def choose_r(shape: LayerShape, ranks: int) -> int:
     """Return the r with the least traffic; of equal ones the smallest."""
-    return min(valid_r(shape.experts, ranks), key=lambda r: (compute_traffic_bytes(shape, ranks, r), r))
+    return min(list_valid_r(shape.experts, ranks), key=lambda r: (compute_traffic_bytes(shape, ranks, r), r))
 
 
-def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
+def list_valid_r(experts: int, ranks: int) -> tuple[int, ...]:
     """List the possible r: 0 and the divisors of the ranks per expert (1 if experts are at least as many)."""
     sharers = max(1, ranks // experts)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
 
-def layer_s(
+def predict_layer_time_s(
     shape: LayerShape, network: Network, ranks: int, flops_per_s: float, *, r: int, degree: int, algorithm: Algorithm
 ) -> float:
     """Predict the time of forward and backward pass of the experts with all communication.
@@ -220,20 +220,20 @@ def layer_s(
     """
     compute_s = shape.forward_flops / flops_per_s
     if r == 0:  # no tokens are sent: every rank gathers all experts, and again for the backward pass
-        weights = all_gather(network, ranks, shape.experts * shape.expert_bytes)
+        weights = predict_all_gather(network, ranks, shape.experts * shape.expert_bytes)
         return (1 + BACKWARD_FACTOR) * compute_s + 2 * weights.total_s
     # The ranks of an expert form r groups: tokens go to all of them, and each gathers a part 1/r of the weights.
     block = max(1, ranks // shape.experts) // r
     local_experts = max(1, shape.experts // ranks)
-    weights = all_gather(network, block, local_experts * shape.expert_bytes / r)
+    weights = predict_all_gather(network, block, local_experts * shape.expert_bytes / r)
     # Of a chunk another kind of link may be the slower one than of the whole: the model is evaluated for the chunk
-    chunk = all_to_all(network, ranks, r * shape.dispatch_bytes / degree, algorithm)
+    chunk = predict_all_to_all(network, ranks, r * shape.dispatch_bytes / degree, algorithm)
     transfer = Transfer(chunk.latency_s, degree * chunk.streaming_s)
     passes = (predict_pipelined_s(factor * compute_s, transfer, degree) for factor in (1.0, BACKWARD_FACTOR))
     return sum(passes) + 2 * weights.total_s
 
 
-def ranked(
+def list_executions(
     shape: LayerShape,
     network: Network,
     ranks: int,
@@ -244,12 +244,16 @@ def ranked(
 ) -> list[Execution]:
     """List every way to execute the layer, fastest first. r = 0 occurs once: it uses no all-to-all."""
     choices = [
-        Execution(0, 1, "linear", layer_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear"))
+        Execution(
+            0, 1, "linear", predict_layer_time_s(shape, network, ranks, flops_per_s, r=0, degree=1, algorithm="linear")
+        )
     ]
-    for r in valid_r(shape.experts, ranks)[1:]:
+    for r in list_valid_r(shape.experts, ranks)[1:]:
         for degree in degrees:
             for algorithm in algorithms:
-                seconds = layer_s(shape, network, ranks, flops_per_s, r=r, degree=degree, algorithm=algorithm)
+                seconds = predict_layer_time_s(
+                    shape, network, ranks, flops_per_s, r=r, degree=degree, algorithm=algorithm
+                )
                 choices.append(Execution(r, degree, algorithm, seconds))
     return sorted(choices, key=lambda choice: choice.seconds)
 

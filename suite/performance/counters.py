@@ -15,7 +15,7 @@ from pathlib import Path
 from suite.errors import InputError
 
 VERSION = 1
-WHOLE = "(whole program)"  # the kernel of tools that do not distinguish kernels
+WHOLE_PROGRAM = "(whole program)"  # the kernel of tools that do not distinguish kernels
 NUMBER = re.compile(r"[-+.\deE]+")
 
 
@@ -66,7 +66,7 @@ def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
     if not rows or "Kernel Name" not in rows[0]:
         raise InputError("no column 'Kernel Name'; write it with ncu --csv")
     launches = _group_ncu_metrics(rows) if "Metric Name" in rows[0] else _parse_ncu_page(rows)
-    return _sum_launches((name, *_ncu_launch(metrics)) for name, metrics in launches.values())
+    return _sum_launches((name, *_compute_ncu_launch(metrics)) for name, metrics in launches.values())
 
 
 def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
@@ -74,7 +74,7 @@ def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str
     launches: dict[str, tuple[str, dict[str, float]]] = {}
     for row in rows:
         metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
-        metrics[row["Metric Name"]] = _parse_number(row["Metric Value"]) * _unit_factor(row["Metric Unit"])
+        metrics[row["Metric Name"]] = _parse_number(row["Metric Value"]) * _find_unit_factor(row["Metric Unit"])
     return launches
 
 
@@ -86,15 +86,15 @@ def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, d
         metrics = {name: value for name, value in row.items() if name and "__" in name and value}
         launches[row["ID"]] = (
             row["Kernel Name"],
-            {name: _parse_number(value) * _unit_factor(units[name]) for name, value in metrics.items()},
+            {name: _parse_number(value) * _find_unit_factor(units[name]) for name, value in metrics.items()},
         )
     return launches
 
 
-def _ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
+def _compute_ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
     """Return seconds, FLOPs and bytes by level of one launch."""
-    seconds = _first(metrics, "gpu__time_duration.sum", "gpu__time_duration.avg")
-    plain = _weighted_sum(metrics, NCU_FLOPS)
+    seconds = _find_first(metrics, "gpu__time_duration.sum", "gpu__time_duration.avg")
+    plain = _sum_weighted(metrics, NCU_FLOPS)
     tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
     if plain is None and not tensor:
         wanted = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
@@ -129,26 +129,26 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
             if not name:
                 raise InputError("no column 'KernelName' or 'Kernel_Name'")
             counters = {k: float(v) for k, v in row.items() if k and v and NUMBER.fullmatch(v)}
-            yield name, *_rocprof_launch(counters)
+            yield name, *_compute_rocprof_launch(counters)
 
     return _sum_launches(launches())
 
 
-def _rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
+def _compute_rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
     """Return seconds, FLOPs and bytes by level of one launch."""
-    seconds = _rocprof_seconds(counters)
-    flops = _weighted_sum(counters, ROCPROF_FLOPS)
+    seconds = _compute_rocprof_seconds(counters)
+    flops = _sum_weighted(counters, ROCPROF_FLOPS)
     if flops is None:
         raise InputError(
             "no counter of FLOPs; collect SQ_INSTS_VALU_{ADD,MUL,FMA,TRANS}_F* and SQ_INSTS_VALU_MFMA_MOPS_*"
         )
-    moved = _rocprof_bytes(counters)
+    moved = _compute_rocprof_bytes(counters)
     if not moved:
         raise InputError("no counter of bytes; collect TCC_EA_{RDREQ,RDREQ_32B,WRREQ,WRREQ_64B}_sum")
     return seconds, flops, moved
 
 
-def _rocprof_seconds(counters: Mapping[str, float]) -> float:
+def _compute_rocprof_seconds(counters: Mapping[str, float]) -> float:
     begin = counters.get("BeginNs", counters.get("Start_Timestamp"))
     end = counters.get("EndNs", counters.get("End_Timestamp"))
     duration_ns = counters.get("DurationNs", None if begin is None or end is None else end - begin)
@@ -157,7 +157,7 @@ def _rocprof_seconds(counters: Mapping[str, float]) -> float:
     return duration_ns * 1e-9
 
 
-def _rocprof_bytes(counters: Mapping[str, float]) -> dict[str, float]:
+def _compute_rocprof_bytes(counters: Mapping[str, float]) -> dict[str, float]:
     """Return bytes by level. A request moves 64 bytes, except reads counted as 32 B and writes not counted as 64 B."""
     moved = {}
     for prefix in ("TCC_EA_", "TCC_EA0_"):  # the name up to MI200, and since MI300
@@ -183,7 +183,7 @@ LIKWID_BYTES = {
 
 def _parse_likwid(lines: Sequence[str]) -> list[Kernel]:
     """Parse `likwid-perfctr -O`: the metric tables of each region of the marker API, or of the whole program."""
-    return [_likwid_kernel(region, metrics) for region, metrics in _parse_likwid_tables(lines).items()]
+    return [_build_likwid_kernel(region, metrics) for region, metrics in _parse_likwid_tables(lines).items()]
 
 
 def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float]]]:
@@ -193,7 +193,7 @@ def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float
     for cells in csv.reader(lines):
         head = cells[0] if cells else ""
         if head == "TABLE":
-            region = _likwid_region(cells)
+            region = _parse_likwid_region(cells)
             metrics = None if region is None else regions.setdefault(region, {})
         elif head == "STRUCT":
             metrics = None
@@ -202,14 +202,14 @@ def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float
     return regions
 
 
-def _likwid_region(cells: Sequence[str]) -> str | None:
+def _parse_likwid_region(cells: Sequence[str]) -> str | None:
     """Return the region of a table, from the line that begins it. None if it is not a table of metrics."""
     if not any(re.fullmatch(r"Group \d+ Metric", cell) for cell in cells):
         return None
-    return next((cell.removeprefix("Region ") for cell in cells if cell.startswith("Region ")), WHOLE)
+    return next((cell.removeprefix("Region ") for cell in cells if cell.startswith("Region ")), WHOLE_PROGRAM)
 
 
-def _likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) -> Kernel:
+def _build_likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) -> Kernel:
     runtime = metrics.get(LIKWID_RUNTIME)
     rates = [metrics[name] for name in LIKWID_RATES if name in metrics]
     moved = {level: 1e9 * sum(metrics[name]) for level, name in LIKWID_BYTES.items() if name in metrics}
@@ -245,9 +245,9 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
     seconds, flops, moved = None, None, 0.0
     for event, amount, unit in _parse_perf_events(lines):
         if event == "duration_time":
-            seconds = amount * (1e-9 if unit in {"", "ns"} else _unit_factor(unit))
+            seconds = amount * (1e-9 if unit in {"", "ns"} else _find_unit_factor(unit))
         elif "cas_count" in event:
-            moved += amount * (_unit_factor(unit) if unit else CACHE_LINE)
+            moved += amount * (_find_unit_factor(unit) if unit else CACHE_LINE)
         else:
             flops = (flops or 0.0) + PERF_FLOPS[event] * amount
     if seconds is None or flops is None or not moved:
@@ -255,7 +255,7 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
             "needs duration_time, cas_count_read and cas_count_write of uncore_imc, "
             f"and of {', '.join(PERF_FLOPS)} those there are"
         )
-    kernel = Kernel(WHOLE)
+    kernel = Kernel(WHOLE_PROGRAM)
     kernel.add(seconds, flops, {"dram": moved})
     return [kernel]
 
@@ -293,13 +293,13 @@ def _sum_launches(launches: Iterable[tuple[str, float, float, dict[str, float]]]
     return list(kernels.values())
 
 
-def _weighted_sum(counters: Mapping[str, float], weights: Mapping[str, int]) -> float | None:
+def _sum_weighted(counters: Mapping[str, float], weights: Mapping[str, int]) -> float | None:
     """Sum the counters that have a weight, each times its weight. None if there are none."""
     values = [weight * counters[name] for name, weight in weights.items() if name in counters]
     return sum(values) if values else None
 
 
-def _first(metrics: Mapping[str, float], *names: str) -> float:
+def _find_first(metrics: Mapping[str, float], *names: str) -> float:
     """Return the first of some metrics that exists. InputError names the first of them."""
     for name in names:
         if name in metrics:
@@ -321,6 +321,6 @@ _UNITS = {
 }
 
 
-def _unit_factor(text: str) -> float:
+def _find_unit_factor(text: str) -> float:
     """Return the factor from a unit to seconds, bytes or counts. Unknown units belong to unused metrics: 1."""
     return _UNITS.get(text.strip().lower(), 1.0)

@@ -19,18 +19,18 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from suite.config import RunConfig
-from suite.data.sampling import train_batches
+from suite.data.sampling import list_train_batches
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.collectives import start_collectives
-from suite.performance.stragglers import Straggling, straggling
+from suite.performance.stragglers import StragglerTest, find_straggler
 from suite.training.counts.flops import Count, count
-from suite.training.devices import Feed, cores_are_taken, prefetch
-from suite.training.gradients import measured_exchange
-from suite.training.instrument import Ledger
-from suite.training.loop import autocast
+from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from suite.training.gradients import register_exchange_timing
+from suite.training.instrument import CollectiveCounter
+from suite.training.loop import make_autocast
 from suite.training.parallel.data import wrap
 from suite.training.state import TrainingState
-from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, device_clock
+from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
 from suite.workload import Dataset, Workload
 from suite.world import World
 
@@ -68,7 +68,7 @@ class Profile:
     counted: Count
     stated_flops: float
     samples: int
-    ranks: Straggling | None
+    ranks: StragglerTest | None
     trace: profile
 
 
@@ -90,7 +90,7 @@ class _Session:
             batch = next(self.batches)
         self.timer.mark(DATA_WAIT)
         self.state.optimization.optimizer.zero_grad(set_to_none=True)
-        with record_function(PHASE + FORWARD), autocast(self.config, self.device):
+        with record_function(PHASE + FORWARD), make_autocast(self.config, self.device):
             loss = self.workload.loss(self.wrapped, batch)
         with record_function(PHASE + BACKWARD):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ class _Session:
         self.timer.mark(OPTIMIZER)
 
 
-def run(
+def run_profile(
     workload: Workload,
     config: RunConfig,
     data: Dataset,
@@ -119,25 +119,25 @@ def run(
     workload.choose(model, chooser)
     torch.manual_seed(SEED + world.rank)
     state = TrainingState.create(workload, model, max(1, len(data) // config.global_batch_size), SEED)
-    timer = PhaseTimer(device_clock(device))
+    timer = PhaseTimer(make_device_clock(device))
     wrapped = wrap(model, state.sharded, world, device)
     model.train()
-    marks = measured_exchange(wrapped, timer, Ledger())
+    marks = register_exchange_timing(wrapped, timer, CollectiveCounter())
     session = _Session(workload, config, world, device, wrapped, state, timer, marks)
-    session.batches = _batches(config, data, world, device, steps + profiled_steps + 3)
+    session.batches = _load_batches(config, data, world, device, steps + profiled_steps + 3)
     for _ in range(2):
         session.step()
     say(f"{steps} steps without the profiler")
-    timed = _timed(session, steps)
+    timed = _measure_steps(session, steps)
     say(f"{profiled_steps} steps with it")
     timer.restart()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with _layers_named(model), profile(activities=activities) as trace:
+    with _name_layers(model), profile(activities=activities) as trace:
         for _ in range(profiled_steps):
             session.step()
     profiled = {name: seconds / profiled_steps for name, seconds in timer.flush().items()}
-    counted = _counted(session)
-    own, wait = _by_rank(world, timed)
+    counted = _count_flops(session)
+    own, wait = _gather_by_rank(world, timed)
     layers = measure_layer_times(trace, model, counted, profiled_steps, on_device=device.type == "cuda")
     return Profile(
         layers=layers,
@@ -146,7 +146,7 @@ def run(
         counted=counted,
         stated_flops=workload.work().executed_flops,
         samples=config.global_batch_size // world.size,
-        ranks=straggling(own, wait, np.ones(len(own))),
+        ranks=find_straggler(own, wait, np.ones(len(own))),
         trace=trace,
     )
 
@@ -174,12 +174,12 @@ def _add_forward(
     """Add calls and forward times. Returns the innermost module around each forward operator, by sequence number."""
     callers: dict[int, str] = {}
     for event in events:
-        path = _path(event)
+        path = _find_path(event)
         if path is None:
             continue
         if event.name.startswith(LAYER):
             layers[path].calls += 1 / steps
-            layers[path].forward_s += _seconds(event, on_device=on_device) / steps
+            layers[path].forward_s += _find_seconds(event, on_device=on_device) / steps
         elif event.sequence_nr >= 0 and event.scope == 0 and not event.name.startswith("autograd::"):
             callers[event.sequence_nr] = path
     return callers
@@ -191,21 +191,21 @@ def _add_backward(
     """Charge each backward operator to the module that called its forward operator, and to all modules around it."""
     for event in events:
         if event.name.startswith("autograd::engine::evaluate_function") and event.sequence_nr in callers:
-            for path in _with_ancestors(callers[event.sequence_nr]):
-                layers[path].backward_s += _seconds(event, on_device=on_device) / steps
+            for path in _list_with_ancestors(callers[event.sequence_nr]):
+                layers[path].backward_s += _find_seconds(event, on_device=on_device) / steps
 
 
 def _set_own_times(layers: Mapping[str, LayerTime]) -> None:
     children: dict[str, list[LayerTime]] = {}
     for path, layer in layers.items():
         if path:
-            children.setdefault(_parent(path), []).append(layer)
+            children.setdefault(_find_parent(path), []).append(layer)
     for path, layer in layers.items():
         inside = sum(child.forward_s + child.backward_s for child in children.get(path, ()))
         layer.own_s = max(0.0, layer.forward_s + layer.backward_s - inside)
 
 
-def _timed(session: _Session, steps: int) -> list[dict[str, float]]:
+def _measure_steps(session: _Session, steps: int) -> list[dict[str, float]]:
     """Return the seconds by phase of each of some steps."""
     phases = []
     session.timer.restart()
@@ -215,19 +215,21 @@ def _timed(session: _Session, steps: int) -> list[dict[str, float]]:
     return phases
 
 
-def _counted(session: _Session) -> Count:
+def _count_flops(session: _Session) -> Count:
     """Count the FLOPs of the forward and backward pass of one more step on this rank's samples."""
     batch = next(session.batches)
 
     def passes() -> None:
-        with autocast(session.config, session.device):
+        with make_autocast(session.config, session.device):
             loss = session.workload.loss(session.state.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
 
     return count(passes, session.state.model)
 
 
-def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _gather_by_rank(
+    world: World, timed: Sequence[Mapping[str, float]]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return own and waiting time of each step and rank (K, R) in seconds. Waiting is the exposed exchange."""
     own = [step["step"] - step[EXPOSED_COMMUNICATION] for step in timed]
     wait = [step[EXPOSED_COMMUNICATION] for step in timed]
@@ -235,34 +237,37 @@ def _by_rank(world: World, timed: Sequence[Mapping[str, float]]) -> tuple[np.nda
     return np.array([pair[0] for pair in pairs]).T, np.array([pair[1] for pair in pairs]).T
 
 
-def _batches(config: RunConfig, data: Dataset, world: World, device: torch.device, steps: int) -> Iterator[Any]:
+def _load_batches(config: RunConfig, data: Dataset, world: World, device: torch.device, steps: int) -> Iterator[Any]:
     """Yield ``steps`` batches of this rank on the device, over as many epochs as that takes."""
 
     def indices() -> Iterator[tuple[int, Any]]:
         epoch = 1
         while True:
-            yield from ((epoch, chosen) for chosen in _epoch(config, data, world, epoch))
+            yield from ((epoch, chosen) for chosen in _load_epoch(config, data, world, epoch))
             epoch += 1
 
     def load(item: tuple[int, Any]) -> Any:
         return data.load(item[1], seed=SEED, epoch=item[0])
 
-    batches = prefetch(
-        load, islice(indices(), steps), threads=config.loader_threads, feed=Feed(device, alone=cores_are_taken(world))
+    batches = load_with_prefetch(
+        load,
+        islice(indices(), steps),
+        threads=config.loader_threads,
+        feed=BatchCopier(device, alone=has_no_idle_core(world)),
     )
     yield from (batch for _, batch in batches)
 
 
-def _epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterator[Any]:
+def _load_epoch(config: RunConfig, data: Dataset, world: World, epoch: int) -> Iterator[Any]:
     return iter(
-        train_batches(
+        list_train_batches(
             len(data), config.global_batch_size, seed=SEED, epoch=epoch, rank=world.rank, size=world.size, first_step=0
         )
     )
 
 
 @contextmanager
-def _layers_named(model: nn.Module) -> Iterator[None]:
+def _name_layers(model: nn.Module) -> Iterator[None]:
     """Name every call of a module in the body as a range on the trace, by its path."""
     open_ranges: list[record_function] = []
 
@@ -287,7 +292,7 @@ def _layers_named(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _path(event: Any) -> str | None:
+def _find_path(event: Any) -> str | None:
     """Return the path of the innermost module around an event, or of its own range. None outside all modules."""
     while event is not None and not event.name.startswith(LAYER):
         event = event.cpu_parent
@@ -297,18 +302,18 @@ def _path(event: Any) -> str | None:
     return "" if path == ROOT else path
 
 
-def _parent(path: str) -> str:
+def _find_parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _with_ancestors(path: str) -> Iterator[str]:
+def _list_with_ancestors(path: str) -> Iterator[str]:
     """Yield a module, the modules around it, and the model."""
     while path:
         yield path
-        path = _parent(path)
+        path = _find_parent(path)
     yield ""
 
 
-def _seconds(event: Any, *, on_device: bool) -> float:
+def _find_seconds(event: Any, *, on_device: bool) -> float:
     microseconds = event.device_time_total if on_device else event.cpu_time_total
     return float(microseconds) * 1e-6

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_RANKS = 2  # one rank waits for nobody
-DEALINGS = 2000  # permutations of the test
-SIGNIFICANT = 0.05  # p below which a gap is no chance
-WORTH_A_NAME = 0.01  # share of the step: a rank with a smaller excess is not called slow
+MIN_RANKS = 2  # one rank waits for nobody
+PERMUTATIONS = 2000  # permutations of the test
+SIGNIFICANCE_LEVEL = 0.05  # p below which a gap is no chance
+MIN_EXCESS_SHARE = 0.01  # share of the step: a rank with a smaller excess is not called slow
 
 
 @dataclass(frozen=True)
-class Straggling:
+class StragglerTest:
     """Seconds per step; ``own_s`` and ``wait_s`` are means over blocks, by rank.
 
     ``luck_s`` is the mean gap of the permutations, ``p`` the share of them with a gap at least as large.
@@ -52,10 +52,10 @@ class Straggling:
 
     @property
     def is_slow(self) -> bool:
-        """True if the rank that waits least also computes longest, significantly and by more than `WORTH_A_NAME`."""
+        """True if the rank that waits least also computes longest, significantly and by more than `MIN_EXCESS_SHARE`."""
         return (
-            self.excess_s > WORTH_A_NAME * self.step_s
-            and self.p < SIGNIFICANT
+            self.excess_s > MIN_EXCESS_SHARE * self.step_s
+            and self.p < SIGNIFICANCE_LEVEL
             and int(self.own_s.argmax()) == self.slow
         )
 
@@ -65,20 +65,20 @@ class Straggling:
         return float(len(self.own_s) ** (1.0 - self.blocks))
 
 
-def straggling(
+def find_straggler(
     own_KR: NDArray[np.float64], wait_KR: NDArray[np.float64], steps_K: NDArray[np.float64]
-) -> Straggling | None:
+) -> StragglerTest | None:
     """Test the ranks of one result, from seconds and numbers of steps of its blocks. None for fewer than two ranks."""
     blocks, ranks = own_KR.shape
-    if ranks < LEAST_RANKS or not blocks:
+    if ranks < MIN_RANKS or not blocks:
         return None
     own = own_KR / steps_K[:, None]
     wait = wait_KR / steps_K[:, None]
     # A fixed seed: the same log gives the same verdict.
-    dealt = np.random.default_rng(0).permuted(np.broadcast_to(own, (DEALINGS, blocks, ranks)), axis=2)
-    by_luck = _gap(dealt.mean(axis=1))
-    gap = float(_gap(own.mean(axis=0)))
-    return Straggling(
+    dealt = np.random.default_rng(0).permuted(np.broadcast_to(own, (PERMUTATIONS, blocks, ranks)), axis=2)
+    by_luck = _compute_gap(dealt.mean(axis=1))
+    gap = float(_compute_gap(own.mean(axis=0)))
+    return StragglerTest(
         own_s=own.mean(axis=0),
         wait_s=wait.mean(axis=0),
         step_s=float((own + wait).max(axis=1).mean()),
@@ -86,10 +86,10 @@ def straggling(
         gap_s=gap,
         luck_s=float(by_luck.mean()),
         # The 1s count the times as measured, so that p is never 0
-        p=float((1 + (by_luck >= gap * (1 - 1e-9)).sum()) / (1 + DEALINGS)),
+        p=float((1 + (by_luck >= gap * (1 - 1e-9)).sum()) / (1 + PERMUTATIONS)),
     )
 
 
-def _gap(mean: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_gap(mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the slowest rank's time minus the median rank's, ranks along the last axis."""
     return np.asarray(mean.max(axis=-1) - np.median(mean, axis=-1))

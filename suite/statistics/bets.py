@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
 """(stake, part): the share of its wealth that each part bets. The parts of the initial wealth sum to 1."""
-LEVEL = 0.05  # chance that the interval of a median ratio misses it
+INTERVAL_ALPHA = 0.05  # chance that the interval of a median ratio misses it
 
 
 @dataclass
-class Bets:
+class BettingTest:
     """The wealth that is bet against one entry, part by part of `STAKES`."""
 
     parts: list[float] = field(default_factory=lambda: [part for _, part in STAKES])
@@ -33,12 +33,12 @@ class Bets:
         self.parts = [part * (1.0 + stake * lost) for (stake, _), part in zip(STAKES, self.parts, strict=True)]
 
 
-def sign_of(mine: float, its: float) -> int:
+def compute_sign(mine: float, its: float) -> int:
     """Return 1 if I was slower, -1 if I was faster, 0 for a tie. Two runs that did not finish (infinite) tie."""
     return (mine > its) - (mine < its)
 
 
-def evidence(lost: int, won: int) -> float:
+def compute_e_value(lost: int, won: int) -> float:
     """Compute the wealth after blocks ``lost`` to and ``won`` against one rival that was named beforehand."""
     return math.fsum(part * (1.0 + stake) ** lost * (1.0 - stake) ** won for stake, part in STAKES)
 
@@ -53,7 +53,7 @@ class MedianRatio:
     blocks: int
 
 
-def median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | None:
+def compute_median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | None:
     """Compute my time over its time from pairs of times.
 
     A run that did not finish is infinite. None without a ratio.
@@ -63,7 +63,7 @@ def median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | None:
         return None
     count = len(ratios)
     cut = 0  # the number of ratios at each end that lie outside of the interval
-    while cut < count and evidence(count - cut, cut) >= 2.0 / LEVEL:
+    while cut < count and compute_e_value(count - cut, cut) >= 2.0 / INTERVAL_ALPHA:
         cut += 1
     low, high = (ratios[cut - 1], ratios[count - cut]) if 0 < cut <= (count + 1) // 2 else (0.0, math.inf)
     bounded = high if math.isfinite(high) else None

@@ -18,7 +18,7 @@ class Turn:
     entry: str
 
 
-def alternate(block: int, entries: Sequence[str]) -> list[str]:
+def make_alternating_order(block: int, entries: Sequence[str]) -> list[str]:
     """Return the order of a block of two sides, reversed in every second one.
 
     A drift within a block then cancels out.
@@ -26,7 +26,7 @@ def alternate(block: int, entries: Sequence[str]) -> list[str]:
     return list(entries) if block % 2 else list(reversed(entries))
 
 
-def draw(block: int, entries: Sequence[str], seed: int) -> list[str]:
+def make_random_order(block: int, entries: Sequence[str], seed: int) -> list[str]:
     """Draw the order of a block.
 
     Orders are independent and not balanced. Only then are times of equal entries exchangeable within each block,

@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from suite.files import duration_text
+from suite.files import render_duration
 from suite.statistics import Outcome, judge_interval, student_t
-from suite.statistics.intervals import LARGEST_LOG, mean_interval
+from suite.statistics.intervals import LARGEST_LOG, compute_mean_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 POWER = 0.8  # with which `detectable` ratios are detected
 ALPHA = 0.05  # of each of the two one-sided tests
-MOST_PERMUTATIONS = 200_000
-FEWEST_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
+MAX_PERMUTATIONS = 200_000
+MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
 # A trend over the runs counts from this p value on. Five runs a side show a drift of half their spread a run so only
 # half of the time at 0.05. A larger level costs little: the interval only grows by what the drift explains.
 DRIFT_P = 0.2
-MOST_RUNS = 200  # that are proposed to tell a difference
+MAX_PROPOSED_RUNS = 200  # that are proposed to tell a difference
 
-Run = tuple[float, float]  # when it began (Unix time, or any number that orders runs) and its time, in seconds
+TimedRun = tuple[float, float]  # when it began (Unix time, or any number that orders runs) and its time, in seconds
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TimeRatio:
     dof: float = math.inf
 
 
-def welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
+def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
     """Compute the ratio of geometric means, B over A, with its Welch interval on log time. Two or more times each."""
     logs = [[math.log(time) for time in times] for times in (a, b)]
     difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
@@ -57,8 +57,8 @@ def welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONF
     error, dof, half, p = math.sqrt(sum(parts)), math.inf, 0.0, math.nan
     if error > 0.0:
         dof = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
-        half = student_t.quantile(0.5 + confidence / 2, dof) * error
-        p = 2.0 * student_t.cdf(-abs(difference) / error, dof)
+        half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
+        p = 2.0 * student_t.compute_cdf(-abs(difference) / error, dof)
     low, middle, high = (math.exp(min(difference + sign * half, LARGEST_LOG)) for sign in (-1, 0, 1))
     return TimeRatio(middle, low, high, p, error, dof)
 
@@ -87,8 +87,8 @@ class Comparison:
 
 
 def compare_times(
-    a: Sequence[Run],
-    b: Sequence[Run],
+    a: Sequence[TimedRun],
+    b: Sequence[TimedRun],
     *,
     confidence: float = CONFIDENCE,
     margin: float = 0.0,
@@ -105,22 +105,22 @@ def compare_times(
     times_a, times_b = ([time for _, time in runs] for runs in (a, b))
     if len(a) < 2 or len(b) < 2:
         return None
-    welch = welch_ratio(times_a, times_b, confidence)
+    welch = compute_welch_ratio(times_a, times_b, confidence)
     if welch.error == 0.0:
         return None
     middle, half = math.log(welch.ratio), (math.log(welch.high) - math.log(welch.low)) / 2
-    too_little = _too_little(times_a, times_b)
+    too_little = _describe_lacking_data(times_a, times_b)
     doubts = list(too_little)
     least = resolution_s / min(*times_a, *times_b)
     if half < least:
         half = least
-        doubts.append(f"the times are known to {duration_text(resolution_s)}")
+        doubts.append(f"the times are known to {render_duration(resolution_s)}")
     drift, moved = _find_drift(a, b)
     half += moved
     if moved > half / 20:  # less is not worth a word
         doubts.append(f"times change by {math.expm1(drift):+.1%} from run to run, and the interval allows for that")
     low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
-    p_permutation = permutation_p([math.log(time) for time in times_a], [math.log(time) for time in times_b])
+    p_permutation = compute_permutation_p([math.log(time) for time in times_a], [math.log(time) for time in times_b])
     outcome = judge_interval(low, high, margin)
     different = outcome in (Outcome.SLOWER, Outcome.FASTER)
     # Welch's t is wrong twice as often as stated for a few runs beside many, or with long tails. The permutation test
@@ -139,25 +139,25 @@ def compare_times(
         high=high,
         p=welch.p,
         p_permutation=p_permutation,
-        detectable=_detectable(welch.error, welch.dof),
+        detectable=_compute_detectable(welch.error, welch.dof),
         drift=drift,
         outcome=outcome,
         doubts=tuple(doubts),
     )
 
 
-def _too_little(a: Sequence[float], b: Sequence[float]) -> list[str]:
+def _describe_lacking_data(a: Sequence[float], b: Sequence[float]) -> list[str]:
     """Say which side has too few runs, or runs without spread, to be judged."""
     reasons = []
     for side, times in (("A", a), ("B", b)):
-        if len(times) < FEWEST_RUNS:
-            reasons.append(f"{side} has {len(times)} runs; {FEWEST_RUNS} are needed to know how much runs differ")
+        if len(times) < MIN_RUNS:
+            reasons.append(f"{side} has {len(times)} runs; {MIN_RUNS} are needed to know how much runs differ")
         elif max(times) == min(times):
             reasons.append(f"all {len(times)} runs of {side} take the same time, so how much runs differ is not known")
     return reasons
 
 
-def _find_drift(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float]:
+def _find_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> tuple[float, float]:
     """Find a trend of log time over the order of all runs, equal in A and B. Return it and what it may explain.
 
     Both are 0 if there is none. A trend explains at most the upper end of its 95 % interval, times the runs from the
@@ -178,14 +178,14 @@ def _find_drift(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float]:
     slope = sum(place * log for place, log in centred) / squares
     rest = sum((log - slope * place) ** 2 for place, log in centred)
     error = math.sqrt(rest / dof / squares)
-    if error > 0.0 and 2.0 * student_t.cdf(-abs(slope) / error, dof) > DRIFT_P:
+    if error > 0.0 and 2.0 * student_t.compute_cdf(-abs(slope) / error, dof) > DRIFT_P:
         return 0.0, 0.0
-    most = abs(slope) + student_t.quantile(0.975, dof) * error
+    most = abs(slope) + student_t.compute_quantile(0.975, dof) * error
     return slope, most * abs(statistics.fmean(places[1]) - statistics.fmean(places[0]))
 
 
-def runs_to_tell(comparison: Comparison) -> int | None:
-    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MOST_RUNS`, or if the
+def estimate_runs_needed(comparison: Comparison) -> int | None:
+    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MAX_PROPOSED_RUNS`, or if the
     spread is not known.
 
     The spread is taken from the smallest ratio that the runs at hand would detect.
@@ -194,36 +194,41 @@ def runs_to_tell(comparison: Comparison) -> int | None:
         return None
     seen = abs(math.log(comparison.ratio))
     dof = comparison.n_a + comparison.n_b - 2
-    quantiles = student_t.quantile(0.5 + CONFIDENCE / 2, dof) + student_t.quantile(POWER, dof)
+    quantiles = student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) + student_t.compute_quantile(POWER, dof)
     spread = math.log(comparison.detectable) / quantiles / math.sqrt(1 / comparison.n_a + 1 / comparison.n_b)
-    return next((n for n in range(FEWEST_RUNS, MOST_RUNS + 1) if math.log(detectable_ratio(n, spread)) <= seen), None)
+    return next(
+        (n for n in range(MIN_RUNS, MAX_PROPOSED_RUNS + 1) if math.log(compute_detectable_ratio(n, spread)) <= seen),
+        None,
+    )
 
 
-def detectable_ratio(n: int, spread: float) -> float:
+def compute_detectable_ratio(n: int, spread: float) -> float:
     """Smallest ratio that two results of ``n`` runs each detect with 80 % power. ``spread`` is the std of log time."""
-    return _detectable(spread * math.sqrt(2.0 / n), 2.0 * n - 2.0)
+    return _compute_detectable(spread * math.sqrt(2.0 / n), 2.0 * n - 2.0)
 
 
-def _detectable(error: float, dof: float) -> float:
-    return math.exp((student_t.quantile(0.5 + CONFIDENCE / 2, dof) + student_t.quantile(POWER, dof)) * error)
+def _compute_detectable(error: float, dof: float) -> float:
+    return math.exp(
+        (student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) + student_t.compute_quantile(POWER, dof)) * error
+    )
 
 
-def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
+def compute_permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Compute the share of all divisions of the pooled values whose means differ at least as much; NaN if too many."""
     import numpy as np
 
     pooled, size = np.array([*a, *b]), min(len(a), len(b))
-    if math.comb(len(pooled), size) > MOST_PERMUTATIONS:
+    if math.comb(len(pooled), size) > MAX_PERMUTATIONS:
         return math.nan
     rest = len(pooled) - size
-    sums = pooled[_divisions(len(pooled), size)].sum(axis=1)
+    sums = pooled[_list_divisions(len(pooled), size)].sum(axis=1)
     gaps = np.abs(sums / size - (pooled.sum() - sums) / rest)
     seen = abs(float(np.mean(a) - np.mean(b)))
     return float((gaps >= seen * (1.0 - 1e-12)).mean())  # the tolerance keeps the seen division itself in
 
 
 @lru_cache(maxsize=4)
-def _divisions(count: int, size: int) -> np.ndarray:
+def _list_divisions(count: int, size: int) -> np.ndarray:
     """List the indices of the smaller group in every division, a row each."""
     import numpy as np
 
@@ -264,5 +269,5 @@ class Equivalence:
 def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
     """Test whether two or more paired times are equivalent within a margin: Student's t on the logs of the ratios."""
     logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
-    middle, half = mean_interval(logs, 1.0 - 2.0 * ALPHA)
+    middle, half = compute_mean_interval(logs, 1.0 - 2.0 * ALPHA)
     return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)

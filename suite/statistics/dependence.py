@@ -1,7 +1,7 @@
 """How much the results of a series may depend on each other, and what such results look like without a change.
 
 Results are taken as an autoregressive process of order 1: the noise of a result correlates with that of the one before
-it. `largest_correlation` gives the largest correlation that a series does not refute, `chance_without_change` how often
+it. `find_largest_correlation` gives the largest correlation that a series does not refute, `estimate_null_p` how often
 a series of such results looks as much like a change. Both are found by simulation, with normal noise.
 """
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
     Rows = NDArray[Any]  # a series in each row
 
-SHORTEST = 2  # fewest results on each side of a change: a single one may be an outlier
-LARGEST = 0.7  # correlation that is asked for: at more, a change needs many more results than histories have
-GRID = tuple(step / 10 for step in range(8))  # correlations that are tried, up to `LARGEST`
-REFUTED = 0.05  # a correlation is refuted if so few series with it look as independent
+SHORTEST_LEVEL = 2  # fewest results on each side of a change: a single one may be an outlier
+LARGEST_CORRELATION = (
+    0.7  # correlation that is asked for: at more, a change needs many more results than histories have
+)
+CORRELATION_GRID = tuple(step / 10 for step in range(8))  # correlations that are tried, up to `LARGEST_CORRELATION`
+REFUTATION_LEVEL = 0.05  # a correlation is refuted if so few series with it look as independent
 CLIP = 10.0  # units of noise that one result weighs at most
 CLIP_REST = 3.0  # the same once changes are removed: an outlier would hide that neighbours correlate
-LEAST_RESULTS = 10  # a level: what changes more often, on average, counts as noise
-DRAWS = 200  # series for `largest_correlation`
+MIN_LEVEL_RESULTS = 10  # a level: what changes more often, on average, counts as noise
+CORRELATION_DRAWS = 200  # series for `find_largest_correlation`
 NORMAL_DIFFERENCE = 2.0 / math.sqrt(math.pi)  # mean distance of two normal values, in units of their deviation
 ROUNDING = 1e-11  # a spread of logs below this is that of equal numbers
 SEED = 20260901  # the same series always gets the same answer
@@ -33,21 +35,21 @@ SEED = 20260901  # the same series always gets the same answer
 Statistic = Callable[["Rows"], "Rows"]
 
 
-def contrast(rows: Rows) -> Rows:
+def compute_contrast(rows: Rows) -> Rows:
     """Compute for each place the sum of the scores before it, squared and over its variance. Scores have mean zero.
 
-    The first column is place `SHORTEST`.
+    The first column is place `SHORTEST_LEVEL`.
     """
     import numpy as np
 
     count = rows.shape[1]
-    before = np.arange(SHORTEST, count - SHORTEST + 1)
-    sums = np.cumsum(rows, axis=1)[:, SHORTEST - 1 : count - SHORTEST]
+    before = np.arange(SHORTEST_LEVEL, count - SHORTEST_LEVEL + 1)
+    sums = np.cumsum(rows, axis=1)[:, SHORTEST_LEVEL - 1 : count - SHORTEST_LEVEL]
     found: Rows = sums * sums / (before * (count - before))
     return found
 
 
-def noise_scores(rows: Rows) -> Rows:
+def compute_noise_scores(rows: Rows) -> Rows:
     """Compute clipped distances from the median in units of the noise, with mean zero, for rows of log values.
 
     The noise is that between neighbours: a change adds only one such difference. It may grow or shrink over the series.
@@ -69,7 +71,7 @@ def noise_scores(rows: Rows) -> Rows:
     return found
 
 
-def draw_noise(draws: int, count: int, correlation: float) -> Rows:
+def make_correlated_noise(draws: int, count: int, correlation: float) -> Rows:
     """Draw rows of standard normal values, each correlated with the one before it. The same call draws the same."""
     import numpy as np
 
@@ -81,40 +83,40 @@ def draw_noise(draws: int, count: int, correlation: float) -> Rows:
     return np.ascontiguousarray(results.T)
 
 
-def largest_correlation(logs: Rows, changes: int) -> float:
-    """Find the largest correlation in `GRID` that a series of log values does not refute.
+def find_largest_correlation(logs: Rows, changes: int) -> float:
+    """Find the largest correlation in `CORRELATION_GRID` that a series of log values does not refute.
 
     Up to ``changes`` changes are removed from the series, and as many from each simulated series.
     """
-    removed = min(changes, max(1, len(logs) // LEAST_RESULTS))
-    seen = _correlation(noise_scores(logs[None])[0], removed)
-    held, refuted = 0, len(GRID)  # indices of correlations; a larger one is refuted if a smaller one is
+    removed = min(changes, max(1, len(logs) // MIN_LEVEL_RESULTS))
+    seen = _compute_correlation(compute_noise_scores(logs[None])[0], removed)
+    held, refuted = 0, len(CORRELATION_GRID)  # indices of correlations; a larger one is refuted if a smaller one is
     while refuted - held > 1:
         middle = (held + refuted) // 2
-        drawn = _drawn_correlations(len(logs), removed, GRID[middle])
-        if sum(each <= seen for each in drawn) < REFUTED * len(drawn):
+        drawn = _draw_correlations(len(logs), removed, CORRELATION_GRID[middle])
+        if sum(each <= seen for each in drawn) < REFUTATION_LEVEL * len(drawn):
             refuted = middle
         else:
             held = middle
-    return GRID[held]
+    return CORRELATION_GRID[held]
 
 
 @lru_cache(maxsize=256)
-def _drawn_correlations(count: int, removed: int, correlation: float) -> tuple[float, ...]:
-    rows = noise_scores(draw_noise(DRAWS, count, correlation))
-    return tuple(_correlation(row, removed) for row in rows)
+def _draw_correlations(count: int, removed: int, correlation: float) -> tuple[float, ...]:
+    rows = compute_noise_scores(make_correlated_noise(CORRELATION_DRAWS, count, correlation))
+    return tuple(_compute_correlation(row, removed) for row in rows)
 
 
-def _correlation(scored: Rows, removed: int) -> float:
+def _compute_correlation(scored: Rows, removed: int) -> float:
     """Compute the correlation of neighbours once the largest changes, one after the other, are removed."""
     places = [0, len(scored)]
     for _ in range(removed):
         best = (0.0, 0)
         for begin, end in itertools.pairwise(places):
-            if end - begin >= 2 * SHORTEST:
+            if end - begin >= 2 * SHORTEST_LEVEL:
                 part = scored[begin:end]
-                gains = contrast((part - part.mean())[None])[0] * len(part)
-                best = max(best, (float(gains.max()), begin + SHORTEST + int(gains.argmax())))
+                gains = compute_contrast((part - part.mean())[None])[0] * len(part)
+                best = max(best, (float(gains.max()), begin + SHORTEST_LEVEL + int(gains.argmax())))
         if best[0] > 0.0:
             places = sorted([*places, best[1]])
     rest = scored.copy()
@@ -125,18 +127,18 @@ def _correlation(scored: Rows, removed: int) -> float:
     return float(rest[1:] @ rest[:-1]) / power if power > 0.0 else 0.0
 
 
-def chance_without_change(statistic: Statistic, logs: Rows, correlation: float, draws: int) -> float:
+def estimate_null_p(statistic: Statistic, logs: Rows, correlation: float, draws: int) -> float:
     """Compute how often a series without a change, of so correlated results, has a statistic as large."""
-    seen = float(statistic(noise_scores(logs[None]))[0])
-    drawn = _drawn_statistics(statistic, len(logs), correlation, draws)
+    seen = float(statistic(compute_noise_scores(logs[None]))[0])
+    drawn = _draw_statistics(statistic, len(logs), correlation, draws)
     return (int((drawn >= seen * (1.0 - 1e-9)).sum()) + 1) / (draws + 1)
 
 
 @lru_cache(maxsize=512)
-def _drawn_statistics(statistic: Statistic, count: int, correlation: float, draws: int) -> Rows:
-    return statistic(noise_scores(draw_noise(draws, count, correlation)))
+def _draw_statistics(statistic: Statistic, count: int, correlation: float, draws: int) -> Rows:
+    return statistic(compute_noise_scores(make_correlated_noise(draws, count, correlation)))
 
 
-def variance_factor(count: int, correlation: float) -> float:
+def compute_variance_factor(count: int, correlation: float) -> float:
     """Compute the variance of the mean of ``count`` correlated results over that of independent ones."""
     return 1.0 + 2.0 * math.fsum((1.0 - lag / count) * correlation**lag for lag in range(1, count))

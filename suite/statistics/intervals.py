@@ -11,21 +11,21 @@ from suite.statistics import student_t
 LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 
 
-def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+def compute_mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Compute the mean of two or more values and the half width of its Student-t interval."""
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), student_t.quantile(0.5 + confidence / 2, len(values) - 1) * error
+    return statistics.fmean(values), student_t.compute_quantile(0.5 + confidence / 2, len(values) - 1) * error
 
 
-def log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+def compute_log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
     """Compute the interval of the geometric mean (Student's t on log time); None for fewer than two times."""
     if len(times) < 2:
         return None
-    middle, half = mean_interval([math.log(time) for time in times], confidence)
+    middle, half = compute_mean_interval([math.log(time) for time in times], confidence)
     return math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
 
 
-def share_interval(found: int, count: int, confidence: float) -> tuple[float, float]:
+def compute_share_interval(found: int, count: int, confidence: float) -> tuple[float, float]:
     """Compute the Clopper-Pearson interval of the share behind ``found`` of ``count`` independent trials."""
     from scipy import stats
 

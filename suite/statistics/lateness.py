@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from suite.statistics.outliers import TAIL
+from suite.statistics.outliers import PARETO_EXPONENT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-class Lateness:
+class DelayDistribution:
     """How late repetitions are: in logarithms, or in units of their spread."""
 
     def __init__(self, seen: Floats, *, extrapolated: bool) -> None:
@@ -35,7 +35,7 @@ class Lateness:
         beyond = count - int(self._latest[::-1].searchsorted(distance, "right"))
         if beyond or not self._extrapolated:
             return (beyond + 1) / (count + 1)
-        return float(self._latest[0] / distance) ** TAIL / (count + 1) if distance else 1.0
+        return float(self._latest[0] / distance) ** PARETO_EXPONENT / (count + 1) if distance else 1.0
 
     def limits(self, repetitions: int, rate: float) -> Floats:
         """Compute how late the fastest, the second, ... repetition up to the median must be to be no accident.
@@ -50,15 +50,15 @@ class Lateness:
     def _find_limits(self, repetitions: int, rate: float) -> Floats:
         import numpy as np
 
-        allowed = _allowed(repetitions, rate) * (len(self._latest) + 1)
+        allowed = _compute_allowed_rates(repetitions, rate) * (len(self._latest) + 1)
         seen = self._latest[np.clip(allowed.astype(int) - 1, 0, len(self._latest) - 1)]
-        beyond = self._latest[0] * np.maximum(allowed, 1e-300) ** (-1.0 / TAIL)
+        beyond = self._latest[0] * np.maximum(allowed, 1e-300) ** (-1.0 / PARETO_EXPONENT)
         if not self._extrapolated and allowed.max() >= 1.0:  # fewer repetitions show nothing without an assumption
             beyond = np.full(len(allowed), math.inf)
         return np.asarray(np.where(allowed >= 1.0, seen, beyond))
 
 
-def chance_of_median(late: float, repetitions: int) -> float:
+def compute_late_median_chance(late: float, repetitions: int) -> float:
     """Compute how often the (lower) median of repetitions is late if one is with a probability of ``late``."""
     from scipy import special
 
@@ -67,7 +67,7 @@ def chance_of_median(late: float, repetitions: int) -> float:
 
 
 @cache
-def _allowed(repetitions: int, rate: float) -> Floats:
+def _compute_allowed_rates(repetitions: int, rate: float) -> Floats:
     """Compute how often one repetition may be late, so that all but j - 1 of them are with a probability of ``rate``.
 
     For j up to the median. Each j has an equal part of the rate. The binomial distribution is exact.

@@ -6,9 +6,9 @@ for which that holds is taken, so that several bad nodes do not mask each other.
 - Values are normal: c_i standard deviations of the rest. For i = 1 the statistic has Student's t distribution. For
   more, the expected number of groups of i healthy values that pass is the number of groups times an integral over the
   mean and the standard deviation of the rest. The c_i are such that a share ``rate`` of healthy values is named in the
-  long run, `FIRST` of it by i = 1.
+  long run, `SINGLE_OUTLIER_SHARE` of it by i = 1.
 - Tails are heavy, at most as those of Student's t with 3 degrees of freedom: a multiple of the distance of the furthest
-  of the rest. A Pareto tail of exponent `TAIL` gives the multiple for one value (Renyi); it is used for several, too.
+  of the rest. A Pareto tail of exponent `PARETO_EXPONENT` gives the multiple for one value (Renyi); it is used for several, too.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-FIRST = 0.95  # share of the false alarms that is left to the test of a single value
-TAIL = 3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
-LEAST_REST = 3  # values that must be left to compare with
-FEW = 8  # fewer values than this do not show their own spread
-FEW_FOR_TAILS = 16  # fewer values than this in each sample do not show how heavy their tails are
-FEWEST_FOR_TAILS = 32  # fewer values than this in all samples do not, either
-HEAVIER = 2.0  # standard errors above the skewness or kurtosis of normal values
+SINGLE_OUTLIER_SHARE = 0.95  # share of the false alarms that is left to the test of a single value
+PARETO_EXPONENT = (
+    3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
+)
+MIN_REST = 3  # values that must be left to compare with
+MIN_FOR_SPREAD = 8  # fewer values than this do not show their own spread
+MIN_SAMPLE_FOR_TAILS = 16  # fewer values than this in each sample do not show how heavy their tails are
+MIN_VALUES_FOR_TAILS = 32  # fewer values than this in all samples do not, either
+HEAVY_TAIL_STANDARD_ERRORS = 2.0  # standard errors above the skewness or kurtosis of normal values
 _S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and means
 
 
 @dataclass(frozen=True)
-class Tails:
+class HealthyTails:
     """What is known of healthy values.
 
-    ``heavy``: tails may be Pareto's of exponent `TAIL`; otherwise values are normal. ``floor``: the least standard
+    ``heavy``: tails may be Pareto's of exponent `PARETO_EXPONENT`; otherwise values are normal. ``floor``: the least standard
     deviation. ``least``: the least distance from the middle that healthy values may have, where tails are heavy.
     """
 
@@ -64,7 +66,7 @@ class Outliers:
 
 
 def find_outliers(
-    values: Floats, rate: float, *, margin: float = 0.0, tails: Tails | None = None, most: int | None = None
+    values: Floats, rate: float, *, margin: float = 0.0, tails: HealthyTails | None = None, most: int | None = None
 ) -> Outliers | None:
     """Find how many of the largest of N values (N,) are outliers. None if N is too small for a test.
 
@@ -72,9 +74,11 @@ def find_outliers(
     the mean of the rest. ``most``: the largest number of outliers; by default less than half of the values.
     """
     count = len(values)
-    if count < LEAST_REST + 1:
+    if count < MIN_REST + 1:
         return None
-    rests = _Rests(values[None], tails or Tails(), rate, most_outliers(count) if most is None else most)
+    rests = _TrimmedSamples(
+        values[None], tails or HealthyTails(), rate, compute_max_outliers(count) if most is None else most
+    )
     found = int(rests.count_outliers(margin)[0])
     return Outliers(
         found,
@@ -85,33 +89,37 @@ def find_outliers(
     )
 
 
-def count_outliers(values: Floats, rate: float, *, margin: float = 0.0, tails: Tails | None = None) -> Floats:
+def count_outliers(values: Floats, rate: float, *, margin: float = 0.0, tails: HealthyTails | None = None) -> Floats:
     """Count the outliers of many samples (samples, N) at once, as `find_outliers` does for one."""
-    return _Rests(values, tails or Tails(), rate, most_outliers(values.shape[1])).count_outliers(margin)
+    return _TrimmedSamples(values, tails or HealthyTails(), rate, compute_max_outliers(values.shape[1])).count_outliers(
+        margin
+    )
 
 
-class _Rests:
+class _TrimmedSamples:
     """Samples (samples, N) without their 0, 1, 2, ... largest values: arrays (samples, how many are left out)."""
 
-    def __init__(self, values: Floats, tails: Tails, rate: float, most: int) -> None:
+    def __init__(self, values: Floats, tails: HealthyTails, rate: float, most: int) -> None:
         import numpy as np
 
         self._count = values.shape[1]
         ascending = np.sort(values, axis=1)
         self.middle = (ascending[:, [(self._count - 1) // 2]] + ascending[:, [self._count // 2]]) / 2.0
         self._centred = centred = ascending - self.middle
-        self._rests = rests = self._count - np.arange(min(most_outliers(self._count), most) + 1)
+        self._rests = rests = self._count - np.arange(min(compute_max_outliers(self._count), most) + 1)
         self.means = np.cumsum(centred, axis=1)[:, rests - 1] / rests
         squares = np.cumsum(centred**2, axis=1)[:, rests - 1] - rests * self.means**2
         self.deviations = np.maximum(tails.floor, np.sqrt(np.maximum(squares, 0.0) / (rests - 1)))
         units = np.sqrt(1.0 + 1.0 / rests) * self.deviations
-        factors = _factors(self._count, rate)
+        factors = _compute_factors(self._count, rate)
         # The limits of the smallest of the values left out, and those of one more value than the rest
         self._limits, self.one_more = factors[: len(rests)] * units, factors[0] * units
         if tails.heavy:
             middles = (centred[:, (rests - 1) // 2] + centred[:, rests // 2]) / 2.0
             furthest = np.maximum(centred[:, rests - 1] - middles, middles - centred[:, :1])
-            self.one_more = times_further(self._count, rate) * np.maximum(furthest, max(tails.floor, tails.least))
+            self.one_more = compute_pareto_factor(self._count, rate) * np.maximum(
+                furthest, max(tails.floor, tails.least)
+            )
             # The rest of several outliers may lie close together by accident: there both limits hold
             self._limits[:, 2:] = np.maximum(self.one_more, self._limits)[:, 2:]
             self._limits[:, :2] = self.one_more[:, :2]
@@ -127,23 +135,23 @@ class _Rests:
 
 
 @cache
-def _factors(count: int, rate: float) -> Floats:
+def _compute_factors(count: int, rate: float) -> Floats:
     """Compute c_i for i = 1, 1, 2, 3, ... outliers: the first one is for no outlier and one more value."""
     import numpy as np
 
-    return np.array([critical(count, max(1, i), rate) for i in range(most_outliers(count) + 1)])
+    return np.array([compute_critical_value(count, max(1, i), rate) for i in range(compute_max_outliers(count) + 1)])
 
 
-def times_further(count: int, rate: float) -> float:
+def compute_pareto_factor(count: int, rate: float) -> float:
     """Compute how many times further than the rest one of ``count`` values must lie if tails are Pareto's (Renyi)."""
-    return max(1.0, math.pow(rate * count, -1.0 / TAIL))
+    return max(1.0, math.pow(rate * count, -1.0 / PARETO_EXPONENT))
 
 
-def have_heavy_tails(groups: Iterable[Floats]) -> bool:
+def has_heavy_tails(groups: Iterable[Floats]) -> bool:
     """Say whether values of several groups, each with a level and spread of its own, have heavier tails than normal.
 
     The skewness and the kurtosis of all groups are compared with their exact means and variances for normal values.
-    Fewer than `FEWEST_FOR_TAILS` values cannot show that tails are not heavy.
+    Fewer than `MIN_VALUES_FOR_TAILS` values cannot show that tails are not heavy.
     """
     import numpy as np
 
@@ -153,37 +161,41 @@ def have_heavy_tails(groups: Iterable[Floats]) -> bool:
         n = len(group)
         centred = group - group.mean()
         second = float(np.mean(centred**2))
-        if n < FEW or not second:
+        if n < MIN_FOR_SPREAD or not second:
             continue
         values += n
         skewness += float(np.mean(centred**3)) / second**1.5
         kurtosis += float(np.mean(centred**4)) / second**2 - 3.0 * (n - 1) / (n + 1)
         variance3 += 6.0 * (n - 2) / ((n + 1) * (n + 3))
         variance4 += 24.0 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
-    is_heavier = skewness > HEAVIER * math.sqrt(variance3) or kurtosis > HEAVIER * math.sqrt(variance4)
-    return values < FEWEST_FOR_TAILS or is_heavier
+    is_heavier = skewness > HEAVY_TAIL_STANDARD_ERRORS * math.sqrt(
+        variance3
+    ) or kurtosis > HEAVY_TAIL_STANDARD_ERRORS * math.sqrt(variance4)
+    return values < MIN_VALUES_FOR_TAILS or is_heavier
 
 
-def most_outliers(count: int) -> int:
+def compute_max_outliers(count: int) -> int:
     """Compute how many of ``count`` values may be outliers: less than half, and enough are left."""
-    return max(0, min((count - 1) // 2, count - LEAST_REST))
+    return max(0, min((count - 1) // 2, count - MIN_REST))
 
 
-def spread_of_one(deviation: float, rest: int) -> float:
+def compute_prediction_std(deviation: float, rest: int) -> float:
     """Compute the standard deviation of one more value's distance from the mean of ``rest`` values."""
     return deviation * math.sqrt(1.0 + 1.0 / rest)
 
 
 @cache
-def critical(count: int, i: int, rate: float) -> float:
-    """Compute c_i for ``count`` values, in units of `spread_of_one`."""
+def compute_critical_value(count: int, i: int, rate: float) -> float:
+    """Compute c_i for ``count`` values, in units of `compute_prediction_std`."""
     from scipy import optimize, special, stats
 
     rest = count - i
     if i == 1:
-        return float(stats.t.isf(_share(count, 1, rate), rest - 1))
-    allowed = math.log(_share(count, i, rate) * count / i) - _log_groups(count, i)  # log of the chance of one group
-    weights, means, deviations = _rest(rest)
+        return float(stats.t.isf(_compute_alarm_share(count, 1, rate), rest - 1))
+    allowed = math.log(_compute_alarm_share(count, i, rate) * count / i) - _compute_log_groups(
+        count, i
+    )  # log of the chance of one group
+    weights, means, deviations = _make_quadrature(rest)
 
     def excess(c: float) -> float:
         beyond = special.log_ndtr(-(means + c * math.sqrt(1.0 + 1.0 / rest) * deviations))
@@ -195,17 +207,21 @@ def critical(count: int, i: int, rate: float) -> float:
     return float(optimize.brentq(excess, 0.0, high)) if excess(0.0) > 0.0 else 0.0
 
 
-def _share(count: int, i: int, rate: float) -> float:
+def _compute_alarm_share(count: int, i: int, rate: float) -> float:
     """Compute the share of the false alarms that groups of i outliers may cause."""
-    return rate * FIRST if i == 1 else rate * (1.0 - FIRST) / (most_outliers(count) - 1)
+    return (
+        rate * SINGLE_OUTLIER_SHARE
+        if i == 1
+        else rate * (1.0 - SINGLE_OUTLIER_SHARE) / (compute_max_outliers(count) - 1)
+    )
 
 
-def _log_groups(count: int, i: int) -> float:
+def _compute_log_groups(count: int, i: int) -> float:
     return math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1)
 
 
 @cache
-def _rest(rest: int) -> tuple[Floats, Floats, Floats]:
+def _make_quadrature(rest: int) -> tuple[Floats, Floats, Floats]:
     """Make a quadrature (weights, means, standard deviations) over samples of ``rest`` standard normal values."""
     import numpy as np
     from scipy import stats

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from suite.errors import InputError
-from suite.statistics.bets import Bets, sign_of
-from suite.statistics.blocks import Turn, draw, run_block
+from suite.statistics.bets import BettingTest, compute_sign
+from suite.statistics.blocks import Turn, make_random_order, run_block
 
 Times = Mapping[str, float]  # of a block, by entry; infinite: did not finish within its budget
 
@@ -34,7 +34,7 @@ class RaceRules:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedEntry:
     """An entry that left the race after a block. ``p``: the chance that the best entry ever looks as bad."""
 
     block: int
@@ -47,17 +47,17 @@ class Race:
 
     rules: RaceRules
     survivors: list[str] = field(init=False)
-    dropped: dict[str, Dropped] = field(default_factory=dict)
+    dropped: dict[str, DroppedEntry] = field(default_factory=dict)
     blocks: list[Times] = field(default_factory=list)
     points: dict[str, float] = field(init=False)  # mean over rivals of blocks won less blocks lost
-    bets: dict[str, Bets] = field(init=False)
+    bets: dict[str, BettingTest] = field(init=False)
 
     def __post_init__(self) -> None:
         if len(set(self.rules.entries)) < 2 or len(set(self.rules.entries)) < len(self.rules.entries):
             raise InputError(f"a race needs two or more entries, each once; there are {len(self.rules.entries)}")
         self.survivors = sorted(self.rules.entries)
         self.points = dict.fromkeys(self.survivors, 0.0)
-        self.bets = {name: Bets() for name in self.survivors}
+        self.bets = {name: BettingTest() for name in self.survivors}
 
     @property
     def winner(self) -> str | None:
@@ -72,7 +72,11 @@ class Race:
     def next_turns(self) -> list[Turn]:
         """List the turns of the next block in their drawn order; none if the race is over."""
         block = len(self.blocks) + 1
-        return [] if self.over else [Turn(block, name) for name in draw(block, self.survivors, self.rules.seed)]
+        return (
+            []
+            if self.over
+            else [Turn(block, name) for name in make_random_order(block, self.survivors, self.rules.seed)]
+        )
 
     def add(self, times: Times) -> None:
         """Add the times of a block of all survivors, then drop entries by the evidence. One always stays."""
@@ -81,20 +85,20 @@ class Race:
         for name, others in rivals.items():
             # The leader is that of the earlier blocks: a bet must not know its block. In the first one all are bet on
             bet_on = [max(others, key=lambda each: self.points[each])] if self.blocks else others
-            self.bets[name].settle(_lost(times, name, bet_on))
+            self.bets[name].settle(_compute_mean_losses(times, name, bet_on))
         for name, others in rivals.items():
-            self.points[name] -= _lost(times, name, others)
+            self.points[name] -= _compute_mean_losses(times, name, others)
         self.blocks.append(times)
         for name in sorted(self.survivors, key=lambda each: self.bets[each].wealth, reverse=True):
             wealth = self.bets[name].wealth
             if len(self.survivors) > 1 and wealth >= self.rules.threshold:
                 self.survivors.remove(name)
-                self.dropped[name] = Dropped(len(self.blocks), 1.0 / wealth)
+                self.dropped[name] = DroppedEntry(len(self.blocks), 1.0 / wealth)
 
 
-def _lost(times: Times, name: str, rivals: Sequence[str]) -> float:
+def _compute_mean_losses(times: Times, name: str, rivals: Sequence[str]) -> float:
     """Compute the mean over rivals of 1 for a block lost, -1 for one won."""
-    return sum(sign_of(times[name], times[each]) for each in rivals) / len(rivals)
+    return sum(compute_sign(times[name], times[each]) for each in rivals) / len(rivals)
 
 
 def run_race(rules: RaceRules, known: Mapping[Turn, float], run: Callable[[Turn], float]) -> Race:
@@ -109,7 +113,7 @@ def run_race(rules: RaceRules, known: Mapping[Turn, float], run: Callable[[Turn]
     return race
 
 
-def replay(rules: RaceRules, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
+def build_race(rules: RaceRules, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
     """Return the race up to its last complete block, and all turns that it demands, with those of the next block."""
     race = Race(rules)
     demanded: list[Turn] = []

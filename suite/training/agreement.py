@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from suite.training.saver import DUE, Saver
+from suite.training.saver import DUE, CheckpointSaver
 from suite.world import World
 
 CHECK_INTERVAL_S = 1.0
 DIVERGED = "divergence"
-SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 
 
 @dataclass(frozen=True)
-class Agreed:
+class StepDecision:
     """The common decision, equal on all ranks.
 
     ``stop``: why training stops before the next step, or None. ``save``: a checkpoint is due.
@@ -25,14 +25,14 @@ class Agreed:
     save: bool
 
 
-class StopWatch:
+class StopAgreement:
     """Lets all ranks agree what to do before the next step, in one small sum every ``interval_s`` seconds."""
 
     def __init__(
         self,
         world: World,
         stop_signal: Callable[[], str | None],
-        saver: Saver | None = None,
+        saver: CheckpointSaver | None = None,
         interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
         self._world, self._stop_signal, self._saver, self._interval_s = world, stop_signal, saver, interval_s
@@ -41,7 +41,7 @@ class StopWatch:
         self._steps = 0
         self.diverged = False
 
-    def check(self, *, now: bool = False) -> Agreed | None:
+    def check(self, *, now: bool = False) -> StepDecision | None:
         """Count one step and return what ranks agreed on, or None if there is nothing to do.
 
         Every rank calls it before every step. It is a collective at steps that all ranks know, and always with ``now``.
@@ -52,7 +52,7 @@ class StopWatch:
             return None
         time_s = time.perf_counter()
         mine = self._stop_signal()
-        votes = {name: float(name == mine) for name in SIGNALS}
+        votes = {name: float(name == mine) for name in SIGNAL_NAMES}
         votes |= {DIVERGED: float(self.diverged), "rate": self._steps / (time_s - self._since)}
         if self._saver is not None:
             votes |= self._saver.votes()
@@ -63,6 +63,6 @@ class StopWatch:
             self._since, self._steps = time_s, 0
         if self._saver is not None:
             self._saver.settle(agreed)
-        stop = DIVERGED if agreed[DIVERGED] else next((name for name in SIGNALS if agreed[name]), None)
+        stop = DIVERGED if agreed[DIVERGED] else next((name for name in SIGNAL_NAMES if agreed[name]), None)
         save = self._saver is not None and agreed[DUE] > 0
-        return Agreed(stop, save) if stop or save else None
+        return StepDecision(stop, save) if stop or save else None

@@ -25,8 +25,15 @@ import numpy as np
 import torch
 
 from suite.errors import InputError
-from suite.files import force_to_disk, make_folder
-from suite.log.checkpoint_index import CheckpointIndex, DamagedCheckpointError, Part, check_part, node_path, read_index
+from suite.files import fsync_path, make_folder
+from suite.log.checkpoint_index import (
+    CheckpointIndex,
+    DamagedCheckpointError,
+    Part,
+    build_node_path,
+    check_part,
+    read_index,
+)
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
 from suite.training.state import Position, TrainingState
@@ -87,9 +94,9 @@ class Snapshot:
         """Make this the trial's checkpoint, on rank 0, once every rank has written. Returns the bytes of all parts."""
         with _named(self._unfinished) as path:
             index = read_index(path)
-            force_to_disk(path.parent)  # the names of the nodes' files, before the index names them
+            fsync_path(path.parent)  # the names of the nodes' files, before the index names them
             path.replace(self.path)
-            force_to_disk(self.path.parent)
+            fsync_path(self.path.parent)
         return index.size
 
     def discard(self) -> None:
@@ -100,7 +107,7 @@ class Snapshot:
 
     @property
     def _node_file(self) -> Path:
-        return node_path(self.path, self.token, self.parts[self.rank].node)
+        return build_node_path(self.path, self.token, self.parts[self.rank].node)
 
     @property
     def _unfinished(self) -> Path:
@@ -253,7 +260,7 @@ class Checkpoint:
 
     def _read(self, index: CheckpointIndex, whose: str, part: Part) -> dict[str, Any]:
         """Compare a part with its checksum, then read it. DamagedCheckpointError if it is missing or damaged."""
-        path = node_path(self.path, index.token, part.node)
+        path = build_node_path(self.path, index.token, part.node)
         check_part(path, whose, part)
         with path.open("rb", buffering=0) as file, io.BufferedReader(_Range(file, part.offset, part.bytes)) as source:
             return _load(path, whose, cast(IO[bytes], source))

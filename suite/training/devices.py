@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from suite.errors import InputError
-from suite.machine.probes.allowance import usable
+from suite.machine.probes.allowance import find_usable_resources
 from suite.training.startup import keep_compiler_unloaded, keep_freed_memory
 from suite.world import World
 
@@ -26,30 +26,32 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 Item = TypeVar("Item")
-WATCHED = 8  # loads by the caller after which it is asked whether they wait
-WAITING = 0.05  # of the time, from which on threads load
-RETRIED = 32  # loads by a thread after which the caller loads again
+LOADS_PER_CHECK = 8  # loads by the caller after which it is asked whether they wait
+MAX_WAIT_SHARE = 0.05  # of the time, from which on threads load
+THREAD_LOADS = 32  # loads by a thread after which the caller loads again
 LONG_WAIT_S = 0.1  # of those loads together: threads load at once
 ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocator aligns tensors of their own
 
 
-def threads_per_rank(world: World) -> int:
+def compute_threads_per_rank(world: World) -> int:
     """Return OMP_NUM_THREADS if the launcher set it, else this process's cores divided by the node's ranks;
     at least 1.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() and int(given) > 0 else max(1, usable().cores // world.local_size)
+    return (
+        int(given) if given.isdigit() and int(given) > 0 else max(1, find_usable_resources().cores // world.local_size)
+    )
 
 
 def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
     """Set up this process for a trial: threads, device, precision, memory, and torch's compiler only if asked for.
 
-    Returns the device, and whether freed memory is kept. InputError as in `pick_device` and `use_precision`.
+    Returns the device, and whether freed memory is kept. InputError as in `choose_device` and `use_precision`.
     """
     if not config.compile:
         keep_compiler_unloaded()
-    torch.set_num_threads(threads_per_rank(world))
-    device = pick_device(config.device, world)
+    torch.set_num_threads(compute_threads_per_rank(world))
+    device = choose_device(config.device, world)
     use_precision(config.precision, device)  # nothing in TF32 where a run is still to choose
     return device, device.type == "cpu" and keep_freed_memory()
 
@@ -71,7 +73,7 @@ def use_precision(precision: str, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = wanted
 
 
-def pick_device(wanted: str, world: World) -> torch.device:
+def choose_device(wanted: str, world: World) -> torch.device:
     """Return this rank's device: ``auto``, ``cpu`` or ``cuda``. InputError if CUDA is asked for and this rank
     has none.
     """
@@ -86,28 +88,28 @@ def pick_device(wanted: str, world: World) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedBatch:
     """The tensors of a batch in one buffer, so that one copy brings all of them to a device."""
 
     buffer: Tensor
     contents: dict[str, tuple[int, torch.Size, torch.dtype]]
 
     @staticmethod
-    def pack(batch: Batch, *, pinned: bool) -> Parcel:
+    def pack(batch: Batch, *, pinned: bool) -> PackedBatch:
         """Copy a batch into one buffer; ``pinned``: in memory that a GPU can read by itself."""
         contents, end = {}, 0
         for name, tensor in batch.items():
             begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
             contents[name] = (begin, tensor.shape, tensor.dtype)
             end = begin + tensor.nbytes
-        parcel = Parcel(torch.empty(end, dtype=torch.uint8, pin_memory=pinned), contents)
+        parcel = PackedBatch(torch.empty(end, dtype=torch.uint8, pin_memory=pinned), contents)
         for name, place in parcel.unpack().items():
             place.copy_(batch[name])
         return parcel
 
-    def to(self, device: torch.device) -> Parcel:
+    def to(self, device: torch.device) -> PackedBatch:
         """Start to copy the buffer to a device; on a GPU in the current stream."""
-        return Parcel(self.buffer.to(device, non_blocking=True), self.contents)
+        return PackedBatch(self.buffer.to(device, non_blocking=True), self.contents)
 
     def unpack(self) -> dict[str, Tensor]:
         """Return the tensors as views of the buffer."""
@@ -117,7 +119,7 @@ class Parcel:
         }
 
 
-class Feed:
+class BatchCopier:
     """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
 
     On a CPU batches stay where they are. ``alone``: the ranks compute on every core, so a loader thread would only slow
@@ -133,20 +135,20 @@ class Feed:
         """True if batches are copied to the device's own memory."""
         return self._stream is not None
 
-    def pack(self, batch: Batch) -> Batch | Parcel:
+    def pack(self, batch: Batch) -> Batch | PackedBatch:
         """Prepare a batch for its copy; called in a loader's thread."""
-        return batch if self._stream is None else Parcel.pack(batch, pinned=True)
+        return batch if self._stream is None else PackedBatch.pack(batch, pinned=True)
 
-    def begin(self, packed: Batch | Parcel) -> Batch | Parcel:
+    def begin(self, packed: Batch | PackedBatch) -> Batch | PackedBatch:
         """Start the copy, which runs while the device computes."""
-        if isinstance(packed, Parcel):
+        if isinstance(packed, PackedBatch):
             with self._stream:
                 return packed.to(self._device)
         return packed
 
-    def end(self, packed: Batch | Parcel) -> Batch:
+    def end(self, packed: Batch | PackedBatch) -> Batch:
         """Make the device wait for the copy before it computes further. The host does not wait."""
-        if not isinstance(packed, Parcel):
+        if not isinstance(packed, PackedBatch):
             return packed
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
@@ -155,12 +157,12 @@ class Feed:
         return packed.unpack()
 
 
-def cores_are_taken(world: World) -> bool:
+def has_no_idle_core(world: World) -> bool:
     """Return True if this node's single-threaded ranks compute on every core that they may use.
 
     A rank that may use only some of the node's CPUs is assumed to have them for itself.
     """
-    allowed = usable()
+    allowed = find_usable_resources()
     sharing = world.local_size if len(allowed.cpus) == os.cpu_count() else 1
     return torch.get_num_threads() == 1 and sharing >= allowed.cores
 
@@ -170,8 +172,8 @@ def count_prefetched_batches(threads: int) -> int:
     return 2 * threads + 1
 
 
-def prefetch(
-    load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: Feed
+def load_with_prefetch(
+    load: Callable[[Item], Batch], items: Iterable[Item], *, threads: int, feed: BatchCopier
 ) -> Iterator[tuple[Item, Batch]]:
     """Load the batches of items in order, ahead of their use, and bring them to the device.
 
@@ -180,18 +182,18 @@ def prefetch(
     makes the caller wait, a thread loads for a while, each time for twice as many batches, before the caller tries
     again.
     """
-    left, most = iter(items), RETRIED
+    left, most = iter(items), THREAD_LOADS
     while feed.alone and threads == 1:
-        yield from _by_caller(load, left)
+        yield from _load_in_caller(load, left)
         part = list(islice(left, most))
         if not part:
             return
-        yield from _by_threads(load, iter(part), threads=threads, feed=feed)
+        yield from _load_in_threads(load, iter(part), threads=threads, feed=feed)
         most *= 2
-    yield from _by_threads(load, left, threads=threads, feed=feed)
+    yield from _load_in_threads(load, left, threads=threads, feed=feed)
 
 
-def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator[tuple[Item, Batch]]:
+def _load_in_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator[tuple[Item, Batch]]:
     """Load each batch where it is used, until loading waits for storage. Leaves the other items.
 
     Waiting is the time of a load minus the CPU time of this thread.
@@ -205,23 +207,23 @@ def _by_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Iterator
         yield item, batch
         if waited_s > LONG_WAIT_S:
             return
-        if loads == WATCHED:
-            if waited_s > WAITING * (time.perf_counter() - begin_s):
+        if loads == LOADS_PER_CHECK:
+            if waited_s > MAX_WAIT_SHARE * (time.perf_counter() - begin_s):
                 return
             waited_s, loads, begin_s = 0.0, 0, time.perf_counter()
 
 
-def _by_threads(
-    load: Callable[[Item], Batch], left: Iterator[Item], *, threads: int, feed: Feed
+def _load_in_threads(
+    load: Callable[[Item], Batch], left: Iterator[Item], *, threads: int, feed: BatchCopier
 ) -> Iterator[tuple[Item, Batch]]:
     """Load with a pool of threads, up to two batches per thread ahead.
 
     The next batch's copy starts before a batch is used, if it is loaded by then. No batch waits for a later one.
     """
-    waiting: deque[tuple[Item, Future[Batch | Parcel]]] = deque()
-    coming: tuple[Item, Batch | Parcel] | None = None
+    waiting: deque[tuple[Item, Future[Batch | PackedBatch]]] = deque()
+    coming: tuple[Item, Batch | PackedBatch] | None = None
 
-    def take() -> tuple[Item, Batch | Parcel]:
+    def take() -> tuple[Item, Batch | PackedBatch]:
         item, future = waiting.popleft()
         return item, feed.begin(future.result())
 

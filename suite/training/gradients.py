@@ -14,11 +14,13 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.training.instrument import Ledger, ReducerTimes
+from suite.training.instrument import CollectiveCounter, ReducerTimes
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
 
 
-def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: Ledger) -> Callable[[], None]:
+def register_exchange_timing(
+    wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: CollectiveCounter
+) -> Callable[[], None]:
     """Set up the timing of the gradient exchange; return what to call after each backward pass that exchanges.
 
     The call marks where computing ended, where waiting for the exchange began, and where it ended. Without data
@@ -27,15 +29,15 @@ def measured_exchange(wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: L
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)
     if next(wrapped.parameters()).device.type != "cpu":
-        wrapped.register_comm_hook(timer, _timed_all_reduce)
+        wrapped.register_comm_hook(timer, _all_reduce_on_device)
         return partial(timer.mark, EXPOSED_COMMUNICATION)
     if dist.get_backend() == "gloo":  # DDP's own all-reduce, whose times are read once per step
         return ReducerTimes(wrapped, timer, ledger).mark
-    wrapped.register_comm_hook(timer, _waited_all_reduce)
+    wrapped.register_comm_hook(timer, _all_reduce_on_host)
     return partial(timer.mark, FORWARD_BACKWARD)
 
 
-def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _all_reduce_on_device(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a gradient bucket (DDP communication hook for GPUs, where DDP's own times would wait for the device).
 
     When the last bucket is ready, only communication is left to wait for.
@@ -54,7 +56,7 @@ def _timed_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Fu
     return future.then(done)  # type: ignore[no-any-return]
 
 
-def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _all_reduce_on_host(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a gradient bucket (DDP communication hook for collectives that are done when they return)."""
     begin = timer.mark(FORWARD_BACKWARD)
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
@@ -66,5 +68,5 @@ def _waited_all_reduce(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.F
 
 
 # DDP compares a hook's annotations with its types by identity; with postponed evaluation they would be text
-for _hook in (_timed_all_reduce, _waited_all_reduce):
+for _hook in (_all_reduce_on_device, _all_reduce_on_host):
     _hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}

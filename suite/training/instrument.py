@@ -27,20 +27,20 @@ from suite.machine.power.counters import (
     EnergyReading,
     EnergyUse,
     find_gpu_counter,
-    node_counters,
+    find_node_counters,
     sum_readings,
 )
-from suite.machine.probes.root import machine_root
+from suite.machine.probes.root import find_machine_root
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
 from suite.transport import ObservedTransport, Transport
 from suite.world import World
 
 PROC_IO = Path("/proc/self/io")
-VALUES_UP_TO = 64  # ranks of which a log holds every single value
+MAX_LISTED_RANKS = 64  # ranks of which a log holds every single value
 DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
 CLOCK_READINGS = 5
-CLOCKS_APART_S = 20e-6  # two clocks read within this time show the same moment
+CLOCK_TOLERANCE_S = 20e-6  # two clocks read within this time show the same moment
 DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it
@@ -58,7 +58,7 @@ COLLECTIVES: dict[str, tuple[str, int, str]] = {
 }
 
 
-class Ledger:
+class CollectiveCounter:
     """Counts calls of collectives and the bytes that this rank gave to them, by kind.
 
     Any thread may add. ``on_call`` is called with the kind.
@@ -103,12 +103,12 @@ class Ledger:
 
 
 @contextmanager
-def counted_collectives(ledger: Ledger) -> Iterator[None]:
+def count_collectives(ledger: CollectiveCounter) -> Iterator[None]:
     """Count every collective that the body calls as ``torch.distributed.<name>``."""
     originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
     for name, original in originals.items():
         # DDP's reducer calls collectives in C++, which this does not see: `ReducerTimes` counts those.
-        setattr(dist, name, _counted(original, ledger, *COLLECTIVES[name]))
+        setattr(dist, name, _make_counting(original, ledger, *COLLECTIVES[name]))
     try:
         yield
     finally:
@@ -116,7 +116,7 @@ def counted_collectives(ledger: Ledger) -> Iterator[None]:
             setattr(dist, name, original)
 
 
-def counted_transport(transport: Transport, ledger: Ledger) -> ObservedTransport:
+def make_counting_transport(transport: Transport, ledger: CollectiveCounter) -> ObservedTransport:
     """Return a transport that counts its traffic as control. Traffic of its parts is not counted."""
 
     def count(name: str, payload: int) -> AbstractContextManager[None]:
@@ -128,13 +128,13 @@ def counted_transport(transport: Transport, ledger: Ledger) -> ObservedTransport
 class ReducerTimes:
     """Reads DDP's own times and counts once per step, by the host's clock. No Python runs in the backward pass."""
 
-    def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: Ledger) -> None:
+    def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: CollectiveCounter) -> None:
         self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
         wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
         """Mark the phases of a backward pass that has just ended."""
-        now, wall_ns = _both_clocks()
+        now, wall_ns = _read_both_clocks()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
         times = (now - 1e-9 * (wall_ns - found[name]) for name in DDP_TIMES)
@@ -145,7 +145,7 @@ class ReducerTimes:
         self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
 
 
-def _both_clocks() -> tuple[float, int]:
+def _read_both_clocks() -> tuple[float, int]:
     """Read the same moment on the monotonic clock (s) and on the wall clock (ns).
 
     A process can be suspended between the two readings, so the closest of a few pairs counts.
@@ -154,19 +154,19 @@ def _both_clocks() -> tuple[float, int]:
     for _ in range(CLOCK_READINGS):
         begin, wall_ns, end = time.perf_counter(), time.time_ns(), time.perf_counter()
         readings.append((end - begin, end, wall_ns))
-        if end - begin < CLOCKS_APART_S:
+        if end - begin < CLOCK_TOLERANCE_S:
             break
     _, now, wall_ns = min(readings)
     return now, wall_ns
 
 
-class Meters:
+class RankCounters:
     """Counts what this rank read and communicated since the last `restart`.
 
     ``absent``: what this machine does not show, with the reason.
     """
 
-    def __init__(self, device: torch.device, ledger: Ledger) -> None:
+    def __init__(self, device: torch.device, ledger: CollectiveCounter) -> None:
         self._device, self._ledger = device, ledger
         self.absent: dict[str, str] = {}
         self._begin = self._counts()
@@ -201,7 +201,7 @@ class EnergyReader:
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
-        node = node_counters(machine_root(os.environ))
+        node = find_node_counters(find_machine_root(os.environ))
         counters, self.absent = list(node.counters), dict(node.absent)
         uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         readers = world.allgather((world.node, uuid), tuple[int, str | None])
@@ -238,18 +238,18 @@ class Instruments:
     def __init__(
         self, world: World, device: torch.device, clock: Clock, on_call: Callable[[str], None] = lambda kind: None
     ) -> None:
-        self.ledger = Ledger(on_call)
-        self.world = replace(world, transport=counted_transport(world.transport, self.ledger))
+        self.ledger = CollectiveCounter(on_call)
+        self.world = replace(world, transport=make_counting_transport(world.transport, self.ledger))
         self.timer = PhaseTimer(clock)
-        self.meters = Meters(device, self.ledger)
+        self.meters = RankCounters(device, self.ledger)
         self.energy = EnergyReader(world, device)
 
     def counting(self) -> AbstractContextManager[None]:
         """Count collectives within the body."""
-        return counted_collectives(self.ledger)
+        return count_collectives(self.ledger)
 
 
-def by_rank(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+def compute_rank_distribution(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Return each quantity's distribution over ranks and which ranks have the extremes; an absent quantity counts as 0.
 
     ``values`` lists every rank's value in rank order, up to 64 ranks.
@@ -260,13 +260,13 @@ def by_rank(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     columns = table.min(0), np.median(table, 0), table.mean(0), table.max(0), table.argmin(0), table.argmax(0)
     for position, found in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         summary[names[position]] = dict(zip(DISTRIBUTION, found, strict=True))
-        if len(rows) <= VALUES_UP_TO:
+        if len(rows) <= MAX_LISTED_RANKS:
             summary[names[position]]["values"] = table[:, position].tolist()
     return summary
 
 
-def _counted(
-    original: Callable[..., Any], ledger: Ledger, kind: str, position: int, keyword: str
+def _make_counting(
+    original: Callable[..., Any], ledger: CollectiveCounter, kind: str, position: int, keyword: str
 ) -> Callable[..., Any]:
     @wraps(original)
     def call(*arguments: Any, **keywords: Any) -> Any:

@@ -23,25 +23,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.card import value_text
+from suite.card import render_metric_value
 from suite.config import RunConfig
-from suite.data.sampling import steps_per_epoch, train_batches
+from suite.data.sampling import count_steps_per_epoch, list_train_batches
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, Agreed, StopWatch
+from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
 from suite.training.checkpoint import Checkpoint
-from suite.training.devices import Feed, cores_are_taken, prefetch
-from suite.training.gradients import measured_exchange
-from suite.training.instrument import Ledger
+from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from suite.training.gradients import register_exchange_timing
+from suite.training.instrument import CollectiveCounter
 from suite.training.parallel.data import eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.recompute import recomputed_of
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.states import opened
 from suite.training.plan import TrialPlan
-from suite.training.progress import Progress
-from suite.training.records import FIRST_LOSSES, Records
-from suite.training.saver import Saver
+from suite.training.progress import ProgressMarks
+from suite.training.records import FIRST_LOSSES, TrainingLog
+from suite.training.saver import CheckpointSaver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
     DATA_WAIT,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """How training ended. ``reached`` follows from an evaluation; ``reason`` is one line for people."""
 
     reached: bool
@@ -79,7 +79,7 @@ class PlannedBatch(NamedTuple):
     ends: bool
 
 
-class Splits(Protocol):
+class DataSplits(Protocol):
     """Gives the data of a trial, block by block, so that staged data can replace the originals between two blocks."""
 
     def train(self, block: int) -> Dataset:
@@ -104,12 +104,12 @@ class Trainer:
     world: World
     device: torch.device
     state: TrainingState
-    data: Splits
+    data: DataSplits
     log: EventLog
     checkpoint: Checkpoint
     stop_signal: Callable[[], str | None]
     say: Callable[[str], None]
-    progress: Progress = field(default_factory=Progress)
+    progress: ProgressMarks = field(default_factory=ProgressMarks)
     parallel: Parallel | None = None  # None: every rank trains on samples of its own
 
     def __post_init__(self) -> None:
@@ -117,34 +117,34 @@ class Trainer:
         self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
-        self._feed = Feed(self.device, alone=cores_are_taken(self.world))
+        self._feed = BatchCopier(self.device, alone=has_no_idle_core(self.world))
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
         measured = self.config.instrumentation
-        self.records = Records(self.log, self.world, self.device, self.progress, measured=measured)
+        self.records = TrainingLog(self.log, self.world, self.device, self.progress, measured=measured)
         self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
-        self.saver = Saver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
+        self.saver = CheckpointSaver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
         self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
-        ledger = self.instruments.ledger if self.instruments else Ledger()
+        ledger = self.instruments.ledger if self.instruments else CollectiveCounter()
         self._recomputed = recomputed_of(self.state.model)
-        self._mark_exchange = measured_exchange(self.wrapped, self.timer, ledger)
+        self._mark_exchange = register_exchange_timing(self.wrapped, self.timer, ledger)
         self._without_exchange: Callable[[], AbstractContextManager[Any]] = (
             self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
         )
 
-    def run(self, start: Position) -> Outcome:
+    def run(self, start: Position) -> TrainingOutcome:
         """Train from a position until the target is met, the epochs are used up, or a signal stops it."""
         with self.records.counting():
             outcome = self._run(start)
             self.records.log_first_losses(self._first_losses)
             return outcome
 
-    def _run(self, start: Position) -> Outcome:
+    def _run(self, start: Position) -> TrainingOutcome:
         if start != Position(1, 0):
             self._first_losses = None
         interval_s = self.config.checkpoint.interval_s
         often_s = CHECK_INTERVAL_S if interval_s is None else min(CHECK_INTERVAL_S, interval_s / 10)
-        watch = StopWatch(self.world, self.stop_signal, self.saver, often_s)
-        steps = steps_per_epoch(len(self.data.train(start.block)), self.config.global_batch_size)
+        watch = StopAgreement(self.world, self.stop_signal, self.saver, often_s)
+        steps = count_steps_per_epoch(len(self.data.train(start.block)), self.config.global_batch_size)
         blocks = max(1, self.config.max_epochs * steps // (self.size_card.eval_every_steps or steps))
         for block in range(start.block, blocks + 1):
             label = self.epoch_num(block)
@@ -157,28 +157,28 @@ class Trainer:
             self.records.log_energy(label)
             self.log.stop(mllog.EPOCH, metadata={"epoch_num": label})
             if not math.isfinite(value):
-                return Outcome(False, f"diverged: {self.target.metric_name} is {value} after epoch {label}")
+                return TrainingOutcome(False, f"diverged: {self.target.metric_name} is {value} after epoch {label}")
             if self.target.reached(value):
                 self.log.event(mllog.TARGET_ACCURACY_REACHED, value, metadata={"epoch_num": label})
-                return Outcome(True, f"target reached in epoch {label}")
+                return TrainingOutcome(True, f"target reached in epoch {label}")
             if block < blocks:
                 ended = self._agree(watch.check(now=True), block + 1, 0, label)
                 if ended is not None:
                     return ended
-        return Outcome(False, f"target not reached in {self.config.max_epochs} epochs")
+        return TrainingOutcome(False, f"target not reached in {self.config.max_epochs} epochs")
 
     def epoch_num(self, block: int) -> int:
         """Return a block's ``epoch_num`` in the log: the epoch, or the samples seen by its end (OpenFold's rules)."""
         every = self.size_card.eval_every_steps
         return block if every is None else block * every * self.config.global_batch_size
 
-    def train_block(self, block: int, first_step: int, watch: StopWatch) -> Outcome | None:
+    def train_block(self, block: int, first_step: int, watch: StopAgreement) -> TrainingOutcome | None:
         """Train up to the next evaluation. Returns an Outcome only if training stopped earlier."""
         data = self.data.train(block)
         label = self.epoch_num(block)
-        per_epoch = steps_per_epoch(len(data), self.config.global_batch_size)
+        per_epoch = count_steps_per_epoch(len(data), self.config.global_batch_size)
         steps = self._steps_per_block = self.size_card.eval_every_steps or per_epoch
-        window = Window(label, first_step)
+        window = StepWindow(label, first_step)
         begin = time.perf_counter()
         self.wrapped.train()
         self.records.begin_block(label)
@@ -191,7 +191,7 @@ class Trainer:
             if window.steps == self.config.window_steps or step == steps - 1:
                 loss = self._close_window(window)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
-                window = Window(label, step + 1)
+                window = StepWindow(label, step + 1)
             ended = self._agree(watch.check(), block, step + 1, label)
             if ended is not None:
                 return ended
@@ -203,9 +203,9 @@ class Trainer:
 
     def batches(self, data: Dataset, begin: int, end: int) -> Iterator[tuple[PlannedBatch, Batch]]:
         """Load this rank's batches for the global steps ``begin`` to ``end`` (excluded) onto its device."""
-        return prefetch(
+        return load_with_prefetch(
             lambda item: data.load(item.indices, seed=self.state.seed, epoch=item.epoch),
-            self._plan(len(data), steps_per_epoch(len(data), self.config.global_batch_size), begin, end),
+            self._plan(len(data), count_steps_per_epoch(len(data), self.config.global_batch_size), begin, end),
             threads=self.config.loader_threads,
             feed=self._feed,
         )
@@ -215,7 +215,7 @@ class Trainer:
         step, parts = begin, self.config.gradient_accumulation_steps
         while step < end:
             epoch, within = divmod(step, per_epoch)
-            indices = train_batches(
+            indices = list_train_batches(
                 samples,
                 self.config.global_batch_size,
                 seed=self.state.seed,
@@ -229,7 +229,7 @@ class Trainer:
                     yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
 
-    def part(self, batch: Batch, item: PlannedBatch, window: Window) -> None:
+    def part(self, batch: Batch, item: PlannedBatch, window: StepWindow) -> None:
         """Run forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         self.progress.enter("forward pass of step", item.step)
@@ -237,7 +237,7 @@ class Trainer:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
         # Gradients add up locally until the last part: one exchange per step.
         with nullcontext() if item.ends else self._without_exchange():
-            with autocast(self.config, self.device):
+            with make_autocast(self.config, self.device):
                 loss = self.workload.loss(self.wrapped, batch)
                 parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
                 loss = loss if parts == 1 else loss / parts
@@ -272,12 +272,12 @@ class Trainer:
         else:
             self._first_losses.append(loss)
 
-    def _close_window(self, window: Window) -> float:
+    def _close_window(self, window: StepWindow) -> float:
         """Log a window. Returns its loss, the mean over steps and ranks."""
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
         return self.records.close_window(where, window.mean_loss(), lambda: self.workload.window_stats(self.world))
 
-    def _agree(self, agreed: Agreed | None, block: int, step: int, label: int) -> Outcome | None:
+    def _agree(self, agreed: StepDecision | None, block: int, step: int, label: int) -> TrainingOutcome | None:
         """Do what all ranks agreed on before a step of a block. Returns an Outcome if training stops there."""
         if agreed is None:
             return None
@@ -286,10 +286,14 @@ class Trainer:
             self.saver.begin(self.state, position, label)
             return None
         if agreed.stop == DIVERGED:
-            return Outcome(False, f"diverged: the loss is not finite in epoch {label}, before step {position.step}")
+            return TrainingOutcome(
+                False, f"diverged: the loss is not finite in epoch {label}, before step {position.step}"
+            )
         saved = self.saver.save(self.state, position, label)
         reason = f"stopped by {agreed.stop} in epoch {label}, before step {position.step}"
-        return Outcome(False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved)
+        return TrainingOutcome(
+            False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved
+        )
 
     def evaluate_block(self, block: int) -> float:
         """Evaluate, log the result, and return the card's metric."""
@@ -300,7 +304,7 @@ class Trainer:
         model = self.state.evaluated_model
         self.progress.enter(f"evaluation of epoch {label}")
         self.workload.before_evaluation(model, self.world)
-        metrics = evaluate(
+        metrics = run_evaluation(
             self.workload,
             model,
             self.data.validation(block),
@@ -316,12 +320,12 @@ class Trainer:
         self.records.log_value(self.target.metric, value, where, metrics)
         self.log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         threshold = self.target.threshold
-        shown = f"{value_text(value, threshold)} (target {threshold:g}), {self._throughput:,.0f} samples/s"
+        shown = f"{render_metric_value(value, threshold)} (target {threshold:g}), {self._throughput:,.0f} samples/s"
         self.say(f"epoch {label}: {self.target.metric_name} {shown}")
         return value
 
 
-class Window:
+class StepWindow:
     """The steps between two step_phases events. Losses stay on the device until the window closes."""
 
     def __init__(self, epoch: int, first_step: int) -> None:
@@ -338,14 +342,14 @@ class Window:
         return float(torch.stack(self._losses).sum()) / self.steps if self._losses else math.nan
 
 
-def evaluate(
+def run_evaluation(
     workload: Workload,
     model: nn.Module,
     data: Dataset,
     config: RunConfig,
     world: World,
     device: torch.device,
-    feed: Feed | None = None,
+    feed: BatchCopier | None = None,
     tick: Callable[[], None] = lambda: None,
     shared: Parallel | None = None,
 ) -> dict[str, float]:
@@ -357,12 +361,12 @@ def evaluate(
     totals: dict[str, Tensor] = {}
     shared = shared or Parallel(Mesh(world.rank, world.size))
     turns = eval_turns(len(data), config.eval_batch_size, shared)
-    with torch.no_grad(), autocast(config, device), nullcontext() if shared.in_step else opened(model):
-        batches = prefetch(
+    with torch.no_grad(), make_autocast(config, device), nullcontext() if shared.in_step else opened(model):
+        batches = load_with_prefetch(
             lambda turn: data.load(turn.indices, seed=0, epoch=0),
             turns,
             threads=config.loader_threads,
-            feed=feed or Feed(device),
+            feed=feed or BatchCopier(device),
         )
         for turn, batch in batches:
             stats = workload.eval_stats(model, batch)
@@ -374,7 +378,7 @@ def evaluate(
     return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
 
 
-def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+def make_autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
     """Return a bfloat16 autocast context if the config asks for it, else an empty one."""
     # A disabled torch.autocast would do, but entering it takes a hundredth of a small step.
     return torch.autocast(device.type, torch.bfloat16) if config.precision == "bfloat16" else nullcontext()

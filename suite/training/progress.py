@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from suite.transport import ObservedTransport, Transport
 
-AFTER = "after "  # begins the label of what has returned
+RETURNED_PREFIX = "after "  # begins the label of what has returned
 TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps
 
 
-class Progress:
+class ProgressMarks:
     """The last mark of this rank.
 
     ``counts``: marks that every rank makes in the same order, by channel (training, staging). The others wait for a
@@ -42,7 +42,7 @@ class Progress:
 
         False after a call has returned: the others may no longer need this rank.
         """
-        return not self.label.startswith(AFTER)
+        return not self.label.startswith(RETURNED_PREFIX)
 
     def enter(self, where: str, number: int | None = None) -> None:
         """Mark the beginning of a part of the trial (name, number). Every rank begins the parts in the same order."""
@@ -64,7 +64,7 @@ class Progress:
 
     def returned(self) -> None:
         """Mark that the last call has returned."""
-        self._label = f"{AFTER}{self.label.removeprefix(AFTER)}"
+        self._label = f"{RETURNED_PREFIX}{self.label.removeprefix(RETURNED_PREFIX)}"
         self._last = time.monotonic()
 
     def _mark(self, label: str, channel: str) -> None:
@@ -77,8 +77,8 @@ class Progress:
         return where if number is None else f"{where} {number}"
 
 
-def marked_transport(
-    transport: Transport, progress: Progress, channel: str = TRAINING, *, counted: bool = True
+def make_marking_transport(
+    transport: Transport, progress: ProgressMarks, channel: str = TRAINING, *, counted: bool = True
 ) -> ObservedTransport:
     """Return a transport that marks its calls. ``counted``: all ranks of the run make them in the same order."""
 
@@ -94,6 +94,6 @@ def marked_transport(
 
     def mark_part(part: Transport) -> ObservedTransport:
         # Only staging splits, and it may go on beside the training: its marks are counted apart.
-        return marked_transport(part, progress, STAGING, counted=part.size == transport.size)
+        return make_marking_transport(part, progress, STAGING, counted=part.size == transport.size)
 
     return ObservedTransport(transport, mark, mark_part)

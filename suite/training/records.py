@@ -15,20 +15,20 @@ import torch
 
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.log.other_work import NODES_UP_TO, share_of
-from suite.machine.probes.allowance import read_allowance
+from suite.log.other_work import MAX_LISTED_NODES, compute_share
+from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
-from suite.machine.probes.root import machine_root
-from suite.training.instrument import Instruments, by_rank
-from suite.training.progress import Progress
-from suite.training.timing import OTHER, NoTimer, PhaseTimer, device_clock
+from suite.machine.probes.root import find_machine_root
+from suite.training.instrument import Instruments, compute_rank_distribution
+from suite.training.progress import ProgressMarks
+from suite.training.timing import OTHER, NoTimer, PhaseTimer, make_device_clock
 from suite.world import World
 
 LOSS_SUM = "loss_sum"
 FIRST_LOSSES = 20  # steps whose losses are logged one by one
 
 
-class Records:
+class TrainingLog:
     """Writes the events of one trial's training. All ranks make every call, rank 0's log writes.
 
     ``timer`` gets the marks of the steps. ``world`` is the given one; in a measured run its traffic is counted.
@@ -36,13 +36,13 @@ class Records:
     """
 
     def __init__(
-        self, log: EventLog, world: World, device: torch.device, progress: Progress, *, measured: bool
+        self, log: EventLog, world: World, device: torch.device, progress: ProgressMarks, *, measured: bool
     ) -> None:
         self._log, self.world, self._progress = log, world, progress
         self.timer: PhaseTimer | NoTimer = NoTimer()
         self.instruments: Instruments | None = None
         if measured:
-            self.instruments = Instruments(world, device, device_clock(device), progress.collective)
+            self.instruments = Instruments(world, device, make_device_clock(device), progress.collective)
             self.world, self.timer = self.instruments.world, self.instruments.timer
         self._totals: dict[str, float] = {}
 
@@ -123,7 +123,9 @@ class Records:
             meters = self.instruments.meters
             rows = self.world.gather(phases | meters.read())
             if rows is not None:
-                self._log.event(mllog.RANK_STATS, by_rank(rows), metadata={**where, "absent": meters.absent})
+                self._log.event(
+                    mllog.RANK_STATS, compute_rank_distribution(rows), metadata={**where, "absent": meters.absent}
+                )
         return throughput
 
     def step_s(self) -> float:
@@ -146,7 +148,7 @@ class Records:
             self._totals[name] = self._totals.get(name, 0.0) + value
 
 
-class _Told(NamedTuple):
+class _RankUse(NamedTuple):
     """One rank's CPU use at the end of a run. Only one rank of each node has the node's ``begin`` and ``end``."""
 
     node: int
@@ -165,25 +167,27 @@ class OtherWork:
 
     def __init__(self, world: World, root: Path | None = None) -> None:
         self._world = world
-        self._root = root or machine_root(os.environ)
+        self._root = root or find_machine_root(os.environ)
         self._node = self._read_node()
         self._own_s = read_own_s(self._root)
 
     def log(self, log: EventLog) -> None:
         """Write the run's event, one entry per node. All ranks call it."""
         own_s, end = read_own_s(self._root) - self._own_s, self._read_node()
-        allowed = read_allowance(self._root)
-        rows = self._world.gather(_Told(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end), _Told)
+        allowed = read_usable_resources(self._root)
+        rows = self._world.gather(
+            _RankUse(self._world.node, own_s, allowed.cpus, allowed.cores, self._node, end), _RankUse
+        )
         if rows is None or self._node is None or end is None:  # rank 0 reads a node and gathers
             return
         seconds = end.at_s - self._node.at_s
-        told: dict[int, list[_Told]] = {}
+        told: dict[int, list[_RankUse]] = {}
         for row in rows:
             told.setdefault(row.node, []).append(row)
-        uses = {node: _node_use(of_node) for node, of_node in sorted(told.items())}
+        uses = {node: _compute_node_use(of_node) for node, of_node in sorted(told.items())}
         entries = [{"node": node, **asdict(use)} for node, use in uses.items() if use.absent is None]
         absent = Counter(use.absent for use in uses.values() if use.absent is not None)
-        most = sorted(entries, key=lambda entry: share_of(entry, seconds), reverse=True)[:NODES_UP_TO]
+        most = sorted(entries, key=lambda entry: compute_share(entry, seconds), reverse=True)[:MAX_LISTED_NODES]
         value = [
             {name: round(of, 3) if isinstance(of, float) else of for name, of in entry.items() if name != "absent"}
             for entry in sorted(most, key=lambda entry: int(entry["node"]))
@@ -195,7 +199,7 @@ class OtherWork:
         return read_node_times(self._root) if self._world.local_rank == 0 else None
 
 
-def _node_use(rows: Sequence[_Told]) -> NodeUse:
+def _compute_node_use(rows: Sequence[_RankUse]) -> NodeUse:
     """Compute the CPU use of one node from its ranks' reports."""
     begin, end = next((row.begin, row.end) for row in rows if row.begin is not None)
     assert begin is not None

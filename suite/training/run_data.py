@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from suite.config import RunConfig, default_data_root
+from suite.config import RunConfig, choose_default_data_root
 from suite.data.build import find_data
 from suite.data.manifest import Manifest
-from suite.data.staging import StagingReport, own_world, stage
+from suite.data.staging import StagingReport, create_own_world, stage
 from suite.data.verification import Verification, verify_shards
 from suite.log import mllog
 from suite.log.mllog import EventLog
@@ -23,7 +23,7 @@ from suite.world import World
 
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     """Find the data root and read its manifest, on rank 0 only. ValueError says how to make the data."""
-    root = config.data or default_data_root(config.workload, config.size)
+    root = config.data or choose_default_data_root(config.workload, config.size)
     manifest, error = None, None
     if world.is_first:
         try:
@@ -60,7 +60,7 @@ class RunData:
         self._report: StagingReport | None = None
         self._error: Exception | None = None
         self.staged_s = 0.0
-        self._staging_world = own_world(world)
+        self._staging_world = create_own_world(world)
 
     def open_or_stage(self, verified: Verification | None) -> None:
         """Stage the data if the config says so, then open both splits. Errors are raised here, not during training.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from suite.files import one_line, print_line
+from suite.files import print_line, render_error
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.checkpoint import Checkpoint, Snapshot
@@ -23,7 +23,7 @@ DUE, WRITTEN, FAILED = "checkpoint_due", "checkpoint_written", "checkpoint_faile
 
 
 @dataclass
-class _Writing:
+class _PendingCheckpoint:
     """A checkpoint that is being written, as one rank sees it."""
 
     snapshot: Snapshot
@@ -46,7 +46,7 @@ class _Writing:
         self.done = True
 
 
-class Saver:
+class CheckpointSaver:
     """Saves a trial's checkpoints every ``interval_s`` seconds of rank 0's clock (None: only on request).
 
     Every rank makes every call, except `votes`. ``warn`` gets one line, on rank 0.
@@ -64,7 +64,7 @@ class Saver:
         self._interval_s = interval_s
         self._last = time.perf_counter()
         self._took_s = 0.0
-        self._writing: _Writing | None = None
+        self._writing: _PendingCheckpoint | None = None
         self._cleaning: threading.Thread | None = None
 
     def votes(self) -> dict[str, float]:
@@ -87,14 +87,14 @@ class Saver:
             return None
         self._writing = None
         begin = time.perf_counter()
-        problem = None if writing.error is None else one_line(writing.error)
+        problem = None if writing.error is None else render_error(writing.error)
         if not agreed[FAILED]:
             size = 0
             if self._world.is_first:
                 try:
                     size = writing.snapshot.commit()
                 except OSError as caught:
-                    problem = one_line(caught)
+                    problem = render_error(caught)
             problem = self._world.broadcast(problem)
             if problem is None:
                 self._log_saved(writing, size, time.perf_counter() - begin)
@@ -116,7 +116,7 @@ class Saver:
         self._join_cleaning()
         snapshot = self._checkpoint.snapshot(self._world, state, position)
         where = {"epoch_num": epoch_num, "next_step": position.step}
-        writing = _Writing(snapshot, where, begin, time.perf_counter() - begin)
+        writing = _PendingCheckpoint(snapshot, where, begin, time.perf_counter() - begin)
         writing.thread = threading.Thread(target=writing.write, name="checkpoint", daemon=True)
         writing.thread.start()
         self._writing, self._last = writing, begin
@@ -157,7 +157,7 @@ class Saver:
         self._writing.thread.join()
         return self.settle(self._world.sum(self.votes()))
 
-    def _log_saved(self, writing: _Writing, size: int, commit_s: float) -> None:
+    def _log_saved(self, writing: _PendingCheckpoint, size: int, commit_s: float) -> None:
         value = {
             "stall_s": writing.stall_s + commit_s,
             "write_s": writing.write_s,

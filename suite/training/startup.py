@@ -19,20 +19,20 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from suite import LAUNCH
-from suite.config import Watching
+from suite.config import WatchdogSettings
 from suite.files import print_line
-from suite.processes import load_parent_signal, start_of
+from suite.processes import load_parent_signal, read_start_time
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
-NEVER = 2**31 - 1  # of mallopt
-COMPILER = "torch._dynamo"
+MALLOPT_MAX = 2**31 - 1  # of mallopt
+COMPILER_MODULE = "torch._dynamo"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-SAME_S = 2.0
+SAME_REQUEST_S = 2.0
 
 
 def compute_process_age_s() -> float:
     """Return the seconds since the kernel started this process (Linux; resolution one clock tick, usually 10 ms)."""
-    started = start_of(os.getpid())
+    started = read_start_time(os.getpid())
     assert started is not None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
@@ -64,7 +64,7 @@ STDERR = 2  # the file descriptor
 
 
 @contextmanager
-def watch_start(settings: Watching) -> Iterator[None]:
+def end_hung_start(settings: WatchdogSettings) -> Iterator[None]:
     """Print this rank's Python stack to stderr and exit with 1 if the body takes too long.
 
     Limit and action are the watchdog's, which itself needs connected ranks.
@@ -89,12 +89,12 @@ def keep_freed_memory() -> bool:
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version  # noqa: B018  mallopt exists elsewhere too, with other numbers
-        return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
+        return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, MALLOPT_MAX))
     except (OSError, AttributeError, TypeError):
         return False
 
 
-class _Unloaded(ModuleType):
+class _LazyModule(ModuleType):
     """Lazy proxy of a module, or of an object in one: loads it at the first attribute that it does not know."""
 
     def __init__(self, name: str, **known: object) -> None:
@@ -104,10 +104,10 @@ class _Unloaded(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # of those who look at all modules; __path__: of an import
             raise AttributeError(f"{self.__name__} is not loaded: {name}")
-        if isinstance(sys.modules.get(COMPILER), _Unloaded):
-            del sys.modules[COMPILER]
-        found: Any = importlib.import_module(COMPILER)
-        for part in self.__name__.removeprefix(COMPILER).split(".")[1:]:
+        if isinstance(sys.modules.get(COMPILER_MODULE), _LazyModule):
+            del sys.modules[COMPILER_MODULE]
+        found: Any = importlib.import_module(COMPILER_MODULE)
+        for part in self.__name__.removeprefix(COMPILER_MODULE).split(".")[1:]:
             found = getattr(found, part)
         return getattr(found, name)
 
@@ -118,16 +118,16 @@ def keep_compiler_unloaded() -> None:
     Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things: leave
     a function alone, break a graph (there is none), and name DDP's mode (the default). Any other request loads it.
     """
-    if COMPILER in sys.modules:
+    if COMPILER_MODULE in sys.modules:
         return
-    module = _Unloaded(
-        COMPILER,
+    module = _LazyModule(
+        COMPILER_MODULE,
         disable=lambda function, recursive=True, **others: function,
         graph_break=lambda *others: None,
-        utils=_Unloaded(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
-        trace_rules=_Unloaded(f"{COMPILER}.trace_rules", clear_lru_cache=lambda: None),
+        utils=_LazyModule(f"{COMPILER_MODULE}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer"),
+        trace_rules=_LazyModule(f"{COMPILER_MODULE}.trace_rules", clear_lru_cache=lambda: None),
     )
-    sys.modules[COMPILER] = module
+    sys.modules[COMPILER_MODULE] = module
     sys.modules["torch"].__dict__["_dynamo"] = module
 
 
@@ -138,7 +138,7 @@ class InterruptedTrialError(Exception):
 class StopSignals:
     """Handles stop signals. During training the first one is remembered; otherwise, or the second time, it interrupts.
 
-    A signal within `SAME_S` of the first is the same request. Linux reports the parent's death to mpiexec once for each
+    A signal within `SAME_REQUEST_S` of the first is the same request. Linux reports the parent's death to mpiexec once for each
     thread of the parent, and mpiexec passes each report on.
     """
 
@@ -151,7 +151,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if self.deferred and self.name is not None and time.monotonic() - self._asked_s < SAME_S:
+        if self.deferred and self.name is not None and time.monotonic() - self._asked_s < SAME_REQUEST_S:
             return
         if not self.deferred or self.name is not None:
             raise InterruptedTrialError(f"stopped by {name}")

@@ -33,7 +33,7 @@ Pieces = dict[
 
 
 @dataclass(frozen=True)
-class _Held:
+class _HeldTensor:
     """The values of a tensor that this rank holds. ``written``: this rank saves them."""
 
     place: Place
@@ -63,7 +63,7 @@ class TrainingState:
         optimization = workload.build_optimizer(model, steps_per_epoch)
         give_norms(optimization.optimizer, model)
         shares, places = workload.sharded_parameters(model), workload.share_places(model)
-        averaged, copy = _moving_average(model, optimization), workload.share_copy(model)
+        averaged, copy = _make_moving_average(model, optimization), workload.share_copy(model)
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
 
     def update(self, step: int, epoch: int) -> None:
@@ -101,7 +101,7 @@ class TrainingState:
         ranges = self._ranges()
         for name, module in self._modules():
             names = self._own_names(name)
-            prefix = _prefix(name)
+            prefix = _find_name_prefix(name)
             state = module.state_dict()
             own[name] = {key: value for key, value in state.items() if key in names}
             split = {key for key in state if key.removeprefix(prefix) in ranges and key not in names}
@@ -129,7 +129,7 @@ class TrainingState:
         ``gathered``: the values that `wanted` asked for, assembled from all ranks' pieces.
         """
         for name, module in self._modules():
-            prefix, found = _prefix(name), shared[name] | own[name]
+            prefix, found = _find_name_prefix(name), shared[name] | own[name]
             for key, target in module.state_dict().items():
                 if f"{name} {key}" in gathered:
                     found[key] = gathered[f"{name} {key}"].view(target.shape)
@@ -160,7 +160,7 @@ class TrainingState:
         every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}
         every |= {name: each.place for name, each in ranges.items()}
         for part, _ in self._modules():
-            found |= {f"{part} {_prefix(part)}{name}": place for name, place in every.items()}
+            found |= {f"{part} {_find_name_prefix(part)}{name}": place for name, place in every.items()}
         for i, name in enumerate(self._names):
             found[f"optimizer {i} "] = every[name]
         return found
@@ -184,22 +184,26 @@ class TrainingState:
         split = self._names[position] in self._ranges()
         return split and isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
 
-    def _ranges(self) -> dict[str, _Held]:
+    def _ranges(self) -> dict[str, _HeldTensor]:
         """Return the parts of parameters that this rank holds, by name."""
         found = {}
         for name, _, shape, holders in pieces_of(self.model):
             assert holders.shard is not None
             begin, end = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
-            found[name] = _Held(Place.of_range(begin, end), holders.replicas is None or holders.replicas.rank == 0)
+            found[name] = _HeldTensor(
+                Place.of_range(begin, end), holders.replicas is None or holders.replicas.rank == 0
+            )
         for name, parameter in self.model.named_parameters() if self.places else ():
             if name in self.places:
                 first = self.places[name]
-                found[name] = _Held(Place.of_range(first, first + parameter.numel()), self.copy[0] == 0)
+                found[name] = _HeldTensor(Place.of_range(first, first + parameter.numel()), self.copy[0] == 0)
         for name, _, part in slices(self.model):
             if name in self.places:  # of experts on some ranks
-                found[name] = _Held(replace(part.place, first=self.places[name] + part.place.first), self.copy[0] == 0)
+                found[name] = _HeldTensor(
+                    replace(part.place, first=self.places[name] + part.place.first), self.copy[0] == 0
+                )
             else:
-                found[name] = _Held(part.place, part.twin == 0)
+                found[name] = _HeldTensor(part.place, part.twin == 0)
         return found
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
@@ -229,7 +233,7 @@ class TrainingState:
         return {position for position, parameter in enumerate(self._weights()) if id(parameter) in unplaced}
 
 
-def _prefix(part: str) -> str:
+def _find_name_prefix(part: str) -> str:
     """Return what torch's AveragedModel puts before the names of a model's parameters."""
     return "" if part == "model" else "module."
 
@@ -240,13 +244,13 @@ class MovingAverage(AveragedModel):
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__(model)
         self._decay = decay
-        self._of = model, _tensors(model), _tensors(self.module)
+        self._of = model, _list_tensors(model), _list_tensors(self.module)
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Add the present weights to the average; the first ones are copied."""
         if model is not self._of[0]:
-            self._of = model, _tensors(model), _tensors(self.module)
+            self._of = model, _list_tensors(model), _list_tensors(self.module)
         _, (theirs, their_buffers), (mine, buffers) = self._of
         if int(self.n_averaged) == 0:  # on the host
             torch._foreach_copy_(mine, theirs)
@@ -257,10 +261,10 @@ class MovingAverage(AveragedModel):
         self.n_averaged += 1
 
 
-def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+def _list_tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """List the parameters and the buffers."""
     return [*model.parameters()], [*model.buffers()]
 
 
-def _moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
+def _make_moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
     return None if optimization.ema_decay is None else MovingAverage(model, optimization.ema_decay)

@@ -14,16 +14,16 @@ from typing import Any
 
 from suite import RULESET, VERSION
 from suite.errors import InputError
-from suite.files import read_bytes, write_whole
+from suite.files import read_bytes, write_file_atomically
 from suite.log import mllog
 from suite.log.goodput import find_goodput
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.mllog import EventLog
 from suite.log.resume import list_replaced_runs
 from suite.log.run_folder import RunFolder
 from suite.machine.facts import write_facts
 from suite.machine.probes.collect import collect_facts
-from suite.machine.probes.root import is_simulated, machine_root
+from suite.machine.probes.root import find_machine_root, is_simulated
 from suite.training.plan import TrialPlan
 from suite.world import World
 
@@ -40,7 +40,7 @@ class Startup:
 
 
 @dataclass(frozen=True)
-class Statement:
+class RunHeader:
     """What one run states of itself before it begins.
 
     ``config`` and ``about_config`` are value and metadata of ``run_config``; ``device`` is cpu or cuda. Each of the
@@ -61,7 +61,7 @@ class Statement:
     attainable: Mapping[str, float]
 
 
-def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement) -> None:
+def log_run_header(log: EventLog, plan: TrialPlan, world: World, said: RunHeader) -> None:
     """Write the events that name a run: submission, size, version, seed, ranks, configuration,
     hyperparameters, data.
     """
@@ -84,7 +84,7 @@ def log_statement(log: EventLog, plan: TrialPlan, world: World, said: Statement)
     judged = world.is_first and read_preflight(os.environ)
     if judged:
         log.event(mllog.PREFLIGHT, judged[0], metadata=judged[1])
-    simulated = is_simulated(machine_root(os.environ))
+    simulated = is_simulated(find_machine_root(os.environ))
     about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
     log_run_files(log, plan.folder)
     log.event(mllog.RUN_CONFIG, said.config, metadata=about)
@@ -106,7 +106,7 @@ def log_run_files(log: EventLog, folder: RunFolder) -> None:
     found = {}
     for path in (folder.config_path, folder.sources_path, folder.environment_path):
         with suppress(OSError):
-            found[path.name] = hashlib.sha256(read_bytes(path, limits().json)).hexdigest()
+            found[path.name] = hashlib.sha256(read_bytes(path, read_limits().json)).hexdigest()
     config = found.pop(folder.config_path.name, None)
     if config is not None:
         log.event(mllog.CONFIG_FILE, folder.config_path.name, metadata={"sha256": config})
@@ -117,7 +117,7 @@ def keep_data_manifest(folder: RunFolder, text: str, world: World) -> None:
     """Copy the data set's manifest into the run folder if it has none yet. A failed write is ignored."""
     if world.is_first and not folder.data_path.exists():
         with suppress(OSError):
-            write_whole(folder.data_path, text, overwrite=False)
+            write_file_atomically(folder.data_path, text, overwrite=False)
 
 
 def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str, Any]] | None:
@@ -130,7 +130,7 @@ def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str
         return None
     path = Path(folder) / "verdict.json"
     try:
-        content = read_bytes(path, limits().json)
+        content = read_bytes(path, read_limits().json)
         document = json.loads(content)
         words = [node["word"] for node in document["nodes"].values()]
         about = {key: document[key] for key in ("false_alarms", "effect")}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from suite.log.values import Stretch, length_of, merge_stretches, subtract_stretches
+from suite.log.values import Span, merge_spans, remove_holes, sum_lengths
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class CudaClock:
         return float(begin.elapsed_time(end)) * 1e-3
 
 
-def device_clock(device: torch.device) -> Clock:
+def make_device_clock(device: torch.device) -> Clock:
     """Return the clock that times work on this device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
@@ -123,7 +123,7 @@ class PhaseTimer:
             marks, transfers, start = self._marks, self._transfers, self._start
             self._marks, self._transfers = [], []
         seconds = dict.fromkeys(PHASES, 0.0)
-        computing: list[Stretch] = []
+        computing: list[Span] = []
         last, now = start, 0.0
         for phase, stamp in marks:
             elapsed = self._clock.seconds(last, stamp)
@@ -133,9 +133,9 @@ class PhaseTimer:
             now += elapsed
             last = stamp
         self._start = last
-        moving = merge_stretches((self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers)
-        alone = subtract_stretches(computing, moving)
-        hidden = length_of(computing) - length_of(alone)
+        moving = merge_spans((self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers)
+        alone = remove_holes(computing, moving)
+        hidden = sum_lengths(computing) - sum_lengths(alone)
         return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: max(hidden, 0.0)}
 
 

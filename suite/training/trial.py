@@ -16,56 +16,56 @@ from torch import nn
 from suite import VERSION
 from suite.data.baselines import find_baselines_problem, read_baselines, render_baselines
 from suite.data.manifest import Manifest
-from suite.data.sampling import check_batch, steps_per_epoch
+from suite.data.sampling import check_batch, count_steps_per_epoch
 from suite.data.verification import Verification
-from suite.documents import plain
+from suite.documents import convert_to_plain_data
 from suite.exit_codes import ExitCode
 from suite.files import print_line
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
-from suite.log.resume import newest_log
+from suite.log.resume import find_newest_log
 from suite.machine.choice.chooser import Chooser, make_chooser
 from suite.machine.choice.collectives import start_collectives
 from suite.machine.choice.precision import choose_precision
 from suite.machine.page_cache import drop_page_caches
-from suite.machine.power.beside import record_power
+from suite.machine.power.beside import run_power_sampler
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import set_up_rank
-from suite.training.loop import Outcome, Trainer
+from suite.training.loop import Trainer, TrainingOutcome
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
 from suite.training.plan import TrialPlan
-from suite.training.progress import Progress
+from suite.training.progress import ProgressMarks
 from suite.training.records import OtherWork
 from suite.training.run_data import RunData, open_data, verify_source
 from suite.training.startup import StopSignals
 from suite.training.state import Position, TrainingState
 from suite.training.statement import (
     SEED_BITS,
+    RunHeader,
     Startup,
-    Statement,
     check_parameters,
     collect_node_facts,
     draw_seed,
     keep_data_manifest,
+    log_run_header,
     log_run_stop,
     log_startup,
-    log_statement,
     open_log,
 )
 from suite.training.watchdog import Watchdog
 from suite.workload import Workload, load_workload
 from suite.world import World
 
-SHAPING = {
+IDENTITY_SETTINGS = {
     *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
     *("precision", "channels_last", "compile", "hyperparameters"),
 }
 
 
-def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progress, dog: Watchdog | None) -> int:
+def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: ProgressMarks, dog: Watchdog | None) -> int:
     """Run one trial and return the worker's exit code. Every rank calls it.
 
     InputError is one line for the user, equal on all ranks.
@@ -108,7 +108,7 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
         if dog is not None:
             dog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        with record_power(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
+        with run_power_sampler(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
             return trial.run()
     finally:
         log.close()
@@ -131,7 +131,7 @@ class _Trial:
     signals: StopSignals
     startup: Startup
     keeps_freed_memory: bool
-    progress: Progress
+    progress: ProgressMarks
     parallel: Parallel
 
     def __post_init__(self) -> None:
@@ -144,7 +144,9 @@ class _Trial:
             outcome = self._initialise_and_train()
         except (Exception, KeyboardInterrupt) as error:
             if self.in_run:
-                self._run_stop(Outcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0))
+                self._run_stop(
+                    TrainingOutcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0)
+                )
             raise
         self.signals.ignore()
         self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
@@ -154,7 +156,7 @@ class _Trial:
             self.checkpoint.remove()
         return ExitCode.OK if outcome.reached else ExitCode.FAILED
 
-    def _initialise_and_train(self) -> Outcome:
+    def _initialise_and_train(self) -> TrainingOutcome:
         self._connect()
         workload, state, parameters = self._build()
         data = RunData(self.plan, workload, self.source, self.world, self.log, self.parallel)
@@ -225,13 +227,13 @@ class _Trial:
             seed + (self.parallel.mesh.data_rank << SEED_BITS)
         )  # dropout differs between samples, weights do not
         self.progress.enter("building the optimizer")
-        steps = steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
+        steps = count_steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
         if config.compile:
             state.model.compile()
         return workload, state, parameters
 
-    def _train(self, trainer: Trainer, data: RunData, position: Position) -> Outcome:
+    def _train(self, trainer: Trainer, data: RunData, position: Position) -> TrainingOutcome:
         """Train, from run_start to run_stop."""
         self.progress.enter("beginning the run")
         self.world.barrier()
@@ -264,19 +266,19 @@ class _Trial:
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a checkpoint to continue: the data, and the settings that change the losses."""
-        shaping = {key: value for key, value in plain(self.config).items() if key in SHAPING}
+        shaping = {key: value for key, value in convert_to_plain_data(self.config).items() if key in IDENTITY_SETTINGS}
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _chooser(self) -> Chooser:
         """Build the chooser of this trial. A resumed trial keeps the choices of its earlier part."""
-        log = newest_log(self.plan.folder, self.plan.trial) if self.plan.resume and self.world.is_first else None
+        log = find_newest_log(self.plan.folder, self.plan.trial) if self.plan.resume and self.world.is_first else None
         earlier = self.world.broadcast({} if log is None else read_choices(read_events(log, steps=False)))
         return make_chooser(self.config, self.world, self.device, earlier if self.plan.resume else None)
 
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
         baselines, attainable = read_baselines(self.source, self.manifest.sha256)
-        said = Statement(
+        said = RunHeader(
             device=self.device.type,
             seed=seed,
             config=self.config.logged(),
@@ -288,13 +290,13 @@ class _Trial:
             baselines=baselines,
             attainable=attainable,
         )
-        log_statement(self.log, self.plan, self.world, said)
+        log_run_header(self.log, self.plan, self.world, said)
         for choice in self.chooser.choices.values():
             choice.log(self.log)
         if self.parallel.plan is not None:
             self.log.event(mllog.PARALLEL_PLAN, self.parallel.logged())
 
-    def _run_stop(self, outcome: Outcome, position: Position) -> None:
+    def _run_stop(self, outcome: TrainingOutcome, position: Position) -> None:
         log_run_stop(
             self.log, self.plan, self.world, reached=outcome.reached, reason=outcome.reason, first_block=position.block
         )

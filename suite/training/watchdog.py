@@ -29,22 +29,22 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from suite.config import Watching
+from suite.config import WatchdogSettings
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, make_folder, print_line
-from suite.training.progress import Progress, marked_transport
-from suite.world import World, find_own_address, node_name
+from suite.files import make_folder, print_line, render_duration
+from suite.training.progress import ProgressMarks, make_marking_transport
+from suite.world import World, find_node_name, find_own_address
 
-ANSWER_S = 3.0  # for the other ranks to say what they do
-ASK_EVERY_S = 0.5
-ASK_AT_ONCE = 256  # more answers at a time would overflow a socket's buffer
-STAND_INS = 8  # ranks below this one of which one would do the asking if it lived
-NAMED_UP_TO = 8
-LOOK_EVERY_S = 5.0
-WAITING_S = 10.0  # without a mark, from which on a rank asks whether the next one is still there
-SURE_AFTER_S = 1.0  # without a mark after it is not: the last collective of a run may just have ended
+ANSWER_TIMEOUT_S = 3.0  # for the other ranks to say what they do
+ASK_INTERVAL_S = 0.5
+ASK_BATCH = 256  # more answers at a time would overflow a socket's buffer
+BACKUP_RANKS = 8  # ranks below this one of which one would do the asking if it lived
+MAX_NAMED_RANKS = 8
+LOOK_INTERVAL_S = 5.0
+NEIGHBOUR_CHECK_S = 10.0  # without a mark, from which on a rank asks whether the next one is still there
+ENDED_CONFIRM_S = 1.0  # without a mark after it is not: the last collective of a run may just have ended
 FIRST_TRIES = 3  # to hear from the next rank at all
-LEFT_TO_FIRST = 6  # times that rank 0 is told, before the rank that tells it ends the run itself
+MAX_REPORTS = 6  # times that rank 0 is told, before the rank that tells it ends the run itself
 
 Address = tuple[str, int]
 Kind = Literal["ask", "state", "taken", "ended", "closed", "end"]
@@ -52,7 +52,7 @@ Kind = Literal["ask", "state", "taken", "ended", "closed", "end"]
 
 @dataclass(frozen=True)
 class RankState:
-    """The state that a rank reports. ``counts`` are those of `Progress`."""
+    """The state that a rank reports. ``counts`` are those of `ProgressMarks`."""
 
     rank: int
     node: str
@@ -88,21 +88,21 @@ def explain_hang(states: Sequence[RankState], missing: Iterable[int], silence_s:
     rest = [state for state in states if state not in behind]
     parts = []
     if absent:
-        parts.append(f"{_ranks(map(str, absent))} did not answer: stopped, or the node is gone")
+        parts.append(f"{_render_ranks(map(str, absent))} did not answer: stopped, or the node is gone")
     if behind:
-        names = _ranks(f"{state.rank} on {state.node}" for state in behind)
+        names = _render_ranks(f"{state.rank} on {state.node}" for state in behind)
         parts.append(f"{names} did not arrive: {behind[0].label}")
     if absent or behind:
         parts.append(f"{len(rest)} of {len(states) + len(absent)} ranks wait in: {rest[0].label}")
     else:
         parts.append(f"all {len(states)} ranks are in: {rest[0].label}" if len(states) > 1 else rest[0].label)
-    return f"no progress for {duration_text(min(state.silent_s for state in states))}: " + "; ".join(parts)
+    return f"no progress for {render_duration(min(state.silent_s for state in states))}: " + "; ".join(parts)
 
 
-def _ranks(names: Iterable[str]) -> str:
+def _render_ranks(names: Iterable[str]) -> str:
     listed = list(names)
-    text = ", ".join(listed[:NAMED_UP_TO])
-    more = f" and {len(listed) - NAMED_UP_TO} more" if len(listed) > NAMED_UP_TO else ""
+    text = ", ".join(listed[:MAX_NAMED_RANKS])
+    more = f" and {len(listed) - MAX_NAMED_RANKS} more" if len(listed) > MAX_NAMED_RANKS else ""
     return f"rank{'s' if len(listed) > 1 else ''} {text}{more}"
 
 
@@ -114,16 +114,21 @@ class Watchdog:
     """
 
     def __init__(
-        self, world: World, progress: Progress, settings: Watching, stacks: Path, say: Callable[[str], None]
+        self,
+        world: World,
+        progress: ProgressMarks,
+        settings: WatchdogSettings,
+        stacks: Path,
+        say: Callable[[str], None],
     ) -> None:
         assert settings.silence_s is not None
         self._world, self._progress, self._stacks, self._say = world, progress, stacks, say
         self._silence_s, self._ends = settings.silence_s, settings.action == "end"
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        here = "127.0.0.1" if world.nodes == 1 else find_own_address((node_name(), socket.gethostname()))
+        here = "127.0.0.1" if world.nodes == 1 else find_own_address((find_node_name(), socket.gethostname()))
         self._socket.bind((here if world.nodes == 1 else "", 0))
         self._run_number: int = world.broadcast(secrets.randbits(63) if world.is_first else None, int)
-        self._addresses = _exchange(world, (here, self._socket.getsockname()[1]))
+        self._addresses = _exchange_addresses(world, (here, self._socket.getsockname()[1]))
         self._reported = -1
         self._dumped = -1
         self._taken_until = 0.0  # another rank is ending the run: this one keeps silent for so long
@@ -156,11 +161,11 @@ class Watchdog:
         if self._world.size > 1:
             self._heard = any(self._ask([self._next]) for _ in range(FIRST_TRIES))
         while not self._closed:
-            self._receive(min(LOOK_EVERY_S, self._silence_s / 4))
+            self._receive(min(LOOK_INTERVAL_S, self._silence_s / 4))
             if self._progress.silent_s >= self._silence_s and not self._closed:
                 self._write_stacks()
                 self._investigate()
-            elif self._ended and self._progress.silent_s >= SURE_AFTER_S and not self._closed:
+            elif self._ended and self._progress.silent_s >= ENDED_CONFIRM_S and not self._closed:
                 self._write_stacks()
                 self._finish(self._ended, range(self._world.size))
             elif self._next_has_ended() and not self._closed:
@@ -173,17 +178,17 @@ class Watchdog:
         progress, marks = self._progress, self._marks()
         if not self._heard or not progress.waits or self._reported == marks:
             return False
-        if progress.silent_s < min(WAITING_S, self._silence_s / 2) or not self._is_refused(self._next):
+        if progress.silent_s < min(NEIGHBOUR_CHECK_S, self._silence_s / 2) or not self._is_refused(self._next):
             return False
         # The last collective of the run may just have ended: then this rank makes a mark within this time.
-        time.sleep(SURE_AFTER_S)
+        time.sleep(ENDED_CONFIRM_S)
         return self._heard and marks == self._marks() and progress.waits
 
     def _is_refused(self, rank: int) -> bool:
         """Return True if the node of a rank answers that its port is closed. Others are answered meanwhile: all may ask
         at once.
         """
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + ANSWER_TIMEOUT_S
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
                 asking.setblocking(False)
@@ -204,8 +209,8 @@ class Watchdog:
         """Ask rank 0, which has the log, to end the run, or end it here."""
         state = self._state()
         waits = f"rank {state.rank} on {state.node} waits for it in: {state.label}"
-        text = f"no progress for {duration_text(state.silent_s)}: rank {self._next} has ended; {waits}"
-        if 0 in (self._world.rank, self._next) or self._told == LEFT_TO_FIRST:
+        text = f"no progress for {render_duration(state.silent_s)}: rank {self._next} has ended; {waits}"
+        if 0 in (self._world.rank, self._next) or self._told == MAX_REPORTS:
             self._finish(text, range(self._world.size))
         else:
             self._told += 1
@@ -241,7 +246,7 @@ class Watchdog:
         return message.state
 
     def _investigate(self) -> None:
-        below = self._ask(range(max(0, self._world.rank - STAND_INS), self._world.rank))
+        below = self._ask(range(max(0, self._world.rank - BACKUP_RANKS), self._world.rank))
         if below:
             return  # a lower rank asks; it waits as long as this one
         answers = self._ask(rank for rank in range(self._world.size) if rank != self._world.rank)
@@ -249,7 +254,9 @@ class Watchdog:
         text = explain_hang([self._state(), *answers.values()], missing, 0.9 * self._silence_s)
         if text is None:
             return
-        cut_off = bool(missing) and self._world.nodes > 1 and {each.node for each in answers.values()} <= {node_name()}
+        cut_off = (
+            bool(missing) and self._world.nodes > 1 and {each.node for each in answers.values()} <= {find_node_name()}
+        )
         if cut_off:
             text += "; no other node answered: datagrams may be blocked between nodes, so the run is not ended for it"
         self._finish(text, answers, ends=not cut_off)
@@ -282,24 +289,24 @@ class Watchdog:
         """Ask ranks for their states, at most 256 at a time. Returns those of the ranks that answer."""
         answers: dict[int, RankState] = {}
         wanted = list(ranks)
-        for begin in range(0, len(wanted), ASK_AT_ONCE):
-            some = wanted[begin : begin + ASK_AT_ONCE]
-            until = time.monotonic() + ANSWER_S
+        for begin in range(0, len(wanted), ASK_BATCH):
+            some = wanted[begin : begin + ASK_BATCH]
+            until = time.monotonic() + ANSWER_TIMEOUT_S
             asked = 0.0
             while time.monotonic() < until and not answers.keys() >= set(some):
-                if time.monotonic() - asked >= ASK_EVERY_S:
+                if time.monotonic() - asked >= ASK_INTERVAL_S:
                     asked = time.monotonic()
                     for rank in some:
                         if rank not in answers:
                             self._send(self._addresses[rank], "ask")
-                state = self._receive(ASK_EVERY_S)
+                state = self._receive(ASK_INTERVAL_S)
                 if state is not None:
                     answers[state.rank] = state
         return {rank: answers[rank] for rank in wanted if rank in answers}
 
     def _state(self) -> RankState:
         progress = self._progress
-        return RankState(self._world.rank, node_name(), dict(progress.counts), progress.label, progress.silent_s)
+        return RankState(self._world.rank, find_node_name(), dict(progress.counts), progress.label, progress.silent_s)
 
     def _send(self, address: Address, kind: Kind, text: str = "", state: RankState | None = None) -> None:
         try:
@@ -315,16 +322,16 @@ class Watchdog:
         try:
             make_folder(self._stacks.parent)
             with self._stacks.open("a", encoding="utf-8") as file:
-                file.write(f"rank {self._world.rank} on {node_name()}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')}: ")
-                file.write(f"silent for {duration_text(self._progress.silent_s)} in: {self._progress.label}\n")
+                file.write(f"rank {self._world.rank} on {find_node_name()}, {time.strftime('%Y-%m-%dT%H:%M:%S%z')}: ")
+                file.write(f"silent for {render_duration(self._progress.silent_s)} in: {self._progress.label}\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
         except OSError as error:
             print_line(f"mlhpc: {self._stacks}: {error.strerror}", error=True)
 
 
-def watch(
-    world: World, settings: Watching, stacks: Path, say: Callable[[str], None], progress: Progress
+def start_watchdog(
+    world: World, settings: WatchdogSettings, stacks: Path, say: Callable[[str], None], progress: ProgressMarks
 ) -> tuple[World, Watchdog | None]:
     """Watch this rank until the process ends, if the settings ask for it. All ranks call it.
 
@@ -333,11 +340,11 @@ def watch(
     if settings.silence_s is None:
         return world, None
     dog = Watchdog(world, progress, settings, stacks, say)
-    marked = marked_transport(world.transport, progress)
-    return replace(world, transport=marked, peers=marked_transport(world.peers, progress, counted=False)), dog
+    marked = make_marking_transport(world.transport, progress)
+    return replace(world, transport=marked, peers=make_marking_transport(world.peers, progress, counted=False)), dog
 
 
-def _exchange(world: World, own: Address) -> list[Address]:
+def _exchange_addresses(world: World, own: Address) -> list[Address]:
     """Exchange the addresses of all ranks by one sum of numbers."""
     table = np.zeros((2, world.size))
     table[:, world.rank] = int.from_bytes(socket.inet_aton(own[0])), own[1]

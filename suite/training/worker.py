@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from suite import FIRST_LINE_S
-from suite.data.lock import LockedError, locked_together
+from suite.data.lock import LockedError, create_lock_for_all_ranks
 from suite.errors import InputError, explain_missing
 from suite.exit_codes import ExitCode
-from suite.files import make_folder, one_line, print_line, write_whole
+from suite.files import make_folder, print_line, render_error, write_file_atomically
 from suite.log.checkpoint_index import find_damage
-from suite.log.resume import WayOn, find_way_on, prepare_resume
+from suite.log.resume import ResumeDecision, plan_and_prepare_resume, plan_resume
 from suite.log.run_folder import write_run_info
 from suite.shadowed import explain_shadowed
 from suite.training.plan import TrialPlan
@@ -27,37 +27,39 @@ from suite.training.startup import (
     InterruptedTrialError,
     StopSignals,
     compute_process_age_s,
+    end_hung_start,
     end_with_launcher,
-    watch_start,
 )
 from suite.workload import load_workload
-from suite.world import World, node_name
+from suite.world import World, find_node_name
 
 if TYPE_CHECKING:  # torch is imported once the ranks are connected
-    from suite.training.progress import Progress
+    from suite.training.progress import ProgressMarks
 
 
-def work(plan: TrialPlan) -> int:
+def run_worker(plan: TrialPlan) -> int:
     """Run one trial as one rank and return the exit code."""
     interpreter_s = compute_process_age_s() - (time.perf_counter() - FIRST_LINE_S)
-    raise_open_files()
-    with watch_start(plan.config.watchdog), end_with_launcher():
+    set_max_open_files()
+    with end_hung_start(plan.config.watchdog), end_with_launcher():
         world = World.create()
     dog = None
     try:
         from suite.training import statement, trial
-        from suite.training.progress import Progress
-        from suite.training.watchdog import watch
+        from suite.training.progress import ProgressMarks
+        from suite.training.watchdog import start_watchdog
 
         load_workload(plan.descriptor)
         gc.freeze()  # so that no later search, which could fall into any step, looks through it
         imported_at = time.perf_counter()
         _make_folder(plan, world)
-        stacks, progress = plan.folder.stacks(plan.trial, world.rank), Progress()
-        world, dog = watch(world, plan.config.watchdog, stacks, lambda text: _say(plan, text), progress)
+        stacks, progress = plan.folder.stacks(plan.trial, world.rank), ProgressMarks()
+        world, dog = start_watchdog(
+            world, plan.config.watchdog, stacks, lambda text: _print_for_trial(plan, text), progress
+        )
         startup = statement.Startup(interpreter_s, imported_at - FIRST_LINE_S, imported_at)
-        with locked_together(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
-            way = _way_on(plan, world, progress)
+        with create_lock_for_all_ranks(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
+            way = _decide_on_resume(plan, world, progress)
             if way.code is not None:
                 StopSignals().ignore()  # the launcher answers the first non-zero exit with a signal to the others
                 world.barrier()
@@ -68,29 +70,29 @@ def work(plan: TrialPlan) -> int:
             with nullcontext() if dog is None else dog.first():
                 code = trial.run_trial(plan, world, startup, progress, dog)
             if world.is_first:
-                _tell(plan, code)
+                _write_exit_code(plan, code)
     except LockedError as error:  # the trial is somebody's: its exit code is not ours to write
-        return _end(world, plan, f"{error}", ExitCode.USAGE, tell=False)
+        return _end_all_ranks(world, plan, f"{error}", ExitCode.USAGE, tell=False)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
-        return _end(world, plan, f"{error}", ExitCode.USAGE)
+        return _end_all_ranks(world, plan, f"{error}", ExitCode.USAGE)
     except KeyboardInterrupt:
-        return _end(world, plan, "stopped by SIGINT before training", ExitCode.FAILED)
+        return _end_all_ranks(world, plan, "stopped by SIGINT before training", ExitCode.FAILED)
     except OSError as error:  # the machine: a full disk, a file server that does not answer
-        return _end(world, plan, one_line(error), ExitCode.FAILED)
+        return _end_all_ranks(world, plan, render_error(error), ExitCode.FAILED)
     except InterruptedTrialError as error:
-        return _end(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
+        return _end_all_ranks(world, plan, f"{type(error).__name__}: {error}", ExitCode.FAILED)
     except Exception as error:  # the last line of defence: one line for people, the traceback to a file
         known = explain_shadowed(error) or explain_missing(error)  # the environment's fault, not ours
         text = known or f"{type(error).__name__}: {error}".splitlines()[0]
         code = ExitCode.USAGE if known else ExitCode.FAILED
-        return _end(world, plan, text + _keep_traceback(plan, world), code)
+        return _end_all_ranks(world, plan, text + _keep_traceback(plan, world), code)
     finally:
         if dog is not None:
             dog.close()
     return code
 
 
-def raise_open_files() -> None:
+def set_max_open_files() -> None:
     """Raise this process's limit of open files to its maximum: gloo connects every rank with every other."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != most:
@@ -98,10 +100,10 @@ def raise_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _tell(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
+def _write_exit_code(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
     """Leave the exit code for the launcher, since mpiexec and srun report another one for ranks that they killed."""
     with suppress(OSError):  # a full disk, or no run folder: then the launcher's own word counts
-        write_whole(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
+        write_file_atomically(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
@@ -127,33 +129,35 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
     world.check_together(error)
 
 
-def _way_on(plan: TrialPlan, world: World, progress: Progress) -> WayOn:
+def _decide_on_resume(plan: TrialPlan, world: World, progress: ProgressMarks) -> ResumeDecision:
     """Decide on rank 0 how the trial continues, and move failed logs aside. Without --resume it starts."""
     if not plan.resume:
-        return WayOn()
+        return ResumeDecision()
     folder, trial, replace_failed = plan.folder, plan.trial, plan.replace_failed
-    way = _decide(world, lambda: find_way_on(folder, trial, replace_failed=replace_failed))
-    damage = _damage(plan, world, progress) if way.resume else None
-    way = _decide(world, lambda: prepare_resume(folder, trial, replace_failed=replace_failed, damage=damage))
+    way = _decide_on_first_rank(world, lambda: plan_resume(folder, trial, replace_failed=replace_failed))
+    damage = _find_damage(plan, world, progress) if way.resume else None
+    way = _decide_on_first_rank(
+        world, lambda: plan_and_prepare_resume(folder, trial, replace_failed=replace_failed, damage=damage)
+    )
     if way.text and world.is_first:
         print_line(f"trial {trial}: {way.text}", result=False)
     return way
 
 
-def _decide(world: World, decide: Callable[[], WayOn]) -> WayOn:
+def _decide_on_first_rank(world: World, decide: Callable[[], ResumeDecision]) -> ResumeDecision:
     """Return what rank 0 decides. InputError on every rank if it cannot."""
-    way, error = WayOn(), None
+    way, error = ResumeDecision(), None
     if world.is_first:
         try:
             way = decide()
         except OSError as caught:
-            error = InputError(one_line(caught))
+            error = InputError(render_error(caught))
     world.check_together(error)
-    decided: WayOn = world.broadcast(way, WayOn)
+    decided: ResumeDecision = world.broadcast(way, ResumeDecision)
     return decided
 
 
-def _damage(plan: TrialPlan, world: World, progress: Progress) -> str | None:
+def _find_damage(plan: TrialPlan, world: World, progress: ProgressMarks) -> str | None:
     """Return one line on why the checkpoint cannot be used, or None if it is whole. Each rank reads its share."""
     progress.enter("comparing the checkpoint with its checksums")
     path = plan.folder.checkpoint(plan.trial)
@@ -172,22 +176,22 @@ def _keep_traceback(plan: TrialPlan, world: World) -> str:
     return f" (traceback: {path})"
 
 
-def _say(plan: TrialPlan, text: str) -> None:
+def _print_for_trial(plan: TrialPlan, text: str) -> None:
     print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}", error=True)
 
 
-def _end(world: World, plan: TrialPlan, text: str, code: int, *, tell: bool = True) -> int:
+def _end_all_ranks(world: World, plan: TrialPlan, text: str, code: int, *, tell: bool = True) -> int:
     """Print one line, then end every rank.
 
     Other ranks wait a moment, so that rank 0 reports an error that all ranks have.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may answer the first rank's end with it
-    where = "" if world.size == 1 else f" [rank {world.rank} on {node_name()}]"
+    where = "" if world.size == 1 else f" [rank {world.rank} on {find_node_name()}]"
     if not world.is_first:
         time.sleep(2.0)
-    _say(plan, f"{text}{where}")
+    _print_for_trial(plan, f"{text}{where}")
     if tell and plan.folder.info_path.exists():
-        _tell(plan, code, overwrite=False)  # the first rank to end says why
+        _write_exit_code(plan, code, overwrite=False)  # the first rank to end says why
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.data.sampling import train_batches
+from suite.data.sampling import list_train_batches
 from suite.data.shards import ShardReader
 from suite.world import World
 from tests.fixtures.openfold_layouts import MadeEntry, entries, write_original, write_processed
@@ -265,7 +265,7 @@ def test_selected_chains_their_features_and_the_order_of_training(code: Any, the
             mine = [
                 int(chain)
                 for epoch in (1, 2, 3)
-                for places in train_batches(len(opened), 2, seed=77, epoch=epoch, rank=rank, size=ranks)
+                for places in list_train_batches(len(opened), 2, seed=77, epoch=epoch, rank=rank, size=ranks)
                 for chain in drawn.chains(places, seed=77, epoch=epoch)
             ]
             different += sum(a != b for a, (b, _) in zip(mine, sampler, strict=True))

@@ -28,7 +28,7 @@ from scipy import stats
 from analysis.fleet.one_metric import node_value
 from analysis.fleet.samples import by_metric, read_samples
 from analysis.fleet.slow_nodes import RATE, judge, look_again
-from suite.launch.slurm import Job, Launcher, sbatch_script
+from suite.launch.slurm import Job, Launcher, render_sbatch_script
 from suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
 
@@ -41,13 +41,13 @@ from pathlib import Path
 import torch
 from suite.performance.preflight.node import measure
 from suite.launcher import Launch
-from suite.world import World, node_name
+from suite.world import World, find_node_name
 torch.set_num_threads(1)
 tell = lambda text: None
 world = World.create(Launch("none", 0, 1))
 for look in range(int(sys.argv[2])):
     measure(world, device=torch.device("cpu"), directory=Path(sys.argv[1]), workloads={"cosmoflow": Path(sys.argv[3])},
-            seconds=float(sys.argv[4]), output=Path(sys.argv[1]) / f"{look:04d}-{node_name()}.jsonl", at=tell, say=tell)
+            seconds=float(sys.argv[4]), output=Path(sys.argv[1]) / f"{look:04d}-{find_node_name()}.jsonl", at=tell, say=tell)
 """
 
 
@@ -156,7 +156,7 @@ def gate_of(cluster: Cluster, root: Path, name: str) -> tuple[dict, int, str]:  
         python=sys.executable, preflight=GATE_S, spares=1, output=str(root / f"{name}.log"), time_limit="10",
     )  # fmt: skip
     script = root / f"{name}.sbatch"
-    script.write_text(sbatch_script(job))
+    script.write_text(render_sbatch_script(job))
     number = cluster.sbatch(script, exports={"MLHPC_RUNS": "0", "TMPDIR": str(root)}, cwd=root)
     cluster.wait(number, timeout_s=180)
     text = (root / f"{name}.log").read_text()

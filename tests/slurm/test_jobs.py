@@ -12,9 +12,9 @@ from typing import Protocol
 
 import pytest
 
-from suite.commands.status import folder_status
+from suite.commands.status import read_folder_status
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from suite.log.run_folder import RunFolder
 from tests.fixtures.foreign import foreign_folders
 
@@ -58,7 +58,7 @@ def record(path: Path) -> RunRecord:
     """The record of a log without a single damaged line."""
     log = read_events(path)
     assert log.problems == ()
-    return summarise(log)
+    return summarise_log(log)
 
 
 def explain(folder: Path) -> str:
@@ -114,7 +114,7 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
     assert one.staging_stats["nodes"] == 2
     assert sorted(path.stem for path in (run / "facts").iterdir()) == ["node1", "node2"]
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["node1", "node2"]
-    assert [row.state for row in folder_status(RunFolder(run), now_s=time.time())] == ["finished"]
+    assert [row.state for row in read_folder_status(RunFolder(run), now_s=time.time())] == ["finished"]
     mlhpc(
         *("package", str(run), "--system", "slurm-two-node", "--submitter", "ACME"),
         *("-o", str(tmp_path / "packages" / "ACME")),
@@ -185,7 +185,7 @@ def check_continued(
         "before step 0" in (run / "result_0.txt").read_text()
     )  # stopped after an evaluation: it goes on in the next epoch
     last_epoch = len(stopped.epochs) + between
-    row = folder_status(RunFolder(run), now_s=time.time())[0]
+    row = read_folder_status(RunFolder(run), now_s=time.time())[0]
     assert (row.state, row.note) == ("aborted", "can be resumed")
     again = exports | {"MLHPC_SET": NEVER_CONVERGES.replace("max_epochs=400", f"max_epochs={last_epoch}")}
     second = cluster.sbatch(script, exports=again, cwd=folder)
@@ -243,7 +243,7 @@ def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke
     assert ranks_of(run) == []
     assert record(run / "result_0.txt").status != "success"
     assert not (run / "result_1.txt").exists()  # no further trial began
-    assert folder_status(RunFolder(run), now_s=time.time())[0].state in {"aborted", "killed"}
+    assert read_folder_status(RunFolder(run), now_s=time.time())[0].state in {"aborted", "killed"}
 
 
 def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:

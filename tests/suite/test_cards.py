@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from suite.card import read_card, value_text
-from suite.descriptor import CARDS, describe_card, descriptor, descriptors, given_cards, with_cards
+from suite.card import read_card, render_metric_value
+from suite.descriptor import CARDS, describe_card, list_card_files, load_descriptor, load_descriptors, use_cards
 from suite.errors import InputError
 from suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 
-COSMOFLOW = descriptor("cosmoflow").card_path
+COSMOFLOW = load_descriptor("cosmoflow").card_path
 
 
 def card_file(path: Path, *, name: str = "mine", drop: tuple[str, ...] = (), **changes: object) -> Path:
@@ -60,13 +60,13 @@ def test_a_card_file_is_a_benchmark_without_code(card: Path) -> None:
 
 
 def test_a_given_card_is_known_within_the_body_only(card: Path) -> None:
-    with with_cards([card, card]):
-        assert "mine" in descriptors()
-        assert descriptor("mine").card_path == card
-        assert len(given_cards()) == 1
-    assert "mine" not in descriptors()
+    with use_cards([card, card]):
+        assert "mine" in load_descriptors()
+        assert load_descriptor("mine").card_path == card
+        assert len(list_card_files()) == 1
+    assert "mine" not in load_descriptors()
     with pytest.raises(InputError, match="unknown workload 'mine'"):
-        descriptor("mine")
+        load_descriptor("mine")
 
 
 @pytest.mark.parametrize("command", ["check", "score"])
@@ -191,4 +191,4 @@ def test_a_card_without_code_is_not_run_by_the_harness(command: tuple[str, ...],
     ],
 )
 def test_a_value_is_shown_on_its_side_of_the_threshold(value: float, style: str, text: str) -> None:
-    assert value_text(value, 0.08, style) == text
+    assert render_metric_value(value, 0.08, style) == text

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.config import load_config, missing_submitter, resolve_config
-from suite.descriptor import descriptor, descriptors
-from suite.documents import YamlSource, plain, read_json_document
+from suite.config import explain_missing_submitter, load_config, resolve_config
+from suite.descriptor import load_descriptor, load_descriptors
+from suite.documents import YamlSource, convert_to_plain_data, read_json_document
 from suite.errors import InputError
 from suite.machine.system import read_description
 
-COSMOFLOW = descriptor("cosmoflow")
+COSMOFLOW = load_descriptor("cosmoflow")
 CONFIG = COSMOFLOW.folder / "config" / "smoke.yaml"
 
 
 def test_every_shipped_config_is_valid_and_of_a_size_of_its_card() -> None:
-    for workload in descriptors().values():
+    for workload in load_descriptors().values():
         for path in (workload.folder / "config").glob("*.yaml"):
             config = load_config(workload, path.stem)
             assert config.size in workload.card().sizes
@@ -113,7 +113,10 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("hyperparameters=3", "--set hyperparameters: hyperparameters = 3: expected a mapping, got int"),
         ("channels_last=AUTO", "channels_last = 'AUTO': expected one of 'auto'"),
         ("hyperparameters.base_learning_rate=.inf", "base_learning_rate = inf: expected a finite number"),
-        ("hyperparameters.input_mean=[0, 0, 0, -.inf]", "hyperparameters.input_mean.3 = -inf: expected a finite number"),
+        (
+            "hyperparameters.input_mean=[0, 0, 0, -.inf]",
+            "hyperparameters.input_mean.3 = -inf: expected a finite number",
+        ),
         ("watchdog.silence_s=.inf", "watchdog.silence_s = inf: expected a finite number"),
         ("watchdog.silence_s=1.0e+300", "watchdog.silence_s = 1e+300: expected a number up to 1e+100"),
         ("watchdog.silence_s=1.0e+99", "watchdog.silence_s = 1e+99: expected float <= 1000000000.0"),
@@ -137,19 +140,19 @@ def test_a_bad_override_is_one_line_that_says_set(override: str, expected: str) 
 )
 def test_a_setting_that_would_take_for_ever_or_that_torch_refuses_is_refused_at_once(override: str) -> None:
     with pytest.raises(InputError, match="--set hyperparameters"):
-        load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.{override}"])
+        load_config(load_descriptor("swinv2_moe"), "smoke", [f"hyperparameters.{override}"])
 
 
 @pytest.mark.parametrize("factor", [".nan", ".inf", "-.inf", "1.0e+300", "-4.5", "4.01"])
 def test_a_capacity_factor_is_finite_and_at_most_the_number_of_experts(factor: str) -> None:
     with pytest.raises(InputError, match="hyperparameters.moe.*capacity_factor") as caught:
-        load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
+        load_config(load_descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
     assert "'experts'" not in str(caught.value), "a rule across fields shows no mapping"
 
 
 @pytest.mark.parametrize("factor", ["4", "-4", "0", "0.5", "null"])
 def test_capacity_factors_up_to_the_number_of_experts_hold(factor: str) -> None:
-    load_config(descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
+    load_config(load_descriptor("swinv2_moe"), "smoke", [f"hyperparameters.moe.capacity_factor={factor}"])
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 30])
@@ -168,7 +171,7 @@ def test_unknown_names_are_answered_with_the_valid_ones() -> None:
     with pytest.raises(InputError, match="unknown size 'nope'; sizes: .*smoke"):
         load_config(COSMOFLOW, "nope")
     with pytest.raises(InputError, match="unknown workload 'cosmo'; did you mean 'cosmoflow'. workloads: cosmoflow"):
-        descriptor("cosmo")
+        load_descriptor("cosmo")
 
 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
@@ -186,11 +189,11 @@ def test_the_keys_that_were_stated_are_known() -> None:
 
 def test_a_configuration_is_what_it_writes_frozen_copied_and_compared() -> None:
     config = load_config(COSMOFLOW, "smoke", ["data=/a/b"])
-    dumped = plain(config, without_none=True)
+    dumped = convert_to_plain_data(config, without_none=True)
     assert json.loads(json.dumps(dumped)) == dumped
     assert resolve_config(COSMOFLOW, YamlSource(Path("x"), copy.deepcopy(dumped), {})) == config
     assert (config.logged()["data"], dumped["data"]) == ("b", "/a/b")
-    assert "plan" in plain(config)
+    assert "plan" in convert_to_plain_data(config)
     assert "plan" not in dumped
     changed = structs.replace(config, compile=True)
     assert (changed.compile, config.compile) == (True, False)
@@ -255,8 +258,8 @@ def test_a_submitter_that_no_package_can_have_is_refused_before_a_run(name: str)
 
 
 def test_a_run_without_a_submitter_is_said_in_one_line_beforehand() -> None:
-    note = missing_submitter(load_config(COSMOFLOW, "smoke"))
+    note = explain_missing_submitter(load_config(COSMOFLOW, "smoke"))
     assert note is not None
     assert len(note.splitlines()) == 1
     assert all(word in note for word in ("MLHPC_ORG", "~/.config/mlhpc.yaml", "mlhpc package --submitter"))
-    assert missing_submitter(load_config(COSMOFLOW, "smoke", ["submission.org=ACME"])) is None
+    assert explain_missing_submitter(load_config(COSMOFLOW, "smoke", ["submission.org=ACME"])) is None

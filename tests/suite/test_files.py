@@ -125,11 +125,11 @@ def test_a_power_of_ten_is_a_number_and_in_quotes_a_text() -> None:
     ],
 )
 def test_a_duration_has_three_digits_in_the_unit_that_a_person_expects(seconds: float, text: str) -> None:
-    assert files.duration_text(seconds) == text
+    assert files.render_duration(seconds) == text
 
 
 def test_no_text_renders_a_time_in_its_own_way() -> None:
-    """Seconds, minutes and hours are rendered by `duration_text` alone; tables of figures have their own units."""
+    """Seconds, minutes and hours are rendered by `render_duration` alone; tables of figures have their own units."""
     own = re.compile(r"\{[^{}]+:[,.\d>]*[gf]?\} ?(?:s|min|h)\b(?!\))")
     places = [path for room in ("suite", "analysis", "workloads") for path in (ROOT / room).rglob("*.py")]
     found = [
@@ -139,7 +139,7 @@ def test_no_text_renders_a_time_in_its_own_way() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if own.search(line)
     ]
-    assert found == [], "use suite.files.duration_text"
+    assert found == [], "use suite.files.render_duration"
 
 
 def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monke
     monkeypatch.delenv("HOME")
     with pytest.raises(RuntimeError):
         Path.home()
-    files.ensure_home()
+    files.set_missing_home()
     assert Path.home().parent == tmp_path
     monkeypatch.setenv("HOME", "/home/me")
-    files.ensure_home()
+    files.set_missing_home()
     assert Path.home() == Path("/home/me")

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands.machine.doctor import launch_checks
+from suite.commands.machine.doctor import check_launch
 from suite.errors import InputError
-from suite.launcher import LAUNCHERS, Launch, detect, drop_launcher_variables, explain, find_world, refuse_several
+from suite.launcher import (
+    LAUNCHERS,
+    Launch,
+    describe_launcher,
+    drop_launcher_variables,
+    find_launch,
+    find_world,
+    refuse_several_ranks,
+)
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.warm import warm_python
 
@@ -42,7 +50,7 @@ RANKS += [["ab", "steps", "cosmoflow", "--b", "sharded"], ["profile", "cosmoflow
     ],
 )
 def test_the_innermost_launcher_is_believed(environ: dict[str, str], launch: Launch | None) -> None:
-    assert detect(environ) == launch
+    assert find_launch(environ) == launch
 
 
 def variables(launcher: str, rank: int, size: int) -> dict[str, str]:
@@ -61,10 +69,10 @@ def test_variables_of_one_rank_that_a_shell_kept_give_way_to_the_ranks_that_run(
     """Without the marks of torchrun: a shell that exports RANK=0 WORLD_SIZE=1 by hand has none."""
     left = {name: value for name, value in variables(kept, 0, 1).items() if name != "TORCHELASTIC_RUN_ID"}
     environ = left | variables(real, 2, 4)
-    assert detect(environ) == find_world(None, environ) == Launch(real, 2, 4)
-    assert explain(environ).startswith(f"{real} started this process as rank 2 of 4 ranks")
+    assert find_launch(environ) == find_world(None, environ) == Launch(real, 2, 4)
+    assert describe_launcher(environ).startswith(f"{real} started this process as rank 2 of 4 ranks")
     if kept != real:
-        assert f"not counted: {next(iter(left))}=0)" in explain(environ)
+        assert f"not counted: {next(iter(left))}=0)" in describe_launcher(environ)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_variables_of_one_rank_that_a_shell_kept_give_way_to_the_ranks_that_run(
     ],
 )
 def test_a_launcher_inside_another_counts(inner: dict[str, str], outer: dict[str, str]) -> None:
-    assert detect(inner | outer) == detect(inner)
+    assert find_launch(inner | outer) == find_launch(inner)
 
 
 def test_an_mpiexec_of_one_rank_whose_socket_is_open_counts_inside_a_step_of_several() -> None:
@@ -89,9 +97,9 @@ def test_an_mpiexec_of_one_rank_whose_socket_is_open_counts_inside_a_step_of_sev
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/null") as null:  # noqa: PTH123
         live = variables("pmi", 0, 1) | {"PMI_FD": str(ours.fileno())}
-        assert detect(live | step) == Launch("pmi", 0, 1)
+        assert find_launch(live | step) == Launch("pmi", 0, 1)
         for number in (str(null.fileno()), "9999", "x", "-1", "9" * 30):
-            assert detect(live | step | {"PMI_FD": number}) == Launch("slurm", 0, 4)
+            assert find_launch(live | step | {"PMI_FD": number}) == Launch("slurm", 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +115,11 @@ def test_launchers_of_several_ranks_that_contradict_each_other_are_refused(
     first: dict[str, str], second: dict[str, str]
 ) -> None:
     with pytest.raises(InputError, match="contradict each other") as refused:
-        detect(first | second)
+        find_launch(first | second)
     for environ in (first, second):
         assert all(f"{name}={value}" in str(refused.value) for name, value in environ.items())
         assert f"env -u {next(iter(environ))}" in str(refused.value)
-    [check] = launch_checks(first | second)
+    [check] = check_launch(first | second)
     assert not check.ok
 
 
@@ -154,16 +162,16 @@ def test_a_step_of_two_ranks_is_one_world_where_the_shell_kept_an_mpiexec_of_one
 @pytest.mark.parametrize("environ", [{"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}])
 def test_impossible_ranks_are_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match="PMI_RANK"):
-        detect(environ)
+        find_launch(environ)
 
 
 @pytest.mark.parametrize("environ", ALONE)
 def test_a_world_of_one_starts_the_ranks_that_are_asked_for(environ: dict[str, str]) -> None:
     assert find_world(2, environ) is None
     for ranks in (1, None):
-        assert find_world(ranks, environ) == detect(environ) is not None
-    refuse_several("each would do it", environ)
-    [check] = launch_checks(environ)
+        assert find_world(ranks, environ) == find_launch(environ) is not None
+    refuse_several_ranks("each would do it", environ)
+    [check] = check_launch(environ)
     assert check.ok
     assert all(f"{name}={value}" in check.found for name, value in environ.items())
     assert "--ranks N starts N ranks here" in check.found
@@ -172,26 +180,26 @@ def test_a_world_of_one_starts_the_ranks_that_are_asked_for(environ: dict[str, s
 @pytest.mark.parametrize("environ", ONE_OF_FOUR)
 def test_several_ranks_of_a_launcher_are_used_and_no_others_are_started(environ: dict[str, str]) -> None:
     for ranks in (None, 1, 4):
-        assert find_world(ranks, environ) == detect(environ)
+        assert find_world(ranks, environ) == find_launch(environ)
     rank = next(iter(environ))
-    for refusing in (lambda: find_world(2, environ), lambda: refuse_several("each would do it", environ)):
+    for refusing in (lambda: find_world(2, environ), lambda: refuse_several_ranks("each would do it", environ)):
         with pytest.raises(InputError) as refused:
             refusing()
         assert all(f"{name}={value}" in str(refused.value) for name, value in environ.items())
         assert f"env -u {rank} mlhpc" in str(refused.value)
-    assert "rank 2 of 4 ranks" in launch_checks(environ)[0].found
+    assert "rank 2 of 4 ranks" in check_launch(environ)[0].found
 
 
 def test_a_shell_is_no_launcher() -> None:
     assert find_world(8, {"SLURM_JOB_ID": "7"}) is None
-    assert explain({}) == launch_checks({})[0].found == "no launcher: a command in a shell"
+    assert describe_launcher({}) == check_launch({})[0].found == "no launcher: a command in a shell"
 
 
 def test_variables_that_cannot_be_are_shown_with_the_way_out() -> None:
     environ = {"RANK": "4", "WORLD_SIZE": "x", "PMI_RANK": "0", "PMI_SIZE": "1"}
     with pytest.raises(InputError, match=r"RANK='4' and WORLD_SIZE='x'.*env -u RANK -u PMI_RANK mlhpc"):
-        detect(environ)
-    [check] = launch_checks(environ)
+        find_launch(environ)
+    [check] = check_launch(environ)
     assert (check.ok, check.fix) == (False, "in a shell of your own: env -u RANK -u PMI_RANK mlhpc …")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from suite.errors import PACKAGES, explain_missing
-from suite.plugins import reason
+from suite.plugins import explain_unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDER = """
@@ -59,7 +59,7 @@ def test_other_errors_stay_what_they_are() -> None:
     assert explain_missing(ModuleNotFoundError("No module named 'suite.gone'", name="suite.gone")) == ""
     assert explain_missing(ModuleNotFoundError("No module named 'unheard_of'", name="unheard_of")) == ""
     assert explain_missing(ModuleNotFoundError("no name")) == explain_missing(KeyError("numpy")) == ""
-    assert "pip install 'mlhpc[fleet]'" in reason(ModuleNotFoundError("No module", name="lifelines"))
+    assert "pip install 'mlhpc[fleet]'" in explain_unusable(ModuleNotFoundError("No module", name="lifelines"))
 
 
 def test_every_package_that_pyproject_declares_is_known() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import InputError
-from suite.node_list import expand_nodes, parse_first_node
+from suite.node_list import parse_first_node, parse_node_list
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from suite.node_list import expand_nodes, parse_first_node
     ],
 )
 def test_a_list_is_expanded(text: str, names: tuple[str, ...]) -> None:
-    assert expand_nodes(text) == names
+    assert parse_node_list(text) == names
     assert parse_first_node(text) == names[0]
 
 
@@ -41,7 +41,7 @@ def test_a_list_is_expanded(text: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
-    for parse in (expand_nodes, parse_first_node):
+    for parse in (parse_node_list, parse_first_node):
         with pytest.raises(InputError):
             parse(text)
 
@@ -49,7 +49,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["a,a", "n[1-2,2]", "n[1-9999999]", "n[1-1000][1-1001]", "n[1-999999999999999999]"])
 def test_a_list_has_different_names_and_not_too_many(text: str) -> None:
     with pytest.raises(InputError):
-        expand_nodes(text)
+        parse_node_list(text)
     assert parse_first_node(text) in ("a", "n1", "n11")
 
 
@@ -72,7 +72,7 @@ def test_python_hostlist_expands_a_list_to_the_same_names(text: str) -> None:
     expected = hostlist.expand_hostlist(text, allow_duplicates=True)
     assert parse_first_node(text) == expected[0]
     if len(set(expected)) == len(expected):
-        assert expand_nodes(text) == tuple(expected)
+        assert parse_node_list(text) == tuple(expected)
     else:
         with pytest.raises(InputError, match="different nodes"):
-            expand_nodes(text)
+            parse_node_list(text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.workload import Workload, load_workload
 from tests.fixtures.runs import run_folder
@@ -158,7 +158,7 @@ class Forgetful(Workload):
 
 
 def test_a_workload_without_a_method_is_refused_when_it_is_loaded() -> None:
-    asked = replace(descriptor("cosmoflow"), implementation=f"{__name__}:Incomplete")
+    asked = replace(load_descriptor("cosmoflow"), implementation=f"{__name__}:Incomplete")
     with pytest.raises(InputError, match=r"lacks dataset, build_model, .*baselines \(see") as caught:
         load_workload(asked)
     assert "loss" not in str(caught.value)

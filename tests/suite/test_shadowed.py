@@ -18,8 +18,8 @@ from suite.__main__ import USAGE
 from suite.commands.machine import doctor
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.shadowed import where_from
-from suite.world import resolve
+from suite.shadowed import describe_location
+from suite.world import resolve_address
 from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_doctor_imports_what_it_reports_and_says_from_where(tmp_path: Path, monk
     (tmp_path / "torch.py").write_text("x = 1\n")
     (tmp_path / "h5py.py").write_text("raise OSError('libhdf5.so: no such file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    checks = {check.name: check for check in doctor.python_checks()}
+    checks = {check.name: check for check in doctor.check_python()}
     assert not checks["torch"].ok
     assert f"from {tmp_path}/torch.py: hides the package that is installed in " in checks["torch"].found
     assert not checks["h5py"].ok
@@ -123,13 +123,13 @@ def test_doctor_imports_what_it_reports_and_says_from_where(tmp_path: Path, monk
     assert checks["numpy"].ok
     assert "PYTHONPATH" in checks["torch"].fix
     assert "PYTHONPATH" in checks["h5py"].fix
-    assert where_from(str(tmp_path / "torch.py")) == f" from {tmp_path}/torch.py"
+    assert describe_location(str(tmp_path / "torch.py")) == f" from {tmp_path}/torch.py"
 
 
 def test_doctor_names_what_hides_a_module_that_a_package_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("x = 1\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    checks = {check.name: check for check in doctor.python_checks()}
+    checks = {check.name: check for check in doctor.check_python()}
     assert f"numpy is loaded from {tmp_path}/numpy.py, which PYTHONPATH puts before" in checks["h5py"].found
     assert checks["h5py"].fix == "env -u PYTHONPATH mlhpc …"
     assert checks["google-crc32c"].ok
@@ -165,11 +165,11 @@ def test_a_port_that_another_program_uses_ends_every_rank_soon(rank: str) -> Non
 
 
 def test_names_resolve_to_either_kind_of_address() -> None:
-    assert resolve("127.0.0.1") == "127.0.0.1"
-    assert resolve("::1") == "::1"
+    assert resolve_address("127.0.0.1") == "127.0.0.1"
+    assert resolve_address("::1") == "::1"
     for name in ("a b", "x" * 300, "..", "ü" * 70):
         with pytest.raises(InputError, match="does not resolve"):
-            resolve(name)
+            resolve_address(name)
 
 
 def test_the_exit_code_without_the_enumeration_is_that_of_usage() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.files import make_folder, write_whole, written_whole
+from suite.files import make_folder, write_atomically, write_file_atomically
 from tests.fixtures.runs import run_folder
 from tests.fixtures.shared_disk import shared_disk
 
@@ -51,12 +51,12 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
         "from suite.machine.power.sampler import main; from unittest import mock\n"
         "with mock.patch('suite.machine.power.sampler.list_scopes', return_value=[]): main([str(disk / 'p'), '0'])",
         "from suite.data.node_folder import make_folders; make_folders(disk / 'copy', ['train'])",
-        "from suite.log.run_folder import create; create(disk / 'runs' / 'R')",
-        "from suite.data.lock import locked_together; from suite.world import World\n"
-        "with locked_together(disk / 'data' / 'lock', 'it', World.create()): pass",
+        "from suite.log.run_folder import create_run_folder; create_run_folder(disk / 'runs' / 'R')",
+        "from suite.data.lock import create_lock_for_all_ranks; from suite.world import World\n"
+        "with create_lock_for_all_ranks(disk / 'data' / 'lock', 'it', World.create()): pass",
         "from suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
-        "from suite.launch.heartbeat import heartbeat\n"
-        "with heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
+        "from suite.launch.heartbeat import keep_heartbeat\n"
+        "with keep_heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
         "from suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",
         "with make_scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
     ],
@@ -131,7 +131,7 @@ def test_a_new_file_is_written_once_whatever_link_answers(library: Path, tmp_pat
     with pytest.raises(AssertionError, match=r"FileExistsError: .*new'\n"):
         python(HEAD + program, environment, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-    lock = "from suite.data.lock import locked\nwith locked(disk / 'lock', 'it'): print((disk / 'lock').exists())"
+    lock = "from suite.data.lock import create_lock\nwith create_lock(disk / 'lock', 'it'): print((disk / 'lock').exists())"
     assert python(HEAD + lock, environment, tmp_path) == "True\n"
 
 
@@ -178,14 +178,14 @@ def test_a_file_is_written_through_links_and_never_in_their_place(tmp_path: Path
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to(tmp_path / "real" / "file")
     for text in ("first", "second"):
-        write_whole(tmp_path / "one", text)
+        write_file_atomically(tmp_path / "one", text)
         assert (tmp_path / "real" / "file").read_text() == text
     with pytest.raises(FileExistsError):
-        write_whole(tmp_path / "one", "third", overwrite=False)
+        write_file_atomically(tmp_path / "one", "third", overwrite=False)
     assert (tmp_path / "one").is_symlink()
     assert [path.name for path in (tmp_path / "real").iterdir()] == ["file"]
     with pytest.raises(IsADirectoryError, match="real'$"):
-        write_whole(tmp_path / "real", "x")
-    with pytest.raises(FileNotFoundError, match="one'$"), written_whole(tmp_path / "one"):
+        write_file_atomically(tmp_path / "real", "x")
+    with pytest.raises(FileNotFoundError, match="one'$"), write_atomically(tmp_path / "one"):
         pass  # nothing was written
     assert (tmp_path / "one").read_text() == "second"

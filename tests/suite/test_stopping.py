@@ -18,7 +18,7 @@ PROGRAM = """
 import sys, weakref
 sys.argv = ["mlhpc", "wait"]
 from suite import stopping
-stopping.install()
+stopping.register_handlers()
 import click
 from suite.cli.main import group, main
 {body}

@@ -26,10 +26,10 @@ from suite.transport import MpiTransport
 from suite.world import (
     compute_port_of_step,
     find_own_address,
-    listen_limit,
+    make_refusal_warning,
+    read_listen_limit_s,
     refuse_loopback,
-    try_connection,
-    warn_while_refused,
+    verify_connection,
 )
 from tests.fixtures.hosts import host_environment, write_hosts
 from tests.fixtures.warm import warm_python
@@ -208,25 +208,25 @@ def test_loopback_is_refused_for_several_nodes(address: str) -> None:
 def test_a_connection_that_fails_names_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        try_connection("127.0.0.1", port, here="b", there="a")
+        verify_connection("127.0.0.1", port, here="b", there="a")
     with pytest.raises(
         ConnectionError, match=f"b cannot reach a at 127.0.0.1:{port} .Connection refused, tried for 0 s"
     ):
-        try_connection("127.0.0.1", port, here="b", there="a")
+        verify_connection("127.0.0.1", port, here="b", there="a")
 
 
 def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_path: Path) -> None:
     """On this machine it is seen to live, and then not to. One that was never seen may be in another container."""
     step = {"SLURM_JOB_ID": f"test-{os.getpid()}", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     launch = Launch("slurm", 1, 2)
-    never = warn_while_refused(launch, "a at 127.0.0.1 port 1", 300.0, step)
+    never = make_refusal_warning(launch, "a at 127.0.0.1 port 1", 300.0, step)
     for waited_s in (0.0, 50.0, 200.0):
         never(waited_s)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     first = subprocess.Popen(["sleep", "600"], env=os.environ | step | {"SLURM_PROCID": "0"})
     try:
-        wait = warn_while_refused(launch, f"a at 127.0.0.1 port {port}", 300.0, step)
+        wait = make_refusal_warning(launch, f"a at 127.0.0.1 port {port}", 300.0, step)
 
         def killed_meanwhile(waited_s: float) -> None:
             wait(waited_s)
@@ -236,7 +236,7 @@ def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_p
         with pytest.raises(
             ConnectionError, match=f"first rank has ended before it listened .a at 127.0.0.1 port {port}."
         ):
-            try_connection("127.0.0.1", port, here="b", there="a", listen_s=300.0, on_refusal=killed_meanwhile)
+            verify_connection("127.0.0.1", port, here="b", there="a", listen_s=300.0, on_refusal=killed_meanwhile)
     finally:
         first.kill()
         first.wait()
@@ -244,7 +244,7 @@ def test_a_first_rank_that_died_before_it_listened_ends_the_others_at_once(tmp_p
 
 def test_a_first_rank_that_is_slow_is_waited_for_and_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (1, 2):
-        wait = warn_while_refused(
+        wait = make_refusal_warning(
             Launch("slurm", rank, 4), "a at 10.0.0.1 port 7", 300.0, {"SLURM_JOB_ID": "none of these"}
         )
         for waited_s in (0.0, 9.0, 11.0, 100.0, 290.0):
@@ -256,14 +256,14 @@ def test_a_first_rank_that_is_slow_is_waited_for_and_one_line_says_so(capsys: py
 
 
 def test_the_limit_for_the_first_rank_is_a_setting() -> None:
-    assert (listen_limit({}), listen_limit({"MLHPC_LISTEN_S": "900"})) == (300.0, 900.0)
+    assert (read_listen_limit_s({}), read_listen_limit_s({"MLHPC_LISTEN_S": "900"})) == (300.0, 900.0)
     for given in ("nan", "-1", "inf", "1e9", "five", " 3"):
         with pytest.raises(InputError, match="MLHPC_LISTEN_S=.*: expected seconds, such as 300"):
-            listen_limit({"MLHPC_LISTEN_S": given})
+            read_listen_limit_s({"MLHPC_LISTEN_S": given})
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(ConnectionError, match=r"Connection refused.*MLHPC_LISTEN_S sets another limit than 0.5 s"):
-        try_connection("127.0.0.1", port, here="b", there="a", listen_s=0.5)
+        verify_connection("127.0.0.1", port, here="b", there="a", listen_s=0.5)
 
 
 def test_two_hosts_meet_by_the_schedulers_names(two_hosts: tuple[list[str], list[str]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.pmi_relay import PMI_LINE, Wire, long_values, relay
+from suite.pmi_relay import PMI_LINE, LineStream, run_pmi_relay, start_pmi_relay
 
 
 class Slurm:
@@ -35,16 +35,16 @@ class Slurm:
 
 
 @pytest.fixture
-def connected() -> Iterator[tuple[Wire, Slurm]]:
+def connected() -> Iterator[tuple[LineStream, Slurm]]:
     """A rank's wire to a relay to a server."""
     rank, relay_rank = socket.socketpair()
     relay_server, server = socket.socketpair()
     slurm = Slurm()
-    ends = [Wire(relay_rank.fileno()), Wire(relay_server.fileno())]
-    threads = [threading.Thread(target=relay, args=ends), threading.Thread(target=slurm.serve, args=(server,))]
+    ends = [LineStream(relay_rank.fileno()), LineStream(relay_server.fileno())]
+    threads = [threading.Thread(target=run_pmi_relay, args=ends), threading.Thread(target=slurm.serve, args=(server,))]
     for thread in threads:
         thread.start()
-    yield Wire(rank.fileno()), slurm
+    yield LineStream(rank.fileno()), slurm
     rank.shutdown(socket.SHUT_RDWR)
     threads[0].join(300)
     relay_server.shutdown(socket.SHUT_RDWR)
@@ -54,7 +54,7 @@ def connected() -> Iterator[tuple[Wire, Slurm]]:
 
 
 @pytest.mark.parametrize("digits", [1, 500, 963, 964, 1000, 1022])
-def test_a_value_comes_back_as_it_was_put(connected: tuple[Wire, Slurm], digits: int) -> None:
+def test_a_value_comes_back_as_it_was_put(connected: tuple[LineStream, Slurm], digits: int) -> None:
     wire, slurm = connected
     value, head = b"A7" * (digits // 2) + b"F" * (digits % 2), b"kvsname=18323.0 key=-allgather-1-1023-seg-9/9"
     assert wire.ask(b"cmd=put " + head + b" value=" + value + b"\n") == b"cmd=put_result rc=0\n"
@@ -63,7 +63,7 @@ def test_a_value_comes_back_as_it_was_put(connected: tuple[Wire, Slurm], digits:
     assert len(slurm.values) == (1 if digits < 964 else 2)  # what is short goes as it is
 
 
-def test_other_requests_go_through_as_they_are(connected: tuple[Wire, Slurm]) -> None:
+def test_other_requests_go_through_as_they_are(connected: tuple[LineStream, Slurm]) -> None:
     wire, _ = connected
     assert wire.ask(b"cmd=get kvsname=1.0 key=none\n") == b"cmd=get_result rc=1\n"
     assert wire.ask(b"cmd=barrier_in\n") == b"cmd=barrier_out rc=0\n"
@@ -74,8 +74,8 @@ def test_the_rank_talks_to_the_server_directly_after_the_start() -> None:
     slurm = Slurm()
     thread = threading.Thread(target=slurm.serve, args=(server,))
     thread.start()
-    wire, value = Wire(rank.fileno()), b"B" * 1022
-    with long_values({"PMI_FD": str(rank.fileno()), "SLURM_STEP_NUM_NODES": "2"}):
+    wire, value = LineStream(rank.fileno()), b"B" * 1022
+    with start_pmi_relay({"PMI_FD": str(rank.fileno()), "SLURM_STEP_NUM_NODES": "2"}):
         assert wire.ask(b"cmd=put key=a value=" + value + b"\n") == b"cmd=put_result rc=0\n"
         assert wire.ask(b"cmd=get key=a\n").rstrip().endswith(b"=" + value)
     assert sorted(slurm.values) == [b"a", b"a+"]
@@ -98,7 +98,7 @@ def test_the_rank_talks_to_the_server_directly_after_the_start() -> None:
 def test_elsewhere_nothing_stands_between(environ: dict[str, str]) -> None:
     rank, server = socket.socketpair()
     before = os.fstat(rank.fileno())
-    with long_values({name: text.format(rank.fileno()) for name, text in environ.items()}):
+    with start_pmi_relay({name: text.format(rank.fileno()) for name, text in environ.items()}):
         assert os.fstat(rank.fileno()) == before
     rank.close()
     server.close()

@@ -9,8 +9,8 @@ import pytest
 
 from suite.errors import InputError
 from suite.launcher import Launch
-from suite.transport import Alone
-from suite.workload import average_buffers
+from suite.transport import SingleProcessTransport
+from suite.workload import set_mean_buffers
 from suite.world import World
 
 
@@ -26,7 +26,7 @@ def test_one_process_is_a_world_of_its_own() -> None:
 def test_running_statistics_become_means_over_ranks_and_counters_stay() -> None:
     torch = pytest.importorskip("torch")
 
-    class Two(Alone):
+    class Two(SingleProcessTransport):
         """The other rank has 3 wherever this one has 1."""
 
         size = 2
@@ -37,6 +37,6 @@ def test_running_statistics_become_means_over_ranks_and_counters_stay() -> None:
     model = torch.nn.BatchNorm1d(4)
     model.running_mean.fill_(1.0)
     model.num_batches_tracked.fill_(7)
-    average_buffers(model, World("test", 0, 2, 0, 1, 0, 2, ("here",), Two(), Alone()))
+    set_mean_buffers(model, World("test", 0, 2, 0, 1, 0, 2, ("here",), Two(), SingleProcessTransport()))
     assert model.running_mean.tolist() == model.running_var.tolist() == [2.0] * 4
     assert model.num_batches_tracked == 7

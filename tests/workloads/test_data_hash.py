@@ -12,12 +12,12 @@ import pytest
 
 from suite.compliance.check import check
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.world import World
 from tests.fixtures.logs import edit, our_run, results
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMED = [name for name, each in sorted(descriptors().items()) if each.card().size("smoke").data_sha256 is not None]
+NAMED = [name for name, each in sorted(load_descriptors().items()) if each.card().size("smoke").data_sha256 is not None]
 
 
 def test_some_cards_name_their_data() -> None:
@@ -34,7 +34,7 @@ def test_the_generator_makes_the_data_that_the_card_names(
     assert pinned is not None
     if version("h5py") != pinned[1]:
         pytest.skip("another version of HDF5 may write other bytes for the same samples")
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     if workload == "cosmoflow":  # many tests train on these data, which are made once
         data = request.getfixturevalue("smoke_data") / "cosmoflow-smoke"
     else:
@@ -63,7 +63,7 @@ HYPER = {"global_batch_size": 16}
 
 @pytest.mark.parametrize("own", [True, False])
 def test_the_checker_warns_of_other_data_than_the_cards(tmp_path: Path, own: bool) -> None:
-    sha256 = descriptor("openfold").card().size("smoke").data_sha256
+    sha256 = load_descriptor("openfold").card().size("smoke").data_sha256
     lines = edit("data_manifest", value=sha256 if own else "ab" * 32)
     folder = results(
         tmp_path / "r", 5, lambda n: lines(our_run(workload="openfold", seed=n, values=[0.8], hyperparameters=HYPER))

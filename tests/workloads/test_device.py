@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.machine.choice import products
 from suite.training.devices import use_precision
 from suite.workload import Workload, load_workload
@@ -46,7 +46,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def workload(name: str, made_once: Callable[[str], Path]) -> Workload:
     overrides = TINY[name].overrides(read_manifest(made_once(name)).attributes)
-    chosen = descriptor(name)
+    chosen = load_descriptor(name)
     return load_workload(chosen)(
         load_config(chosen, "smoke", [*overrides, *BACK_END.get(name, ()), f"device={DEVICE.type}"])
     )
@@ -108,7 +108,7 @@ def test_loss_and_gradients_equal_those_of_float64(
 def test_loss_and_gradients_by_products_of_onednn_equal_those_of_float64(
     name: str, workload: Workload, model: nn.Module, made_once: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "MIN_MULTIPLY_ADDS", 1)
     batch = workload.dataset("train", made_once(name)).load(range(4), seed=1, epoch=1)
     with numbers(reference(name)) as dtype:
         exact_loss, exact = gradients(workload, copy.deepcopy(model).to(dtype), to(batch, torch.device("cpu"), dtype))
@@ -130,5 +130,5 @@ def test_an_evaluation_equals_that_of_float64(
         with torch.no_grad(), numbers(chosen) as dtype:
             stats = workload.eval_stats(copy.deepcopy(model).to(device, dtype), to(batch, device, dtype))
             results.append(workload.metrics({key: float(value) for key, value in stats.items()}))
-    metric = descriptor(name).card().size("smoke").metric
+    metric = load_descriptor(name).card().size("smoke").metric
     assert results[1][metric] == pytest.approx(results[0][metric], rel=LIMITS[1], abs=LIMITS[1])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor
-from suite.training.devices import Parcel
+from suite.descriptor import load_descriptor
+from suite.training.devices import PackedBatch
 from suite.workload import Workload, load_workload
 from suite.world import World
 from tests.fixtures.device_steps import (
@@ -47,7 +47,7 @@ def configured(name: str, root: Path | None, *settings: str, device: torch.devic
         overrides = [each for each in overrides if "backend" not in each]
         overrides += [] if device == CUDA else ["hyperparameters.moe.backend=grouped_mm"]
         overrides += ["instrumentation=false"]
-    return load_config(descriptor(name), "smoke", [*overrides, *settings])
+    return load_config(load_descriptor(name), "smoke", [*overrides, *settings])
 
 
 def batch_of(workload: Workload, root: Path | None, split: str, device: torch.device) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ def batch_of(workload: Workload, root: Path | None, split: str, device: torch.de
     else:
         epoch = int(split == "train")
         batch = dict(workload.dataset(split, root).load(range(4), seed=1, epoch=epoch))
-    return Parcel.pack(batch, pinned=device == CUDA).to(device).unpack()
+    return PackedBatch.pack(batch, pinned=device == CUDA).to(device).unpack()
 
 
 @pytest.mark.parametrize("name", [*TINY, "moe_lm"])
@@ -66,8 +66,8 @@ def test_tf32_has_the_bytes_of_float32(name: str) -> None:
     """A GPU rounds the factors of its products; what is stored and sent is as long as before."""
     stated = []
     for precision in ("float32", "tf32"):
-        config = load_config(descriptor(name), "smoke", [f"precision={precision}"])
-        workload: Workload = load_workload(descriptor(name))(config)
+        config = load_config(load_descriptor(name), "smoke", [f"precision={precision}"])
+        workload: Workload = load_workload(load_descriptor(name))(config)
         hyperparameters = {key: value for key, value in workload.hyperparameters().items() if "precision" not in key}
         stated.append((workload.work(), hyperparameters))
     assert stated[0] == stated[1]
@@ -88,7 +88,7 @@ def root(form: str, made_once: Callable[[str], Path]) -> Path | None:
 def on_meta(form: str, root: Path | None, world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Workload, nn.Module]:
     name = form.split()[0]
     config = configured(name, root, *FORMS[form])
-    workload: Workload = load_workload(descriptor(name))(config)
+    workload: Workload = load_workload(load_descriptor(name))(config)
     model = workload.build_model(world).to(META)
     pretend_meta_computes(monkeypatch, bfloat16=config.precision == "bfloat16")
     return workload, model
@@ -216,7 +216,7 @@ def errors_on_waiting() -> Iterator[None]:
 @pytest.mark.usefixtures("errors_on_waiting")
 def test_on_a_gpu_no_training_step_waits(form: str, root: Path | None, world: World) -> None:
     name = form.split()[0]
-    workload: Workload = load_workload(descriptor(name))(configured(name, root, *FORMS[form], device=CUDA))
+    workload: Workload = load_workload(load_descriptor(name))(configured(name, root, *FORMS[form], device=CUDA))
     torch.manual_seed(0)
     step = step_of(workload, workload.build_model(world).to(CUDA), CUDA)
     batch = batch_of(workload, root, "train", CUDA)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.performance.plans.predict import predict
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
@@ -117,8 +117,8 @@ def traced(workload: Workload, model: nn.Module, batch: Batch) -> Held:
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Workload, nn.Module]]:
     def build(name: str, size: str, *settings: str) -> tuple[Workload, nn.Module]:
-        config = load_config(descriptor(name), size, [*SINGLE, *settings])
-        built = build_on_meta(descriptor(name), config)
+        config = load_config(load_descriptor(name), size, [*SINGLE, *settings])
+        built = build_on_meta(load_descriptor(name), config)
         pretend_meta_computes(monkeypatch, bfloat16=config.precision == "bfloat16")
         return built
 
@@ -127,7 +127,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Workload, nn.M
 
 def check_stated(name: str, size: str, held: Held, model: nn.Module) -> None:
     """Weights and gradients are the card's; Adam's and LAMB's moments are twice, momentum once as much."""
-    stated = 4 * descriptor(name).card().size(size).model_parameters
+    stated = 4 * load_descriptor(name).card().size(size).model_parameters
     weights = sum(each.nbytes for each in model.parameters())
     assert weights == held.gradients == stated
     scalars = 8 * len(list(model.parameters()))  # each parameter's number of steps
@@ -144,8 +144,10 @@ PLANNED = [
 def test_a_full_step_holds_what_the_plan_predicts(
     name: str, size: str, batch_of: Callable[[RunConfig], Batch], mesh: str, sizes: Callable[..., Any]
 ) -> None:
-    config = load_config(descriptor(name), size, [*SINGLE, "precision=float32", "plan=spatial", f"mesh=data=1,{mesh}"])
-    wanted = predict(descriptor(name), config, Parallel.of(config, descriptor(name), 0, 1))
+    config = load_config(
+        load_descriptor(name), size, [*SINGLE, "precision=float32", "plan=spatial", f"mesh=data=1,{mesh}"]
+    )
+    wanted = predict(load_descriptor(name), config, Parallel.of(config, load_descriptor(name), 0, 1))
     workload, model = sizes(name, size, "precision=float32")
     held = traced(workload, model, batch_of(workload.config))
     check_stated(name, size, held, model)

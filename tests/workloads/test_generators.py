@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.data.manifest import read_manifest, verify
+from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -63,7 +63,7 @@ def test_the_result_is_complete_and_another_seed_is_other_data(
 ) -> None:
     tiny = TINY[workload]
     manifest = read_manifest(data)
-    assert verify(data, deep=True) == []
+    assert compare_files(data, deep=True) == []
     samples = {split: count * tiny.samples_each for split, count in tiny.items.items()}
     assert {split: manifest.samples(split) for split in manifest.splits} == samples
     other = read_manifest(make(workload, tmp_path / "other", world, seed=4))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.parallel.data import Clipping
 from suite.workload import load_workload
 from suite.world import World
@@ -27,7 +27,7 @@ from suite.world import World
     ],
 )
 def test_a_fused_optimizer_equals_the_plain_one(name: str, sets: list[str]) -> None:
-    chosen = descriptor(name)
+    chosen = load_descriptor(name)
     workload = load_workload(chosen)(load_config(chosen, "smoke", sets))
     torch.manual_seed(0)
     models = [workload.build_model(World.create(None)).double() for _ in range(2)]
@@ -63,7 +63,7 @@ def test_clipping_of_all_gradients_at_once_equals_one_by_one() -> None:
 
 def test_moments_of_another_memory_format_are_laid_out_as_the_weights_are() -> None:
     """Fused kernels on a processor walk memory and not positions: they would mix up the moments, and say nothing."""
-    chosen = descriptor("deepcam")
+    chosen = load_descriptor("deepcam")
     workload = load_workload(chosen)(load_config(chosen, "smoke", ["hyperparameters.optimizer=AdamW"]))
     world = World.create(None)
     contiguous, channels_last = (workload.build_model(world) for _ in range(2))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from suite.config import load_config
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.workload import Workload, load_workload
 from suite.world import World
 from tests.workloads.tiny import TINY
@@ -31,7 +31,7 @@ def root(name: str, made_once: Callable[[str], Path]) -> Path:
 def workload(name: str, root: Path) -> Workload:
     """The workload at its smoke size, made to fit the tiny data set."""
     overrides = TINY[name].overrides(read_manifest(root).attributes)
-    chosen = descriptor(name)
+    chosen = load_descriptor(name)
     return load_workload(chosen)(load_config(chosen, "smoke", overrides))
 
 
@@ -63,5 +63,5 @@ def test_the_metric_does_not_depend_on_how_samples_are_batched(
         results.append(workload.metrics(totals))
     assert results[1] == pytest.approx(results[0], rel=1e-5)
     assert results[2] == pytest.approx(results[0], rel=1e-5)
-    metric = descriptor(workload.config.workload).card().size("smoke").metric
+    metric = load_descriptor(workload.config.workload).card().size("smoke").metric
     assert results[1][metric] == pytest.approx(results[0][metric], rel=1e-6)

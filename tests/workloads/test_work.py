@@ -14,7 +14,7 @@ from torch import nn
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.log.reader import read_events
 from suite.performance.card_counts import count_size
 from suite.training.counts.flops import count
@@ -52,8 +52,10 @@ BATCHES: dict[str, tuple[Callable[[RunConfig], Batch], tuple[str, ...]]] = {
 def step_of(name: str, size: str, *overrides: str) -> tuple[float, Work]:
     """FLOPs of a training step on two samples, per sample, and what the closed form says."""
     batch_of, always = BATCHES[name]
-    config = load_config(descriptor(name), size, ("global_batch_size=2", "instrumentation=false", *always, *overrides))
-    workload = load_workload(descriptor(name))(config)
+    config = load_config(
+        load_descriptor(name), size, ("global_batch_size=2", "instrumentation=false", *always, *overrides)
+    )
+    workload = load_workload(load_descriptor(name))(config)
     model, batch = workload.build_model(_Alone()), batch_of(config)  # type: ignore[arg-type]
     counted = count(lambda: workload.loss(model, batch).backward())
     assert counted.uncovered == {}
@@ -65,8 +67,8 @@ class _Alone:
 
 
 def test_the_forward_pass_of_moe_lm_executes_both_halves_of_its_attention() -> None:
-    config = load_config(descriptor("moe_lm"), "smoke", ("global_batch_size=2", *LOOP))
-    workload: Workload = load_workload(descriptor("moe_lm"))(config)
+    config = load_config(load_descriptor("moe_lm"), "smoke", ("global_batch_size=2", *LOOP))
+    workload: Workload = load_workload(load_descriptor("moe_lm"))(config)
     model, work = workload.build_model(_Alone()), workload.work()  # type: ignore[arg-type]
     with torch.no_grad():
         counted = count(lambda: workload.loss(model, moe_lm(config)), model)
@@ -96,20 +98,20 @@ def test_open_catalyst_executes_what_is_counted() -> None:
     graph = {k: v.float() if v.is_floating_point() else v for k, v in graph_of(*map(random_structure, (0, 1))).items()}
     means = {"mean_atoms": 7, "mean_edges": len(graph["source"]) / 2, "mean_triplets": len(graph["into"]) / 2}
     sets = [f"hyperparameters.{name}={value}" for name, value in means.items()]
-    config = load_config(descriptor("open_catalyst"), "smoke", ("global_batch_size=2", *sets))
-    workload = load_workload(descriptor("open_catalyst"))(config)
+    config = load_config(load_descriptor("open_catalyst"), "smoke", ("global_batch_size=2", *sets))
+    workload = load_workload(load_descriptor("open_catalyst"))(config)
     model = workload.build_model(_Alone())  # type: ignore[arg-type]
     counted = count(lambda: model(graph)[1].abs().sum().backward())
     assert counted.uncovered == {}
     assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", sorted(descriptors()))
+@pytest.mark.parametrize("name", sorted(load_descriptors()))
 def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) -> None:
-    sizes = descriptor(name).card().sizes
+    sizes = load_descriptor(name).card().sizes
     for size in sizes:
-        config = load_config(descriptor(name), size)
-        workload: Workload = load_workload(descriptor(name))(config)
+        config = load_config(load_descriptor(name), size)
+        workload: Workload = load_workload(load_descriptor(name))(config)
         work = workload.work()
         assert 0 < work.forward_flops < work.model_flops
         assert sizes[size].forward_flops_per_sample == pytest.approx(work.forward_flops)
@@ -135,8 +137,8 @@ def test_openfold_executes_what_is_counted(
     """One iteration: the number of recycles is drawn per sample. Recomputed blocks leave out what nothing needs."""
     sets = ("num_recycling_iters=0", f"max_templates={templates}", f"checkpointing={str(checkpointing).lower()}")
     overrides = ["global_batch_size=2", *(f"hyperparameters.{text}" for text in sets)]
-    config = load_config(descriptor("openfold"), "smoke", overrides)
-    workload = load_workload(descriptor("openfold"))(config)
+    config = load_config(load_descriptor("openfold"), "smoke", overrides)
+    workload = load_workload(load_descriptor("openfold"))(config)
     model = workload.build_model(_Alone())  # type: ignore[arg-type]
     batch: Any = workload.dataset("train", made_once("openfold")).load([0, 1], seed=0, epoch=1)
     counted = count(lambda: workload.loss(model, batch).backward(), model)
@@ -158,7 +160,7 @@ def test_a_card_s_count_is_compared_with_the_closed_form_of_the_samples_that_wer
     """OpenCatalyst's first samples are not of mean size; SwinV2-MoE computes position biases once per batch, of 8 here, not 20."""
     data = made_once(name)
     overrides = [*TINY[name].overrides(read_manifest(data).attributes), *OF_COUNT.get(name, ())]
-    counts = count_size(descriptor(name), load_config(descriptor(name), "smoke", overrides), data)
+    counts = count_size(load_descriptor(name), load_config(load_descriptor(name), "smoke", overrides), data)
     form, network = counts.counted_form, counts.forward_flops_per_sample
     assert counts.uncovered == ()
     assert counts.training_flops_per_sample == pytest.approx(form.executed_flops, rel=1e-3)

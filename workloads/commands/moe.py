@@ -18,13 +18,13 @@ import click
 from msgspec import ValidationError
 
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, Finite, Whole, device_option, format_option, output_option, ranks_option
-from suite.cli.progress import progress
+from suite.cli.options import JSON, FiniteRange, IntegerRange, device_option, format_option, output_option, ranks_option
+from suite.cli.progress import start_progress
 from suite.documents import convert, find_mistake
 from suite.errors import InputError, is_of_memory
 from suite.exit_codes import ExitCode
-from suite.files import one_line, print_line, write_whole
-from suite.launch.local import run_attached, suite_command
+from suite.files import print_line, render_error, write_file_atomically
+from suite.launch.local import make_suite_command, run_attached
 from suite.launcher import find_world
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ Examples:
 """,
 )
 @ranks_option()
-@click.option("--tokens", type=Whole(1), default=4096, show_default=True, help="Number of tokens on each rank.")
-@click.option("--width", type=Whole(1), default=256, show_default=True, help="Width of a token (features).")
-@click.option("--hidden", type=Whole(1), default=1024, show_default=True, help="Hidden width of one expert.")
-@click.option("--experts", type=Whole(1), default=64, show_default=True, help="Number of experts of the layer.")
-@click.option("--top-k", type=Whole(1), default=2, show_default=True, help="Number of experts that each token goes to.")
+@click.option("--tokens", type=IntegerRange(1), default=4096, show_default=True, help="Number of tokens on each rank.")
+@click.option("--width", type=IntegerRange(1), default=256, show_default=True, help="Width of a token (features).")
+@click.option("--hidden", type=IntegerRange(1), default=1024, show_default=True, help="Hidden width of one expert.")
+@click.option("--experts", type=IntegerRange(1), default=64, show_default=True, help="Number of experts of the layer.")
+@click.option(
+    "--top-k", type=IntegerRange(1), default=2, show_default=True, help="Number of experts that each token goes to."
+)
 @click.option(
     "--activation",
     type=click.Choice(["relu", "gelu", "silu", "swiglu"]),
@@ -71,7 +73,7 @@ Examples:
 )
 @click.option(
     "--capacity",
-    type=Finite(),
+    type=FiniteRange(),
     help="Room of an expert as a multiple of its mean load, such as 1.25; 0: as much as needed; "
     "negative: as needed, up to its absolute value. Only for dispatch capacity and einsum.",
 )
@@ -92,14 +94,14 @@ Examples:
 @click.option(
     "--r",
     "parallel_r",
-    type=Whole(0),
+    type=IntegerRange(0),
     default=1,
     show_default=True,
     help="Copies of a token per expert, for ranks that share the expert; 0 gathers weights instead of sending tokens.",
 )
 @click.option(
     "--degree",
-    type=Whole(1),
+    type=IntegerRange(1),
     default=1,
     show_default=True,
     help="Number of chunks whose communication overlaps computing.",
@@ -111,7 +113,7 @@ Examples:
     show_default=True,
     help="Algorithm of the all-to-all; 2dh gathers within a node first.",
 )
-@click.option("--ranks-per-node", type=Whole(1), help="Number of ranks that count as one node. [as launched]")
+@click.option("--ranks-per-node", type=IntegerRange(1), help="Number of ranks that count as one node. [as launched]")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float64"]),
@@ -120,16 +122,20 @@ Examples:
     help="Number format.",
 )
 @device_option()
-@click.option("--threads", type=Whole(1), default=1, show_default=True, help="Number of CPU threads of a rank.")
+@click.option("--threads", type=IntegerRange(1), default=1, show_default=True, help="Number of CPU threads of a rank.")
 @click.option(
-    "--repeats", type=Whole(1), default=10, show_default=True, help="Number of paired timings of layer and dense FFN."
+    "--repeats",
+    type=IntegerRange(1),
+    default=10,
+    show_default=True,
+    help="Number of paired timings of layer and dense FFN.",
 )
 @click.option(
     "--sweep-network", is_flag=True, help="Time all-to-all and layer on 2, 4, … ranks, as input of `mlhpc moe fit`."
 )
 @click.option(
     "--up-to-mib",
-    type=Finite(0, 65536, min_open=True),
+    type=FiniteRange(0, 65536, min_open=True),
     default=16.0,
     show_default=True,
     help="Largest message of a rank in the sweep, in MiB.",
@@ -186,7 +192,7 @@ def moe(  # one parameter per option
         }
     )
     if find_world(ranks) is None and ranks > 1:
-        sys.exit(run_attached(suite_command(*sys.argv[1:]), ranks=ranks))
+        sys.exit(run_attached(make_suite_command(*sys.argv[1:]), ranks=ranks))
     world, chosen = _connect(device, threads)
     with _failing_together(world):
         from workloads.moe import bench
@@ -199,7 +205,7 @@ def moe(  # one parameter per option
         if world.is_first:
             print_line(json.dumps(result, indent=1) if style == JSON else render(result))
             if output is not None:
-                write_whole(output, json.dumps(result, indent=1) + "\n")
+                write_file_atomically(output, json.dumps(result, indent=1) + "\n")
         world.barrier()
 
 
@@ -259,7 +265,7 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
     if world.size == 1:
         raise InputError("moe --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
-    with progress("sweep", shown=world.is_first) as tell:
+    with start_progress("sweep", shown=world.is_first) as tell:
         return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)
 
 
@@ -275,7 +281,7 @@ def _failing_together(world: World) -> Iterator[None]:
     except Exception as error:
         if world.size > 1:  # the other ranks would wait for this one in their next collective, forever
             if is_of_memory(error):
-                print_line(f"mlhpc: not enough memory here for what was asked: {one_line(error)}", error=True)
+                print_line(f"mlhpc: not enough memory here for what was asked: {render_error(error)}", error=True)
             else:
                 traceback.print_exc()
             world.transport.abort(1)

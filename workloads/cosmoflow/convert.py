@@ -16,10 +16,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
 from suite.data.shards import Compression
 from suite.errors import InputError
-from suite.files import make_folder, written_whole
+from suite.files import make_folder, write_atomically
 from suite.world import World
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.summary import attributes, summarise
@@ -77,7 +77,7 @@ def convert(
         "cube": survey.cube,
     }
     plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, attributes, compression)
-    build(root, plan, world, progress)
+    build_data_set(root, plan, world, progress)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -179,14 +179,14 @@ def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
     return [(cube, cube, cube, 4)] * (side // cube) ** 3
 
 
-def _pieces(source: _Source) -> list[Piece]:
+def _pieces(source: _Source) -> list[ShardPlan]:
     step = max(1, min(MAX_SHARD_FILES, MAX_SHARD_BYTES // source.bytes_per_file))
     pieces = []
     for split in SPLITS:
         files = [file for file in source.files if file.split == split]
         for shard, begin in enumerate(range(0, len(files), step)):
             make = partial(_shard, files[begin : begin + step], source.form, source.cube)
-            pieces.append(Piece(split, shard, make))
+            pieces.append(ShardPlan(split, shard, make))
     return pieces
 
 
@@ -267,7 +267,7 @@ def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -
 
 
 def _copy_checked(origin: Path, target: Path, expected: str) -> None:
-    with written_whole(target) as part, part.open("wb") as file:
+    with write_atomically(target) as part, part.open("wb") as file:
         _check_sha256(origin, expected, copy_to=file)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import in_float32_on_processor
+from suite.machine.choice.products import is_float32_on_cpu
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
@@ -53,7 +53,7 @@ class Convolution(nn.Conv3d):
 def _by_onednn(x: Tensor) -> bool:
     """Return whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
     wanted = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
-    return wanted and in_float32_on_processor(x)
+    return wanted and is_float32_on_cpu(x)
 
 
 class CosmoFlowNet(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.machine.choice.layout import choose_layout
-from suite.workload import Chooses, Optimization, Work, Workload
+from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
@@ -44,7 +44,7 @@ class CosmoFlow(Workload):
         counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
         return {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose memory format, convolutions and threads on an example."""
         batch = self.example(self.config.samples_per_pass(chooser.ranks))
         choose_layout(chooser, model, self.loss, batch, self.config)

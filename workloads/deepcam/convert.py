@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
 from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam.fields import (
@@ -63,7 +63,9 @@ def convert(
         "shape": survey.shape,
     }
     attributes = partial(_attributes, survey.statistics)
-    build(root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world, progress)
+    build_data_set(
+        root, DataSetPlan("deepcam", name, 0, recipe, _pieces(survey), summarise, attributes), world, progress
+    )
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -98,10 +100,10 @@ def _survey(source: Path) -> _Source:
     return _Source(files, read_shape(files["train"][0]), statistics)
 
 
-def _pieces(source: _Source) -> list[Piece]:
+def _pieces(source: _Source) -> list[ShardPlan]:
     step = max(1, MAX_SHARD_BYTES // (source.shape[0] * source.shape[1] * 65))
     return [
-        Piece(split, shard, partial(_shard, files[begin : begin + step], source.shape))
+        ShardPlan(split, shard, partial(_shard, files[begin : begin + step], source.shape))
         for split, files in source.files.items()
         for shard, begin in enumerate(range(0, len(files), step))
     ]

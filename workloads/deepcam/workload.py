@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.config import RunConfig
 from suite.machine.choice.layout import choose_layout
-from suite.workload import Chooses, Optimization, Work, Workload
+from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.deepcam import metric
 from workloads.deepcam.baselines import baselines
@@ -57,7 +57,7 @@ class DeepCam(Workload):
         fields = torch.rand(*size, len(CHANNELS), generator=torch.Generator().manual_seed(0))
         return {"x": fields, "y": torch.zeros(size, dtype=torch.uint8)}
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose memory format, convolutions and threads on an example.
 
         Where ranks normalise together, which a rank alone cannot do, the rule is followed.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.performance.cost_model import LayerShape, Network, ranked
+from suite.performance.cost_model import LayerShape, Network, list_executions
 from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh, process_group
@@ -88,7 +88,7 @@ class Autotuner:
             capacity_factor=max(1.0, capacity * config.experts / (config.top_k * max(1, tokens))),
             element_bytes=layer.compute_dtype(layer.experts.up_EHD).itemsize,
         )
-        order = ranked(shape, self.network, layer.mesh.size, self.flops_per_s)
+        order = list_executions(shape, self.network, layer.mesh.size, self.flops_per_s)
         first_of_r = {choice.r: choice for choice in reversed(order)}
         listed = {(c.r, c.degree, c.algorithm): c for c in (*first_of_r.values(), *order[: self.shortlist])}
         chosen = sorted(listed.values(), key=lambda choice: choice.seconds)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.machine.choice.chooser import Question, class_of, fastest
-from suite.machine.choice.timing import time_candidates
-from suite.workload import Chooses
+from suite.machine.choice.chooser import Question, choose_fastest, compute_nearest_power_of_two
+from suite.machine.choice.timing import measure_candidates
+from suite.workload import ChooserProtocol
 from workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
 from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, rule, run_experts
 
@@ -69,15 +69,15 @@ class ExpertShape:
 
     def logged(self) -> dict[str, Any]:
         """Return the class of the shape: rows of one power of two are measured once."""
-        return {**vars(self), "rows": class_of(self.rows), "dtype": SHORT[self.dtype]}
+        return {**vars(self), "rows": compute_nearest_power_of_two(self.rows), "dtype": SHORT[self.dtype]}
 
     def name(self) -> str:
         """Return the name in logs and pins: experts x hidden x width, and the class of the rows."""
-        return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{class_of(self.rows)}"
+        return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{compute_nearest_power_of_two(self.rows)}"
 
     def measured(self, device: torch.device) -> ExpertShape:
         """Return the shape that is measured: that of the class, smaller on a processor if a pass would take long."""
-        rows, experts = class_of(self.rows), self.experts
+        rows, experts = compute_nearest_power_of_two(self.rows), self.experts
         while device.type == "cpu" and rows * self.flops / self.rows > MOST_FLOPS:
             if experts > FEWEST_EXPERTS:
                 experts, rows = -(-experts // 2), rows // 2
@@ -88,7 +88,7 @@ class ExpertShape:
         return ExpertShape(**{**vars(self), "rows": max(rows, 1), "experts": experts})
 
 
-def choose_backend(chooser: Chooses, shape: ExpertShape) -> SelectedBackend:
+def choose_backend(chooser: ChooserProtocol, shape: ExpertShape) -> SelectedBackend:
     """Choose the back end for a shape. Every rank calls, with equal shapes."""
     device = chooser.device
     rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
@@ -125,15 +125,15 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
     read a load; that is not done for exactly even loads alone.
     """
     if even:
-        return fastest(seconds)
+        return choose_fastest(seconds)
     plain = {name: each for name, each in seconds.items() if name in BACKENDS and not BACKENDS[name].pads}
     padded = {name: each for name, each in seconds.items() if name in BACKENDS and BACKENDS[name].pads}
     if not plain:
-        return fastest(padded)
-    best = fastest(plain)
+        return choose_fastest(padded)
+    best = choose_fastest(plain)
     if not padded:
         return best
-    other = fastest(padded)
+    other = choose_fastest(padded)
     won = plain[best] / MARGIN
     if padded[other] <= won:
         up_to = math.floor(100 * padding * won / padded[other]) / 100
@@ -219,6 +219,6 @@ def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
     weight_HD = torch.ones(shape.hidden, shape.width, device=device)
     short = x_ND.bfloat16(), weight_HD.bfloat16()
     ways = {"float32": lambda: x_ND @ weight_HD.t(), "bfloat16": lambda: short[0] @ short[1].t()}
-    found = {name: timing.seconds for name, timing in time_candidates(ways, device, budget_s=0.02).items()}
+    found = {name: timing.seconds for name, timing in measure_candidates(ways, device, budget_s=0.02).items()}
     gain = found["float32"] / found["bfloat16"]
     return {"bfloat16_product_speedup": round(gain, 2)} if math.isfinite(gain) and gain > 0 else {}

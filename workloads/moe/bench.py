@@ -19,9 +19,9 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from suite import VERSION
-from suite.documents import plain
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
-from suite.machine.choice.chooser import measuring_chooser
+from suite.machine.choice.chooser import make_measuring_chooser
 from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
@@ -131,7 +131,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     if shape.moe.backend == "auto":
         rows = Layout(1.0, world.size).computed_rows(shape.moe, shape.tokens)
         asked = ExpertShape.of(shape.moe, shape.width, rows, DTYPES[shape.dtype], world.size)
-        layer.backend = choose_backend(measuring_chooser(world, device), asked)
+        layer.backend = choose_backend(make_measuring_chooser(world, device), asked)
     dense = DenseFFN(shape).to(device, DTYPES[shape.dtype])
     x_ND = torch.randn(shape.tokens * shape.moe.top_k, shape.width, device=device, dtype=x_TD.dtype)
     call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)
@@ -148,7 +148,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     ratios = [dense_s / own_s for own_s, dense_s in pairs]
     return Result(
         BENCH_VERSION,
-        {**vars(shape), "moe": plain(shape.moe) | {"backend": str(layer.backend)}},
+        {**vars(shape), "moe": convert_to_plain_data(shape.moe) | {"backend": str(layer.backend)}},
         world.size,
         torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch.get_num_threads(),
@@ -348,7 +348,7 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
         outside.append(sum(seconds_by_phase[name] for name in OUTSIDE))
     rows = shape.tokens * shape.moe.top_k * mesh.size // max(shape.moe.experts, mesh.size)
     return {
-        "shape": {**vars(shape), "moe": plain(shape.moe)},
+        "shape": {**vars(shape), "moe": convert_to_plain_data(shape.moe)},
         "element_bytes": x_TD.element_size(),
         "flops_per_s": measure_flops(layer, rows),
         "outside_s": statistics.median(outside),

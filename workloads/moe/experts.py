@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.machine.choice.products import has_onednn, onednn_product
+from suite.machine.choice.products import compute_onednn_product, has_onednn
 from suite.training.parallel.skeleton import has_values
 from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
 from workloads.moe.config import Activation, Backend
@@ -243,7 +243,7 @@ def _aten_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def _onednn_product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    return onednn_product(a, b)
+    return compute_onednn_product(a, b)
 
 
 class _Loop(torch.autograd.Function):

@@ -21,7 +21,7 @@ from workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer,
 def make_expert_mesh(
     config: MoEConfig, world: World, ranks: int | None = None, *, cuda: bool, sharing: int = 1
 ) -> ExpertMesh:
-    """Create the mesh of ``ranks`` ranks, by default all, with the groups for every r. ``sharing``: see `Spread`.
+    """Create the mesh of ``ranks`` ranks, by default all, with the groups for every r. ``sharing``: see `ExpertSpread`.
 
     InputError if nodes are not equally large, or if neither of a mesh's ranks and a node's ranks divides the other.
     The harness gives every rank equally many samples in a training step, and samples have equally many tokens.

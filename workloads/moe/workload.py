@@ -13,7 +13,7 @@ from suite.config import RunConfig
 from suite.errors import InputError
 from suite.machine.choice.products import choose_products
 from suite.training.timing import CudaClock, HostClock
-from suite.workload import Chooses, Optimization, Workload
+from suite.workload import ChooserProtocol, Optimization, Workload
 from suite.world import World
 from workloads.moe.autotune import Autotuner
 from workloads.moe.backend_selection import ExpertShape, choose_backend
@@ -80,7 +80,7 @@ class MoEWorkload(Workload):
         """Return tokens of one sample, inputs and outputs of the largest product outside the experts."""
         raise NotImplementedError
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose the library of dense layers' products, and the back end of MoE layers that say ``auto``."""
         tokens, inputs, outputs = self.largest_product()
         choose_products(chooser, model, self.config, self.layout.samples * tokens, inputs, outputs)

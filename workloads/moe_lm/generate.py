@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build, size_settings
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, find_size_settings
 from suite.errors import InputError
 from suite.files import make_folder, make_scratch_folder
 from suite.world import World
@@ -59,7 +59,7 @@ SIZES: dict[str, DataSize] = {
 
 def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
     """Generate the passages of ``smoke`` or ``mini``. InputError for sizes with real text, which says how to get it."""
-    settings = size_settings("moe_lm", SIZES, size, seed)
+    settings = find_size_settings("moe_lm", SIZES, size, seed)
     if settings.language is None:
         raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
@@ -69,7 +69,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     assert settings.train_rows is not None
     shapes = (settings.train_rows, settings.row_bytes), (settings.validation_rows, settings.context + 1)
     pieces = [
-        Piece(split, 0, partial(_passages, language, *shape, stream))
+        ShardPlan(split, 0, partial(_passages, language, *shape, stream))
         for stream, (split, shape) in enumerate(zip(SPLITS, shapes, strict=True))
     ]
     known = {"entropy_rate": language.entropy_rate()}
@@ -81,7 +81,7 @@ def convert(
 ) -> None:
     """Convert the folder that ``fetch`` filled, or a folder of text with a project in each entry, to shards."""
     size = size or "middle"
-    settings = size_settings("moe_lm", SIZES, size, 0)
+    settings = find_size_settings("moe_lm", SIZES, size, 0)
     if settings.language is not None:
         raise InputError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
     text, problem = Split(b"", b"", {}), None
@@ -92,10 +92,10 @@ def convert(
     world.check_together(problem)
     rows = split_training_rows(text.train, settings)
     pieces = [
-        Piece("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
+        ShardPlan("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
         for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
     ]
-    pieces.append(Piece("validation", 0, lambda: {"text": validation_rows(text.validation, settings)}))
+    pieces.append(ShardPlan("validation", 0, lambda: {"text": validation_rows(text.validation, settings)}))
     origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
     _build(root, size, pieces, origin, text.facts, 0, world, progress)
 
@@ -161,7 +161,7 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
 def _build(
     root: Path,
     size: str,
-    pieces: list[Piece],
+    pieces: list[ShardPlan],
     origin: dict[str, Any],
     known: dict[str, Any],
     seed: int,
@@ -171,7 +171,7 @@ def _build(
     """Build a data set. ``known`` are facts about the text for the manifest."""
     recipe = {"version": GENERATOR_VERSION, **origin, **asdict(SIZES[size])}
     plan = DataSetPlan("moe_lm", size, seed, recipe, pieces, lambda arrays: None, lambda summaries: known)
-    build(root, plan, world, progress)
+    build_data_set(root, plan, world, progress)
 
 
 def _passages(language: Language, count: int, length: int, stream: int) -> Arrays:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
 from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
@@ -41,7 +41,7 @@ def convert(
     Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded; a
     pickle that needs more than plain data is refused. ``trust_pickles`` loads it anyway and so runs its code.
     """
-    pieces: list[Piece] = []
+    pieces: list[ShardPlan] = []
     files: dict[str, int] = {}
     problem = None
     try:
@@ -61,7 +61,9 @@ def convert(
         "max_neighbours": REFERENCE.max_neighbours,
     }
     of_graphs = partial(attributes, REFERENCE)
-    build(root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world, progress)
+    build_data_set(
+        root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world, progress
+    )
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -81,7 +83,7 @@ def _files(source: Path, split: str) -> list[Path]:
     raise InputError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
 
 
-def _pieces(split: str, files: list[Path], trusted: bool) -> list[Piece]:
+def _pieces(split: str, files: list[Path], trusted: bool) -> list[ShardPlan]:
     ranges = []
     for number, path in enumerate(files):
         if path.suffix != ".lmdb":
@@ -90,7 +92,7 @@ def _pieces(split: str, files: list[Path], trusted: bool) -> list[Piece]:
         length = len(LmdbFile(path, trust_pickles=trusted))
         for begin in range(0, length, STRUCTURES_PER_SHARD):
             ranges.append(partial(_lmdb_shard, path, begin, min(begin + STRUCTURES_PER_SHARD, length), trusted))
-    return [Piece(split, shard, make) for shard, make in enumerate(ranges)]
+    return [ShardPlan(split, shard, make) for shard, make in enumerate(ranges)]
 
 
 def _lmdb_shard(path: Path, begin: int, end: int, trusted: bool) -> Arrays:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from suite.config import RunConfig
-from suite.data.balance import Balance, EvenShares, split_by_sum
+from suite.data.balance import BalancedShares, EvenShares, split_by_sum
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.open_catalyst.config import OpenCatalystConfig
@@ -47,7 +47,7 @@ class OpenCatalystData:
         self._shares: EvenShares | None = None  # needed only where a rank's share is not just what it is given
         if settings.balanced_batches and split == "train":
             triplets_S = _triplets(self._reader)
-            self._shares = Balance(
+            self._shares = BalancedShares(
                 len(triplets_S),
                 config.global_batch_size,
                 lambda indices, seed, epoch: triplets_S[indices],

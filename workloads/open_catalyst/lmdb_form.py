@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.errors import InputError, not_installed
+from suite.errors import InputError, explain_not_installed
 from workloads.open_catalyst.structures import Structure
 
 FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
@@ -86,7 +86,7 @@ def _environment(path: Path) -> Iterator[Any]:
     try:
         import lmdb
     except ImportError:
-        raise InputError(f"open_catalyst: LMDB files cannot be read: {not_installed('lmdb')}") from None
+        raise InputError(f"open_catalyst: LMDB files cannot be read: {explain_not_installed('lmdb')}") from None
     try:
         environment = lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False)
     except lmdb.Error as error:

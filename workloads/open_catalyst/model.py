@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import Dense, linear
+from suite.machine.choice.products import Dense, compute_linear
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.open_catalyst.basis import (
     Envelope,
@@ -215,7 +215,7 @@ class EmbeddingBlock(nn.Module):
         """
         to_target, to_source, to_rbf = self.lin.weight.chunk(3, dim=1)
         x_AH = self.emb(number_A)
-        per_edge = linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias, onednn=self.lin.onednn)
+        per_edge = compute_linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias, onednn=self.lin.onednn)
         at_target = F.linear(x_AH, to_target).index_select(0, target_E)
         return silu(per_edge + at_target + F.linear(x_AH, to_source).index_select(0, source_E))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, Philox
 
-from suite.errors import InputError, not_installed
+from suite.errors import InputError, explain_not_installed
 from workloads.open_catalyst.structures import Structure
 
 ALL_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
@@ -52,7 +52,7 @@ def require_ase() -> None:
     try:
         import ase  # noqa: F401
     except ImportError:
-        raise InputError(f"open_catalyst: data cannot be generated: {not_installed('ase')}") from None
+        raise InputError(f"open_catalyst: data cannot be generated: {explain_not_installed('ase')}") from None
 
 
 def _ase(name: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.errors import InputError
 from suite.machine.choice.products import choose_products
-from suite.workload import Chooses, Optimization, Work, Workload
+from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.data import OpenCatalystData
@@ -43,7 +43,7 @@ class OpenCatalyst(Workload):
         """Build the network, initialised from torch's current seed."""
         return DimeNetPlusPlus(self._settings)
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose the library of the dense layers' products by timing one with a row for each edge of a pass."""
         settings = self._settings
         edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges

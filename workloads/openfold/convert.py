@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Piece, Progress, build
+from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
 from suite.errors import InputError
-from suite.files import make_folder, write_whole
+from suite.files import make_folder, write_file_atomically
 from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
@@ -66,7 +66,7 @@ def convert(
         problem = error
     world.check_together(problem)
     assert plan is not None
-    build(root, plan, world, progress)
+    build_data_set(root, plan, world, progress)
 
 
 def _public_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
@@ -77,7 +77,7 @@ def _public_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
         records, families = data.chains[split], data.families(split)
         for shard, begin in enumerate(range(0, len(records), CHAINS_PER_SHARD)):
             part = slice(begin, begin + CHAINS_PER_SHARD)
-            pieces.append(Piece(split, shard, partial(_public_shard, data, records[part], families[part])))
+            pieces.append(ShardPlan(split, shard, partial(_public_shard, data, records[part], families[part])))
 
     def described(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
         return measures(splits) | data.stated | data.facts | {SAMPLING: BY_CLUSTER}
@@ -101,7 +101,7 @@ def _folder_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
     for split in SPLITS:
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
-            pieces.append(Piece(split, shard, partial(_shard, chosen, [families[path] for path in chosen])))
+            pieces.append(ShardPlan(split, shard, partial(_shard, chosen, [families[path] for path in chosen])))
     return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, attributes)
 
 
@@ -124,7 +124,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
         for name in SAMPLES:
             member = tar.extractfile(f"{SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
             assert member is not None
-            write_whole(destination / f"{name}.cif", member.read())
+            write_file_atomically(destination / f"{name}.cif", member.read())
 
 
 def read_protein(path: Path) -> Protein:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.balance import Balance, split_by_padding
+from suite.data.balance import BalancedShares, split_by_padding
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, weights
@@ -38,7 +38,7 @@ class OpenFoldData:
         self._reader = ShardReader(root, split)
         self._config, self._split, self._path = config, split, f"{root / split}"
         _check(self._reader, root, split, config)
-        self._balance: Balance | None = None
+        self._balance: BalancedShares | None = None
         self._sampling: ClusterSampling | None = None
         weighted = self._reader.manifest.attributes.get(SAMPLING) == BY_CLUSTER
         if split == "train" and (config.balanced_batches or weighted):
@@ -47,7 +47,7 @@ class OpenFoldData:
                 self._sampling = ClusterSampling(weights(lengths, families), global_batch_size)
             if config.balanced_batches:
                 cost = partial(self._cost, np.minimum(lengths, config.crop_size))
-                self._balance = Balance(len(self._reader), global_batch_size, cost, split_by_padding)
+                self._balance = BalancedShares(len(self._reader), global_batch_size, cost, split_by_padding)
 
     def __len__(self) -> int:
         return len(self._reader)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError, not_installed
+from suite.errors import InputError, explain_not_installed
 from workloads.openfold import residues
 
 MODIFIED = {"MSE": "MET"}  # the modified residue OpenFold reads as its parent
@@ -132,7 +132,7 @@ def _read_tables(path: Path) -> dict[str, list[Row]]:
     try:
         from gemmi import cif
     except ImportError:
-        raise InputError(f"openfold: mmCIF files cannot be read: {not_installed('gemmi')}") from None
+        raise InputError(f"openfold: mmCIF files cannot be read: {explain_not_installed('gemmi')}") from None
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")

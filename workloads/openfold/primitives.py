@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from suite.machine.choice.products import Dense, linear
+from suite.machine.choice.products import Dense, compute_linear
 
 Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
 
@@ -112,12 +112,12 @@ def _by_matrix(x: Tensor) -> Tensor:
 def channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: outputs below each other, by position (outputs, ...)."""
     weight, bias = _together(layers)
-    return linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
+    return compute_linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
 
 
 def channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: their outputs side by side (..., outputs)."""
-    return linear(x, *_together(layers), onednn=layers[0].onednn)
+    return compute_linear(x, *_together(layers), onednn=layers[0].onednn)
 
 
 def _together(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.errors import InputError
 from suite.machine.choice.products import choose_products
-from suite.workload import Chooses, Optimization, Work, Workload
+from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import baselines
@@ -53,7 +53,7 @@ class OpenFold(Workload):
         self._ranks = world.size
         return OpenFoldNet(self._settings)
 
-    def choose(self, model: nn.Module, chooser: Chooses) -> None:
+    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose the library of the dense layers' products by timing one with a row for each pair of residues."""
         settings, channels = self._settings, self._settings.pair_channels
         pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2

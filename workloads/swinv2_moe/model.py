@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import Dense, linear
+from suite.machine.choice.products import Dense, compute_linear
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe.router import Router
@@ -158,7 +158,7 @@ class WindowAttention(nn.Module):
         windows = (resolution // self.window) ** 2
         x_NWLC = split_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        qkv = linear(x_NWLC, self.qkv.weight, bias, onednn=self.qkv.onednn)  # with as many heads as qkv has
+        qkv = compute_linear(x_NWLC, self.qkv.weight, bias, onednn=self.qkv.onednn)  # with as many heads as qkv has
         qkv = qkv.view(n, windows, self.window**2, 3, -1, self.head_width)
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)

@@ -17,34 +17,40 @@ from suite.cli.group import Subcommands
 from suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
-    Whole,
-    command_words,
+    IntegerRange,
+    choose_config_name,
+    convert_plan_to_settings,
     format_option,
     output_option,
-    plan_settings,
     ranks_option,
-    settings,
+    render_config_words,
+    render_option_words,
     settings_options,
-    settings_words,
 )
 from suite.commands.machine.ab_runs import runs
-from suite.config import RunConfig, default_data_root, load_config
-from suite.descriptor import Descriptor, descriptor
+from suite.config import RunConfig, choose_default_data_root, load_config
+from suite.descriptor import Descriptor, load_descriptor
 from suite.errors import InputError
-from suite.files import make_folder, print_line, write_whole
-from suite.launch.ranks import in_world, start_ranks
+from suite.files import make_folder, print_line, write_file_atomically
+from suite.launch.ranks import run_as_rank, start_ranks
 from suite.launcher import find_world
-from suite.log.run_folder import RunFolder, default_folder
+from suite.log.run_folder import RunFolder, choose_default_folder
 from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import machine_root
+from suite.machine.probes.root import find_machine_root
 
 if TYPE_CHECKING:
     from suite.performance.ab.sides import Schedule, Side
     from suite.world import World
 
 VERSION = 2
-NONE = "none"  # as a plan: no plan
-COMMON = {"workload", "size", "data", "device", "global_batch_size"}  # the same samples on the same machine for both
+NO_PLAN = "none"  # as a plan: no plan
+SHARED_SETTINGS = {
+    "workload",
+    "size",
+    "data",
+    "device",
+    "global_batch_size",
+}  # the same samples on the same machine for both
 
 
 @click.group(cls=Subcommands)
@@ -92,23 +98,32 @@ Examples:
 @ranks_option()
 @click.option(
     "--pairs",
-    type=Whole(2, 10_000),
+    type=IntegerRange(2, 10_000),
     default=10,
     show_default=True,
     help="Number of blocks of A and of B; more narrow the interval.",
 )
 @click.option(
-    "--steps", "timed", type=Whole(1, 100_000), default=5, show_default=True, help="Number of timed steps in a block."
+    "--steps",
+    "timed",
+    type=IntegerRange(1, 100_000),
+    default=5,
+    show_default=True,
+    help="Number of timed steps in a block.",
 )
 @click.option(
     "--warmup",
-    type=Whole(1, 100_000),
+    type=IntegerRange(1, 100_000),
     default=2,
     show_default=True,
     help="Number of untimed steps before the common starting point.",
 )
 @click.option(
-    "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of weights, sample order and dropout."
+    "--seed",
+    type=IntegerRange(0, 2**31),
+    default=0,
+    show_default=True,
+    help="Seed of weights, sample order and dropout.",
 )
 @output_option("New folder.", "ab/<workload>-<size>-<time>")
 @format_option()
@@ -138,24 +153,24 @@ def steps(
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("A and B are the same: give --b PLAN, --set-b KEY=VALUE or --set-a KEY=VALUE")
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     chosen.code()
-    name = settings(size, config) or DEFAULT_SIZE
-    plan_a, plan_b = plan_a or NONE, plan_b or NONE
+    name = choose_config_name(size, config) or DEFAULT_SIZE
+    plan_a, plan_b = plan_a or NO_PLAN, plan_b or NO_PLAN
     sides = [
-        _configured(chosen, name, overrides, "a", plan_a, mesh_a, own_a),
-        _configured(chosen, name, overrides, "b", plan_b, mesh_b, own_b),
+        _load_side_config(chosen, name, overrides, "a", plan_a, mesh_a, own_a),
+        _load_side_config(chosen, name, overrides, "b", plan_b, mesh_b, own_b),
     ]
-    folder = output or default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
+    folder = output or choose_default_folder(sides[0].workload, sides[0].size, datetime.now(UTC), under="ab")
 
     launch = find_world(ranks)
 
     def check() -> None:
-        _check(chosen, sides, folder, ranks if launch is None else launch.size)
+        _check_sides(chosen, sides, folder, ranks if launch is None else launch.size)
 
     if launch is None and ranks > 1:
         check()
-        words = command_words(
+        words = render_option_words(
             {
                 **{"--a": plan_a, "--mesh-a": mesh_a, "--set-a": own_a},
                 **{"--b": plan_b, "--mesh-b": mesh_b, "--set-b": own_b},
@@ -163,19 +178,19 @@ def steps(
                 **{"--format": style, "-o": folder},
             }
         )
-        sys.exit(start_ranks(["ab", "steps", workload, *settings_words(name, overrides), *words], ranks))
+        sys.exit(start_ranks(["ab", "steps", workload, *render_config_words(name, overrides), *words], ranks))
     from suite.performance.ab.sides import Schedule
 
     schedule = Schedule(pairs, timed, warmup)
     stated = own_a, own_b
 
     def body(world: World) -> None:
-        _compare(world, chosen, sides, stated, schedule, seed, folder, style)
+        _run_sides(world, chosen, sides, stated, schedule, seed, folder, style)
 
-    sys.exit(in_world(launch, check, body))
+    sys.exit(run_as_rank(launch, check, body))
 
 
-def _configured(
+def _load_side_config(
     chosen: Descriptor,
     name: str,
     overrides: tuple[str, ...],
@@ -185,13 +200,13 @@ def _configured(
     own: tuple[str, ...],
 ) -> RunConfig:
     """The configuration of one side. InputError names the side's option."""
-    if plan == NONE and mesh is not None:
+    if plan == NO_PLAN and mesh is not None:
         raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: give --{side} NAME too")
-    given = ("plan=null", "mesh=null") if plan == NONE else plan_settings(plan, mesh)
+    given = ("plan=null", "mesh=null") if plan == NO_PLAN else convert_plan_to_settings(plan, mesh)
     named = {override.partition("=")[0] for override in (*overrides, *own)} & {"plan", "mesh"}
     if named:
         raise InputError(f"--set {named.pop()}: give plans and meshes with --a, --b, --mesh-a and --mesh-b")
-    common = {setting.partition("=")[0] for setting in own} & COMMON
+    common = {setting.partition("=")[0] for setting in own} & SHARED_SETTINGS
     if common:
         key = common.pop()
         raise InputError(f"--set-{side} {key}: both sides must have the same {key}: give --set {key}=VALUE")
@@ -201,7 +216,7 @@ def _configured(
     return resolved.with_stated_precision("mlhpc ab steps")
 
 
-def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
+def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
     """InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
     from suite.data.build import find_data
     from suite.data.sampling import check_batch
@@ -215,7 +230,7 @@ def _check(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int)
             check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
         except InputError as error:
             raise InputError(f"--{label}: {error}") from None
-    find_data(_root(sides[0]), sides[0].workload, sides[0].size)
+    find_data(_find_data_root(sides[0]), sides[0].workload, sides[0].size)
     pins = [side.choices.pinned.get("collectives") for side in sides]  # torch has one process group for both sides
     if pins[0] != pins[1]:
         raise InputError(
@@ -242,11 +257,11 @@ def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
         )
 
 
-def _root(config: RunConfig) -> Path:
-    return config.data or default_data_root(config.workload, config.size)
+def _find_data_root(config: RunConfig) -> Path:
+    return config.data or choose_default_data_root(config.workload, config.size)
 
 
-def _compare(
+def _run_sides(
     world: World,
     chosen: Descriptor,
     configs: list[RunConfig],
@@ -260,7 +275,7 @@ def _compare(
     from suite.data.build import find_data
     from suite.machine.choice.chooser import make_chooser
     from suite.machine.choice.collectives import start_collectives
-    from suite.performance.ab.sides import Side, compete
+    from suite.performance.ab.sides import Side, run_block_pairs
     from suite.training.devices import set_up_rank, use_precision
     from suite.training.plan import TrialPlan
 
@@ -268,7 +283,7 @@ def _compare(
     device, _ = set_up_rank(config, world)
     use_precision(configs[1].precision, device)  # an error of B before A runs
     start_collectives(world, device, make_chooser(config, world, device))
-    root, run = _root(config), RunFolder(folder)
+    root, run = _find_data_root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
     begun, load = datetime.now(UTC), os.getloadavg()[0]  # before the ranks' own load
     place = run.checkpoint(0)
@@ -282,7 +297,7 @@ def _compare(
             Side.create(plan, world, device, root, place, manifest.sha256, own, choosing=choosing)
             for plan, own in zip(plans, settings, strict=True)
         ]
-        found = compete(sides[0], sides[1], schedule)
+        found = run_block_pairs(sides[0], sides[1], schedule)
     finally:
         if world.is_first:
             shutil.rmtree(place.parent, ignore_errors=True)
@@ -299,19 +314,19 @@ def _compare(
         "ranks": world.size,
         "nodes": world.nodes,
         "device": device.type,
-        "processor": read_cpu(machine_root(os.environ)).model,
+        "processor": read_cpu(find_machine_root(os.environ)).model,
         "begun": begun.isoformat(timespec="seconds"),
         "load": load,
         **asdict(schedule),
     }
-    _report(shown, sides, values, folder, style)
+    _write_and_print(shown, sides, values, folder, style)
 
 
-def _report(
+def _write_and_print(
     shown: dict[str, Any], sides: list[Side], values: list[dict[str, list[float]]], folder: Path, style: str
 ) -> None:
     """Write what was measured and print it."""
-    from suite.performance.ab.verdicts import judge, lines_of
+    from suite.performance.ab.verdicts import judge, render_rows
 
     rows = judge(*values)
     stated = [
@@ -327,7 +342,7 @@ def _report(
         for side, blocks in zip(sides, values, strict=True)
     ]
     document = {"version": VERSION, "kind": "ab", **shown, "sides": stated, "rows": [asdict(row) for row in rows]}
-    write_whole(folder / "ab.json", json.dumps(document, indent=1) + "\n")
+    write_file_atomically(folder / "ab.json", json.dumps(document, indent=1) + "\n")
     if style == JSON:
         print_line(json.dumps(document, indent=1))
         return
@@ -338,6 +353,6 @@ def _report(
         f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, order by turns; "
         f"{shown['processor']}, load {shown['load']:.1f}; intervals hold together with 95 %"
     )
-    for line in lines_of(rows):
+    for line in render_rows(rows):
         print_line(line)
     print_line(f"{folder / 'ab.json'}: every block")

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from suite.cli.group import Subcommands
-from suite.cli.options import JSON, Finite, Whole, format_option, output_option, settings, settings_options, size_option
-from suite.config import default_data_root
-from suite.descriptor import descriptor
+from suite.cli.options import (
+    JSON,
+    FiniteRange,
+    IntegerRange,
+    choose_config_name,
+    format_option,
+    output_option,
+    settings_options,
+    size_option,
+)
+from suite.config import choose_default_data_root
+from suite.descriptor import load_descriptor
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, print_line, print_progress, printable, write_whole
+from suite.files import print_line, print_progress, render_duration, render_printable, write_file_atomically
 
 if TYPE_CHECKING:
     from suite.performance.ab.runner import RunResult
@@ -45,7 +54,7 @@ def runs() -> None:
 @click.argument("workload")
 @size_option()
 @click.option("--system", required=True, metavar="NAME", help="Name of the machine, for the logs.")
-@click.option("--ranks", type=Whole(1), default=1, show_default=True, help="Number of MPI ranks of every run.")
+@click.option("--ranks", type=IntegerRange(1), default=1, show_default=True, help="Number of MPI ranks of every run.")
 @click.option(
     "--objective",
     type=click.Choice(["time_to_train", "cpu_seconds"]),
@@ -55,35 +64,35 @@ def runs() -> None:
 )
 @click.option(
     "--error",
-    type=Finite(0.001, 0.5),
+    type=FiniteRange(0.001, 0.5),
     default=0.05,
     show_default=True,
     help="Largest probability of naming a wrong winner.",
 )
 @click.option(
-    "--blocks", type=Whole(1, 1000), default=16, show_default=True, help="Largest number of runs of each entry."
+    "--blocks", type=IntegerRange(1, 1000), default=16, show_default=True, help="Largest number of runs of each entry."
 )
 @click.option(
     "--run-limit-s",
-    type=Finite(0, 1e7, min_open=True),
+    type=FiniteRange(0, 1e7, min_open=True),
     default=3600.0,
     show_default=True,
     help="Time budget of a run in seconds, from run_start to run_stop.",
 )
-@click.option("--seed", type=Whole(0, 2**31 - 1), help="Seed of the order of entries and of the runs. [random]")
+@click.option("--seed", type=IntegerRange(0, 2**31 - 1), help="Seed of the order of entries and of the runs. [random]")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the data set. [data/<workload>-<size>]")
 def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | None, **same_for_all: Any) -> None:
     """Create a contest of WORKLOAD in the new folder FOLDER.
 
     These options hold for all entries and cannot be changed later.
     """
-    from suite.performance.ab.contest import Settings, write_settings
+    from suite.performance.ab.contest import ContestSettings, write_settings
 
-    descriptor(workload).code()
-    descriptor(workload).card().size(size)
+    load_descriptor(workload).code()
+    load_descriptor(workload).card().size(size)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    root = (data or default_data_root(workload, size)).absolute()
-    made = Settings(workload=workload, size=size, seed=seed, data=str(root), **same_for_all)
+    root = (data or choose_default_data_root(workload, size)).absolute()
+    made = ContestSettings(workload=workload, size=size, seed=seed, data=str(root), **same_for_all)
     write_settings(folder, made)
     print_line(
         f"{folder}: {workload} {size}, up to {made.blocks} runs of each entry; "
@@ -103,7 +112,7 @@ def enter(folder: Path, name: str, size: str | None, config: str | None, overrid
     from suite.performance.ab.contest import read_config, read_contest, write_entry
 
     contest = read_contest(folder)
-    chosen = settings(size, config) or contest.settings.size
+    chosen = choose_config_name(size, config) or contest.settings.size
     made = write_entry(contest, name, read_config(chosen, overrides, contest.settings))
     print_line(f"{made}: entered; {len(contest.entries) + 1} entries")
 
@@ -120,7 +129,7 @@ def run(folder: Path) -> None:
     """
     from suite.performance.ab.runner import run_contest
 
-    race, count = run_contest(folder, _tell)
+    race, count = run_contest(folder, _print_run)
     if race is None:
         way_on = f"mlhpc ab runs run {shlex.quote(str(folder))}"
         print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: {way_on}")
@@ -128,8 +137,8 @@ def run(folder: Path) -> None:
     print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {shlex.quote(str(folder))}")
 
 
-def _tell(done: RunResult) -> None:
-    result = duration_text(done.value) if done.finished else f"did not finish: {done.why}"
+def _print_run(done: RunResult) -> None:
+    result = render_duration(done.value) if done.finished else f"did not finish: {done.why}"
     print_progress(f"block {done.turn.block}: {done.turn.entry}: {result}")
 
 
@@ -147,12 +156,12 @@ def show(folder: Path, output: Path | None, style: str) -> None:
     """
     import msgspec
 
-    from suite.performance.ab.ranking import lines, read_ranking
+    from suite.performance.ab.ranking import read_ranking, render_ranking
 
     ranking = read_ranking(folder)
     document = msgspec.json.format(msgspec.json.encode(ranking), indent=1).decode()
     if output is not None:
-        write_whole(output, document + "\n")
-    print_line(document if style == JSON else "\n".join(map(printable, lines(ranking))))
+        write_file_atomically(output, document + "\n")
+    print_line(document if style == JSON else "\n".join(map(render_printable, render_ranking(ranking))))
     if ranking.findings:
         raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from suite.cli.group import Subcommands
-from suite.cli.options import command_words, device_option, output_option, ranks_option
+from suite.cli.options import device_option, output_option, ranks_option, render_option_words
 from suite.commands.machine.counters import counters
 from suite.files import print_line, print_progress
-from suite.launch.ranks import in_world, start_ranks
+from suite.launch.ranks import run_as_rank, start_ranks
 from suite.launcher import find_world
 from suite.performance.ceilings.document import refuse_existing, write
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from suite.world import World
 
 THIS_MACHINE = "this-machine"
-BUSY = 0.1  # busy cores per allowed core above which a person is warned
+BUSY_SHARE = 0.1  # busy cores per allowed core above which a person is warned
 
 
 @click.group(
@@ -75,7 +75,7 @@ def ceilings(
     path = output or Path("ceilings.json")
     if launch is None and ranks > 1:
         refuse_existing(path)
-        words = command_words(
+        words = render_option_words(
             {"--system": system, "--device": device, "--directory": directory, "--quick": quick, "-o": path}
         )
         sys.exit(start_ranks(["ceilings", *words], ranks))
@@ -84,7 +84,7 @@ def ceilings(
     def measure(world: World) -> None:
         _measure(world, system, device, storage, quick, path)
 
-    sys.exit(in_world(launch, lambda: refuse_existing(path), measure))
+    sys.exit(run_as_rank(launch, lambda: refuse_existing(path), measure))
 
 
 ceilings.add_command(counters)
@@ -95,23 +95,23 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
     import torch
 
     from suite.performance.ceilings.measure import measure
-    from suite.training.devices import pick_device, threads_per_rank
+    from suite.training.devices import choose_device, compute_threads_per_rank
 
-    torch.set_num_threads(threads_per_rank(world))
+    torch.set_num_threads(compute_threads_per_rank(world))
     text = measure(
         world,
         system=system,
         quick=quick,
-        device=pick_device(device, world),
+        device=choose_device(device, world),
         directory=directory,
         say=lambda line: print_progress(line, error=True) if world.is_first else None,
     )
     if world.is_first:
         write(output, text)
-        _show(output, text)
+        _print_ceilings(output, text)
 
 
-def _show(output: Path, text: str) -> None:
+def _print_ceilings(output: Path, text: str) -> None:
     """Print the roofs as a table."""
     document = json.loads(text)
     device = document["device"]
@@ -129,5 +129,5 @@ def _show(output: Path, text: str) -> None:
     for missing in document["not_measured"]:
         print_line(f"  not measured: {missing['resource']} {missing['name'] or ''}: {missing['reason']}")
     busy = device["busy_cores_at_start"]
-    if busy is not None and busy > BUSY * device["cores_allowed"]:
+    if busy is not None and busy > BUSY_SHARE * device["cores_allowed"]:
         print_line(f"  other processes kept {busy:.1f} cores busy: these roofs are too low")

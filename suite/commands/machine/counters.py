@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import Whole, output_option
-from suite.descriptor import descriptor
-from suite.files import duration_text, print_line
+from suite.cli.options import IntegerRange, output_option
+from suite.descriptor import load_descriptor
+from suite.files import print_line, render_duration
 from suite.performance.ceilings.document import refuse_existing, write
 from suite.performance.counters import TOOLS, VERSION, read
 
@@ -27,13 +27,15 @@ Examples:
 @click.option("--system", required=True, help="Name of the system, as in the ceilings file.")
 @click.option("--workload", required=True, help="Workload that was counted, such as cosmoflow.")
 @click.option("--size", metavar="NAME", required=True, help="Size of the workload that was counted.")
-@click.option("--steps", type=Whole(1), required=True, help="Number of training steps that were counted, on one rank.")
+@click.option(
+    "--steps", type=IntegerRange(1), required=True, help="Number of training steps that were counted, on one rank."
+)
 @output_option("New JSON file.", "counters.json")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:
     """Import FLOPs and bytes of each kernel from hardware counters, for the roofline of a report.
 
     TOOL is ncu, rocprof, likwid or perf; FILE is its output (docs/ceilings.md)."""
-    card = descriptor(workload).card()
+    card = load_descriptor(workload).card()
     card.size(size)
     path = output or Path("counters.json")
     refuse_existing(path)
@@ -51,4 +53,4 @@ def counters(tool: str, file: Path, system: str, workload: str, size: str, steps
     }
     write(path, json.dumps(body, indent=1) + "\n")
     seconds, flops = sum(kernel.seconds for kernel in kernels), sum(kernel.flops for kernel in kernels)
-    print_line(f"{path}: {len(kernels)} kernels, {duration_text(seconds)}, {flops:.4g} FLOPs in {steps} steps")
+    print_line(f"{path}: {len(kernels)} kernels, {render_duration(seconds)}, {flops:.4g} FLOPs in {steps} steps")

@@ -24,17 +24,17 @@ import click
 
 from suite import VERSION
 from suite.cli.options import JSON, format_option, ranks_option
-from suite.errors import PACKAGES, InputError, pip_requirement
+from suite.errors import PACKAGES, InputError, find_pip_requirement
 from suite.exit_codes import ExitCode
-from suite.files import byte_text, duration_text, print_line
+from suite.files import print_line, render_bytes, render_duration
 from suite.launch import mpi
-from suite.launch.local import mpiexec_command, trial_environment
-from suite.launcher import detect, explain, way_out
-from suite.machine.probes.allowance import Allowance, usable
-from suite.machine.probes.clock import is_synchronised, measure_skew
+from suite.launch.local import make_mpiexec_command, make_trial_environment
+from suite.launcher import describe_launcher, find_launch, render_unset_command
+from suite.machine.probes.allowance import UsableResources, find_usable_resources
+from suite.machine.probes.clock import is_synchronised, measure_clock_skew
 from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
-from suite.machine.probes.root import is_simulated, machine_root
-from suite.shadowed import where_from
+from suite.machine.probes.root import find_machine_root, is_simulated
+from suite.shadowed import describe_location
 
 Purpose = Literal["local", "nodes", "slurm", "extra"]
 PYTHON_NEEDED = (3, 11)  # as pyproject.toml
@@ -62,7 +62,7 @@ NEEDED: Mapping[str, Purpose] = {
 # A module that a PYTHONPATH puts first has another file than the package whose metadata are found
 IMPORT_PROGRAM = """
 import importlib, importlib.util, sys
-from suite.shadowed import name_shadowed
+from suite.shadowed import describe_shadowed
 for name in sys.argv[1:]:
     file, hidden, problem = "", "", ""
     try:
@@ -70,7 +70,7 @@ for name in sys.argv[1:]:
         file = str(spec.origin or next(iter(spec.submodule_search_locations))) if spec else ""
         importlib.import_module(name)
     except Exception as error:
-        hidden = name_shadowed(error)
+        hidden = describe_shadowed(error)
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     print("IMPORT", name, file, hidden, problem, sep="\\t", flush=True)
 """
@@ -106,21 +106,21 @@ Exit codes: 0 a local run can start, 1 something it needs is missing.
 @format_option()
 def doctor(ranks: int, style: str) -> None:
     """Check this machine for local, multi-node and Slurm runs; say what is missing and how to get it."""
-    root = machine_root(os.environ)
-    loaded, library = load_checks()
+    root = find_machine_root(os.environ)
+    loaded, library = check_mpi_load()
     checks = [
-        *python_checks(),
-        *launch_checks(os.environ),
+        *check_python(),
+        *check_launch(os.environ),
         *loaded,
-        *mpi_checks(),
-        *machine_checks(usable(), ranks),
-        *folder_checks(os.environ),
+        *check_mpi(),
+        *check_machine(find_usable_resources(), ranks),
+        *check_folders(os.environ),
     ]
-    checks += [*node_checks(root), *clock_checks(Path.cwd(), simulated=is_simulated(root)), *slurm_checks(library)]
+    checks += [*check_node_name(root), *check_clock(Path.cwd(), simulated=is_simulated(root)), *check_slurm(library)]
     if style == JSON:
         print_line(json.dumps([asdict(check) for check in checks], indent=2))
     else:
-        for line in lines(checks):
+        for line in render_checks(checks):
             print_line(line)
     sys.exit(ExitCode.OK if can_run(checks, "local") else ExitCode.FINDINGS)
 
@@ -130,7 +130,7 @@ def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:
     return all(check.ok for check in checks if check.purpose == purpose)
 
 
-def lines(checks: Sequence[Check]) -> list[str]:
+def render_checks(checks: Sequence[Check]) -> list[str]:
     """The checks as lines for a terminal, grouped by purpose: one line each."""
     titles: dict[Purpose, str] = {
         "local": "Local runs",
@@ -151,7 +151,7 @@ def lines(checks: Sequence[Check]) -> list[str]:
     return text
 
 
-def python_checks() -> list[Check]:
+def check_python() -> list[Check]:
     """Check the interpreter and the packages: by their metadata, and by an import in another process."""
     running = sys.version_info[:2]
     wanted = f"Python {'.'.join(map(str, PYTHON_NEEDED))} or newer"
@@ -159,14 +159,14 @@ def python_checks() -> list[Check]:
     checks = [Check("python", running >= PYTHON_NEEDED, here, "local", f"install {wanted}", wanted)]
     imported = _import_packages()
     for module, purpose in NEEDED.items():
-        name, install = PACKAGES[module][0], f"{sys.executable} -m pip install {pip_requirement(module)}"
+        name, install = PACKAGES[module][0], f"{sys.executable} -m pip install {find_pip_requirement(module)}"
         try:
             installed = distribution(name)
         except PackageNotFoundError:
             checks.append(Check(name, False, "not installed", purpose, install, "installed"))
             continue
         file, hidden, problem = imported.get(module, ("", "", "its import ended the process"))
-        elsewhere = where_from(file) if file else ""
+        elsewhere = describe_location(file) if file else ""
         fix = "env -u PYTHONPATH mlhpc …" if hidden or (elsewhere and "PYTHONPATH" in os.environ) else install
         if hidden:
             problem = f"{hidden}: {problem}"
@@ -182,60 +182,62 @@ def _import_packages() -> dict[str, tuple[str, str, str]]:
 
     Return by its name the file of each, what a PYTHONPATH hides of what it needs, and the problem.
     """
-    answer = _run([sys.executable, "-P", "-c", IMPORT_PROGRAM, *NEEDED])
+    answer = _run_command([sys.executable, "-P", "-c", IMPORT_PROGRAM, *NEEDED])
     rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
     return {name: (file, hidden, problem) for _, name, file, hidden, problem in rows}
 
 
-def launch_checks(environ: Mapping[str, str]) -> list[Check]:
+def check_launch(environ: Mapping[str, str]) -> list[Check]:
     """Show whether commands take themselves for ranks of a launcher, and what to do in a person's shell if they do."""
     try:
-        launch, found = detect(environ), explain(environ)
+        launch, found = find_launch(environ), describe_launcher(environ)
     except InputError as error:
         found, _, fix = str(error).partition("; ")
         return [Check("launcher", False, found, "local", fix)]
     if launch is not None:
-        found += ": --ranks N starts N ranks here" if launch.size == 1 else f"; {way_out(environ)}"
+        found += ": --ranks N starts N ranks here" if launch.size == 1 else f"; {render_unset_command(environ)}"
     return [Check("launcher", True, found, "local")]
 
 
-def load_checks() -> tuple[list[Check], str]:
+def check_mpi_load() -> tuple[list[Check], str]:
     """Load mpi4py and its MPI library in another process. Also return the library's version, or ""."""
-    return judge_load(_run([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
+    return judge_mpi_load(_run_command([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
 
 
-def judge_load(answer: Answer, site: mpi.Site) -> tuple[list[Check], str]:
+def judge_mpi_load(answer: CommandResult, site: mpi.SiteMpi) -> tuple[list[Check], str]:
     """Judge the output of a process that loads MPI."""
-    loaded = mpi.parse_load(answer.output)
+    loaded = mpi.parse_loaded_library(answer.output)
     if loaded is not None:
         library, path = loaded
         return [Check("mpi4py", True, f"loads {library[:60]}" + (f" from {path}" if path else ""), "local")], library
     last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
-    fix = mpi.advise(site)
+    fix = mpi.explain_fix(site)
     if "No module named 'mpi4py'" in answer.output and not site.mpicc:
         fix = f"{sys.executable} -m pip install 'mlhpc[run,mpi]'"
     return [Check("mpi4py", False, last[0][:120], "local", fix, "an MPI library that loads")], ""
 
 
-def mpi_checks() -> list[Check]:
+def check_mpi() -> list[Check]:
     """Check that mpiexec and mpi4py are of the same MPI: two ranks must be in one world."""
     try:
-        command = mpiexec_command(2)
+        command = make_mpiexec_command(2)
     except InputError as error:
         return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
     # As commands start their ranks: without the variables of a launcher around this one
-    answer = _run([*command, sys.executable, "-c", mpi.WORLD_PROGRAM], trial_environment(os.environ, ranks=2))
-    launcher = mpi.family(_run([command[0], "--version"]).output) or "unknown"
+    answer = _run_command(
+        [*command, sys.executable, "-c", mpi.WORLD_PROGRAM], make_trial_environment(os.environ, ranks=2)
+    )
+    launcher = mpi.parse_family(_run_command([command[0], "--version"]).output) or "unknown"
     return [judge_mpi(command[0], answer, mpi.find_site(os.environ), launcher)]
 
 
-def judge_mpi(mpiexec: str, answer: Answer, site: mpi.Site, launcher: str) -> Check:
+def judge_mpi(mpiexec: str, answer: CommandResult, site: mpi.SiteMpi, launcher: str) -> Check:
     """Judge the output of two ranks; ``launcher`` is the MPI that mpiexec belongs to."""
     worlds = mpi.parse_worlds(answer.output)
     library = worlds[0][1][:60] if worlds else ""
     if [ranks for ranks, _ in worlds] == [2]:
         return Check("mpiexec", True, f"{mpiexec}: 2 ranks, {library}", "local")
-    expected, fix = "2 ranks in one world", mpi.advise(site)
+    expected, fix = "2 ranks in one world", mpi.explain_fix(site)
     if worlds:
         found = f"{mpiexec} ({launcher}) starts 2 processes that do not see each other: mpi4py belongs to {library}"
         return Check("mpiexec", False, found, "local", fix, expected)
@@ -243,25 +245,25 @@ def judge_mpi(mpiexec: str, answer: Answer, site: mpi.Site, launcher: str) -> Ch
     return Check("mpiexec", False, f"{mpiexec}: {last[0][:100]}", "local", fix, expected)
 
 
-def machine_checks(allowed: Allowance, ranks: int) -> list[Check]:
+def check_machine(allowed: UsableResources, ranks: int) -> list[Check]:
     """Check what a number of ranks on this node needs: cores, memory, open files."""
     quota = f" of {len(allowed.cpus)}, the control group's quota" if allowed.cores < len(allowed.cpus) else ""
     needed = ranks * MEMORY_PER_RANK_BYTES
     free = allowed.memory_free
-    limit = f", limit of the control group {byte_text(allowed.memory_limit)}" if allowed.memory_limit else ""
-    total = f" of {byte_text(allowed.memory_total)}" if allowed.memory_total else ""
+    limit = f", limit of the control group {render_bytes(allowed.memory_limit)}" if allowed.memory_limit else ""
+    total = f" of {render_bytes(allowed.memory_total)}" if allowed.memory_total else ""
     memory = Check(
         "memory free",
         free is None or free >= needed,
-        "unknown" if free is None else f"{byte_text(free)}{total}{limit}",
+        "unknown" if free is None else f"{render_bytes(free)}{total}{limit}",
         "local",
         "end what else runs here, ask the scheduler for more memory, or use fewer ranks",
-        f"{byte_text(needed)} for {ranks} ranks",
+        f"{render_bytes(needed)} for {ranks} ranks",
     )
-    return [Check("cores", True, f"{allowed.cores} usable{quota}", "local"), memory, _open_files(allowed, ranks)]
+    return [Check("cores", True, f"{allowed.cores} usable{quota}", "local"), memory, _check_open_files(allowed, ranks)]
 
 
-def _open_files(allowed: Allowance, ranks: int) -> Check:
+def _check_open_files(allowed: UsableResources, ranks: int) -> Check:
     needed, soft, most = FILES + FILES_PER_RANK * ranks, allowed.open_files, allowed.open_files_most
     raised = most is None or most >= needed
     return Check(
@@ -274,26 +276,26 @@ def _open_files(allowed: Allowance, ranks: int) -> Check:
     )
 
 
-def folder_checks(environ: Mapping[str, str]) -> list[Check]:
+def check_folders(environ: Mapping[str, str]) -> list[Check]:
     """Check the folders that runs, data and temporary files go to."""
     fix = "export {}=<a writable folder with room>"
     data = Path(environ.get("MLHPC_DATA") or "data")
     places = [("this folder", Path.cwd(), FREE_NEEDED_BYTES, "run where there is room, or give -o and -d other places")]
-    places.append(("data", _existing(data), FREE_NEEDED_BYTES, fix.format("MLHPC_DATA")))
+    places.append(("data", _find_existing_folder(data), FREE_NEEDED_BYTES, fix.format("MLHPC_DATA")))
     if "SCRATCH" in environ:
         places.append(("$SCRATCH", Path(environ["SCRATCH"]), FREE_NEEDED_BYTES, fix.format("SCRATCH")))
     temporary = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     places.append(("temporary", temporary, FREE_NEEDED_BYTES, fix.format("TMPDIR")))
     places.append((str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,size=1G /dev/shm"))
-    return [*(_space(*place) for place in places), Check("quota", True, _quota(), "local")]
+    return [*(_check_space(*place) for place in places), Check("quota", True, _read_quota(), "local")]
 
 
-def _existing(path: Path) -> Path:
+def _find_existing_folder(path: Path) -> Path:
     """The path, or the nearest folder above it that exists: it would be made there."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
-def node_checks(root: Path) -> list[Check]:
+def check_node_name(root: Path) -> list[Check]:
     """Check that other nodes could reach this one by its name: /etc/hosts must not map it to loopback alone."""
     name, addresses = read_hostname(root), list_own_addresses(root)
     looped = bool(addresses) and all(map(is_loopback, addresses))
@@ -302,11 +304,11 @@ def node_checks(root: Path) -> list[Check]:
     return [Check("host name", not looped, found, "nodes", fix, "an address that other nodes reach")]
 
 
-def clock_checks(folder: Path, *, simulated: bool = False) -> list[Check]:
+def check_clock(folder: Path, *, simulated: bool = False) -> list[Check]:
     """Check this node's clock against the file server's and, where the kernel tells, that a time service keeps it."""
     if simulated:
         return [Check("clock", True, "not looked at: a simulated machine has none", "nodes")]
-    return judge_clock(measure_skew(folder), is_synchronised(), folder)
+    return judge_clock(measure_clock_skew(folder), is_synchronised(), folder)
 
 
 def judge_clock(skew: float | None, synchronised: bool | None, folder: Path) -> list[Check]:
@@ -315,13 +317,13 @@ def judge_clock(skew: float | None, synchronised: bool | None, folder: Path) -> 
     if skew is None:
         difference = Check("clock", True, f"not compared: no file can be written in {folder}", "nodes")
     else:
-        found = f"a new file in {folder} is {duration_text(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's clock"
-        difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {duration_text(SKEW_S)}")
+        found = f"a new file in {folder} is {render_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's clock"
+        difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {render_duration(SKEW_S)}")
     state = {True: "synchronised", False: "not synchronised", None: "the kernel does not say"}[synchronised]
     return [difference, Check("time service", synchronised is not False, state, "nodes", fix, "synchronised")]
 
 
-def slurm_checks(library: str = "") -> list[Check]:
+def check_slurm(library: str = "") -> list[Check]:
     """Check the client commands, whether a controller answers, and how srun can connect ranks of this MPI library."""
     programs = ("sbatch", "srun", "squeue", "scancel", "sinfo")
     missing = [name for name in programs if shutil.which(name) is None]
@@ -329,18 +331,18 @@ def slurm_checks(library: str = "") -> list[Check]:
     if missing:
         return [Check("commands", False, f"no {', '.join(missing)} on PATH", "slurm", install)]
     checks = [Check("commands", True, ", ".join(programs), "slurm")]
-    partitions = _run(["sinfo", "--noheader", "--format=%P %D nodes %T"])
+    partitions = _run_command(["sinfo", "--noheader", "--format=%P %D nodes %T"])
     text = "; ".join(line.strip() for line in partitions.output.strip().splitlines())
     fix = "export SLURM_CONF=<the site's slurm.conf>, or ask whether slurmctld runs"
     checks.append(Check("controller", partitions.code == 0 and bool(text), text[:160] or "no answer", "slurm", fix))
     if partitions.code == 0:
-        checks.append(judge_srun(parse_mpi_types(_run(["srun", "--mpi=list"]).output), library))
+        checks.append(judge_srun(parse_mpi_types(_run_command(["srun", "--mpi=list"]).output), library))
     return checks
 
 
 def judge_srun(types: Sequence[str], library: str) -> Check:
     """Judge whether srun can connect ranks of an MPI library ("": none). Without a plug-in they use TCP."""
-    fitting = mpi.fitting_plugins(library, types)
+    fitting = mpi.list_srun_plugins(library, types)
     known = ", ".join(types) or "none"
     if fitting:
         return Check("srun --mpi", True, f"{fitting[0]} for {library[:40] or 'MPI'} (of {known})", "slurm")
@@ -357,14 +359,14 @@ def parse_mpi_types(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """The exit code of a command and its output, both streams together."""
 
     code: int
     output: str
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Answer:
+def _run_command(command: Sequence[str], environ: Mapping[str, str] | None = None) -> CommandResult:
     try:
         done = subprocess.run(
             command,
@@ -377,22 +379,22 @@ def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> An
             env=environ,
         )
     except FileNotFoundError:
-        return Answer(127, f"{command[0]}: not found")
+        return CommandResult(127, f"{command[0]}: not found")
     except subprocess.TimeoutExpired:
-        return Answer(124, f"no answer in {TIMEOUT_S} s")
-    return Answer(done.returncode, done.stdout)
+        return CommandResult(124, f"no answer in {TIMEOUT_S} s")
+    return CommandResult(done.returncode, done.stdout)
 
 
-def _space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
+def _check_space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
     """Check that a folder can be written to and has room."""
     if not os.access(folder, os.W_OK):
         return Check(name, False, f"{folder} cannot be written", "local", fix, "a folder that can be written")
     free = shutil.disk_usage(folder).free
-    expected = f"{byte_text(needed_bytes)} or more"
-    return Check(name, free >= needed_bytes, f"{folder}, {byte_text(free)} free", "local", fix, expected)
+    expected = f"{render_bytes(needed_bytes)} or more"
+    return Check(name, free >= needed_bytes, f"{folder}, {render_bytes(free)} free", "local", fix, expected)
 
 
-def _quota(run: Callable[[Sequence[str]], Answer] = _run) -> str:
+def _read_quota(run: Callable[[Sequence[str]], CommandResult] = _run_command) -> str:
     """The quota of this user in one line, from the quota command."""
     answer = run(["quota", "-s"])
     if answer.code == 127:

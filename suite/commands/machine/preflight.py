@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import Finite, Whole, command_words, device_option, output_option, ranks_option
-from suite.config import default_data_root
-from suite.descriptor import descriptor, descriptors
+from suite.cli.options import FiniteRange, IntegerRange, device_option, output_option, ranks_option, render_option_words
+from suite.config import choose_default_data_root
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, make_folder, print_line, write_whole
-from suite.launch.ranks import in_world, start_ranks
-from suite.machine.node_samples import END, Sample, render
+from suite.files import make_folder, print_line, render_duration, write_file_atomically
+from suite.launch.ranks import run_as_rank, start_ranks
+from suite.machine.node_samples import END_METRIC, Sample, render_samples
 
 if TYPE_CHECKING:
     from suite.world import World
 
 BUDGET_S = 20
 SHORTEST_S = 5  # starting the ranks alone takes seconds
-ENDING_S = 2.0  # of the time: to write the files and to end
-DONE = "the end"  # what the ranks say last
-AT = "at: "  # begins the lines by which ranks say what comes next
+END_GRACE_S = 2.0  # of the time: to write the files and to end
+END_STAGE = "the end"  # what the ranks say last
+STAGE_PREFIX = "at: "  # begins the lines by which ranks say what comes next
 SIZE = "smoke"  # of the workloads whose steps are measured
 
 budget_option = click.option(
     "--budget",
-    type=Whole(SHORTEST_S, 3600),
+    type=IntegerRange(SHORTEST_S, 3600),
     default=BUDGET_S,
     show_default=True,
     metavar="SECONDS",
     help="Total time limit in seconds, start-up included; unfinished measurements are stopped.",
 )
 rounds_option = click.option(
-    "--rounds", type=Whole(1), help="Stop after this many repetitions. [as many as fit into --budget]"
+    "--rounds", type=IntegerRange(1), help="Stop after this many repetitions. [as many as fit into --budget]"
 )
 
 
@@ -66,7 +66,7 @@ Examples:
     help="Time training steps only of this workload; repeatable. [all with a smoke data set]",
 )
 @output_option("Folder for one file NODE.jsonl per node.", "preflight")
-@click.option("--started-at", type=Finite(), hidden=True, help="For the ranks: when the command began.")
+@click.option("--started-at", type=FiniteRange(), hidden=True, help="For the ranks: when the command began.")
 def node(
     ranks: int,
     device: str,
@@ -84,26 +84,26 @@ def node(
 
     Exit code 0: measured; 1: stopped before the end; 2: usage.
     """
-    from suite.launcher import detect
-    from suite.world import node_name
+    from suite.launcher import find_launch
+    from suite.world import find_node_name
 
     folder = output or Path("preflight")
-    path = folder / f"{node_name()}.jsonl"
+    path = folder / f"{find_node_name()}.jsonl"
     storage = directory or Path(os.environ.get("TMPDIR") or folder)
     if started_at is not None:  # this process is a rank, started below
-        left = budget - ENDING_S - (time.time() - started_at)
+        left = budget - END_GRACE_S - (time.time() - started_at)
 
         def body(world: World) -> None:
             _measure_node(world, device, storage, names, left, rounds, path)
 
-        sys.exit(in_world(detect(), lambda: None, body))
+        sys.exit(run_as_rank(find_launch(), lambda: None, body))
     for name in names:
-        descriptor(name)
+        load_descriptor(name)
     make_folder(folder)
     if path.exists():
         raise InputError(f"{path}: exists already; choose another -o")
     begin = time.time()
-    words = command_words(
+    words = render_option_words(
         {
             **{"--ranks": ranks, "--device": device, "--budget": budget, "--rounds": rounds},
             **{"--directory": storage, "--workload": names, "-o": folder, "--started-at": begin},
@@ -112,16 +112,16 @@ def node(
     code, where, at = _start_node(words, ranks, begin, budget)
     took = at - begin
     why = "" if code == 0 else _explain_end(took, budget, where)
-    _note_end(path, node_name(), took, budget, why)
-    print_line(f"{path}: {'measured' if code == 0 else why} ({duration_text(took)})", error=code != 0)
+    _write_end(path, find_node_name(), took, budget, why)
+    print_line(f"{path}: {'measured' if code == 0 else why} ({render_duration(took)})", error=code != 0)
     sys.exit(ExitCode.FAILED if code else ExitCode.OK)
 
 
 def _explain_end(took: float, budget: int, where: str) -> str:
     """Say that the time limit ended the measurement, or that it ended before that, and at what."""
     if took >= budget - 0.5:  # the ranks are ended a moment before
-        return f"the time limit of {duration_text(budget)} (--budget) ended it at {where}"
-    return f"ended after {duration_text(took)} of {duration_text(budget)}, at {where}"
+        return f"the time limit of {render_duration(budget)} (--budget) ended it at {where}"
+    return f"ended after {render_duration(took)} of {render_duration(budget)}, at {where}"
 
 
 def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tuple[int, str, float]:
@@ -130,14 +130,14 @@ def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tupl
 
     def hear(line: str) -> None:
         nonlocal where, at
-        if line.startswith(AT):
-            where, at = line.removeprefix(AT), time.time()
+        if line.startswith(STAGE_PREFIX):
+            where, at = line.removeprefix(STAGE_PREFIX), time.time()
         else:
             print_line(line)
 
     limit_s = budget - (time.time() - begin)
     code = start_ranks(["preflight", "node", *words], ranks, limit_s=limit_s, echo=hear)
-    if where == DONE:  # all is measured and written: only the end of the processes was late
+    if where == END_STAGE:  # all is measured and written: only the end of the processes was late
         return 0, where, at
     return code, where, time.time()
 
@@ -157,13 +157,13 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
 
     Exit code 0: measured, or there is only one node; 1: stopped before the end; 2: usage.
     """
-    from suite.launcher import detect
+    from suite.launcher import find_launch
 
     path = (output or Path("preflight")) / "links.jsonl"
     begin, where = time.time(), "the connection of the nodes"
 
     def late() -> None:
-        print_line(f"mlhpc: links between nodes: ended after {duration_text(budget)}, at {where}", error=True)
+        print_line(f"mlhpc: links between nodes: ended after {render_duration(budget)}, at {where}", error=True)
         os._exit(ExitCode.FAILED)
 
     def at(text: str) -> None:
@@ -184,13 +184,13 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
                 f"{world.size} ranks on {world.nodes} nodes: expected one rank on each (--ntasks-per-node=1)"
             )
         from suite.performance.preflight import links as measuring
-        from suite.performance.preflight.node import hardware_of
-        from suite.training.devices import pick_device
+        from suite.performance.preflight.node import describe_hardware
+        from suite.training.devices import choose_device
 
-        chosen = pick_device(device, world)
-        left = budget - ENDING_S - (time.time() - begin)
+        chosen = choose_device(device, world)
+        left = budget - END_GRACE_S - (time.time() - begin)
         measuring.measure(
-            world, hardware=hardware_of(chosen), device=chosen, seconds=left, rounds=rounds, output=path, at=at
+            world, hardware=describe_hardware(chosen), device=chosen, seconds=left, rounds=rounds, output=path, at=at
         )
 
     # A collective with a dead node never returns: only another thread can end this process.
@@ -198,7 +198,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
     timer.daemon = True
     timer.start()
     try:
-        code = in_world(detect(), check, body)
+        code = run_as_rank(find_launch(), check, body)
     finally:
         timer.cancel()
     sys.exit(code)
@@ -211,34 +211,34 @@ def _measure_node(
     import torch
 
     from suite.performance.preflight.node import measure
-    from suite.training.devices import pick_device, threads_per_rank
+    from suite.training.devices import choose_device, compute_threads_per_rank
 
-    torch.set_num_threads(threads_per_rank(world))
-    chosen, missing = _workloads(names)
+    torch.set_num_threads(compute_threads_per_rank(world))
+    chosen, missing = _select_workloads(names)
     if world.is_first:
         for text in missing:
             print_line(text, error=True)
     measure(
         world,
-        device=pick_device(device, world),
+        device=choose_device(device, world),
         directory=directory,
         workloads=chosen,
         seconds=seconds,
         rounds=rounds,
         output=path,
-        at=lambda text: print_line(AT + text) if world.is_first else None,
+        at=lambda text: print_line(STAGE_PREFIX + text) if world.is_first else None,
         say=lambda text: print_line(text) if world.is_first else None,
     )
     if world.is_first:
-        print_line(AT + DONE)
+        print_line(STAGE_PREFIX + END_STAGE)
 
 
-def _workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
+def _select_workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
     """Return the workloads whose step can be measured, with data, and a line on the others, or raise InputError."""
     chosen: dict[str, Path] = {}
     missing: list[str] = []
-    for name in names or (name for name, each in descriptors().items() if each.implementation):
-        root = default_data_root(name, SIZE)
+    for name in names or (name for name, each in load_descriptors().items() if each.implementation):
+        root = choose_default_data_root(name, SIZE)
         if (root / "manifest.json").is_file():
             chosen[name] = root
         else:
@@ -248,16 +248,16 @@ def _workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
     return chosen, missing
 
 
-def _note_end(path: Path, name: str, took: float, budget: int, why: str) -> None:
+def _write_end(path: Path, name: str, took: float, budget: int, why: str) -> None:
     """Add to the node's file how long measuring took, or why it did not come to its end."""
     before = path.read_text() if path.exists() else ""
     end = Sample(
         node=name,
-        metric=END,
+        metric=END_METRIC,
         unit="s",
         better="less",
         values=() if why else (took,),
         bound=float(budget),
         failed=why,
     )
-    write_whole(path, before + render([end]))
+    write_file_atomically(path, before + render_samples([end]))

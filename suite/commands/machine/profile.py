@@ -14,21 +14,21 @@ import click
 
 from suite.cli.options import (
     DEFAULT_SIZE,
-    Whole,
-    command_words,
+    IntegerRange,
+    choose_config_name,
     output_option,
     ranks_option,
-    settings,
+    render_config_words,
+    render_option_words,
     settings_options,
-    settings_words,
 )
-from suite.config import RunConfig, default_data_root, load_config
-from suite.descriptor import Descriptor, descriptor
+from suite.config import RunConfig, choose_default_data_root, load_config
+from suite.descriptor import Descriptor, load_descriptor
 from suite.errors import InputError
-from suite.files import harmless_cell, make_folder, print_line, print_progress, write_whole
-from suite.launch.ranks import in_world, start_ranks
+from suite.files import encode_csv_cell, make_folder, print_line, print_progress, write_file_atomically
+from suite.launch.ranks import run_as_rank, start_ranks
 from suite.launcher import find_world
-from suite.log.run_folder import default_folder
+from suite.log.run_folder import choose_default_folder
 from suite.workload import load_workload
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from suite.world import World
 
 VERSION = 1
-SHOWN = 25  # layers in the table on the screen; the file has all
+LISTED_LAYERS = 25  # layers in the table on the screen; the file has all
 
 
 @click.command(
@@ -54,11 +54,15 @@ OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev),
 @settings_options
 @ranks_option()
 @click.option(
-    "--steps", type=Whole(2), default=20, show_default=True, help="Number of steps to time before the profiler starts."
+    "--steps",
+    type=IntegerRange(2),
+    default=20,
+    show_default=True,
+    help="Number of steps to time before the profiler starts.",
 )
 @click.option(
     "--profiled-steps",
-    type=Whole(1),
+    type=IntegerRange(1),
     default=3,
     show_default=True,
     help="Number of steps to profile and to write to the trace.",
@@ -78,15 +82,15 @@ def profile(
 
     The data set must exist (mlhpc data generate).
     """
-    chosen = descriptor(workload)
-    name = settings(size, config) or DEFAULT_SIZE
+    chosen = load_descriptor(workload)
+    name = choose_config_name(size, config) or DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides).with_stated_precision("mlhpc profile")
     if resolved.plan is not None:
         raise InputError(
             "--set plan: mlhpc profile does not support parallel plans; mlhpc plan predicts what a plan costs"
         )
-    root = resolved.data or default_data_root(resolved.workload, resolved.size)
-    folder = output or default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="profiles")
+    root = resolved.data or choose_default_data_root(resolved.workload, resolved.size)
+    folder = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="profiles")
 
     def check() -> None:
         if folder.exists():
@@ -98,13 +102,13 @@ def profile(
     launch = find_world(ranks)
     if launch is None and ranks > 1:
         check()
-        words = command_words({"--steps": steps, "--profiled-steps": profiled_steps, "-o": folder})
-        sys.exit(start_ranks(["profile", workload, *settings_words(name, overrides), *words], ranks))
+        words = render_option_words({"--steps": steps, "--profiled-steps": profiled_steps, "-o": folder})
+        sys.exit(start_ranks(["profile", workload, *render_config_words(name, overrides), *words], ranks))
 
     def body(world: World) -> None:
         _profile(world, chosen, resolved, root, steps, profiled_steps, folder)
 
-    sys.exit(in_world(launch, check, body))
+    sys.exit(run_as_rank(launch, check, body))
 
 
 def _profile(
@@ -118,7 +122,7 @@ def _profile(
     check_batch(config.global_batch_size, world.size)
     device, _ = set_up_rank(config, world)
     workload = load_workload(chosen)(config)
-    result = profiling.run(
+    result = profiling.run_profile(
         workload,
         config,
         workload.dataset("train", root),
@@ -129,10 +133,12 @@ def _profile(
         say=lambda text: print_progress(text, error=True) if world.is_first else None,
     )
     if world.is_first:
-        _write(output, _document(result, config, world, steps, profiled_steps), result)
+        _write_profile(output, _build_document(result, config, world, steps, profiled_steps), result)
 
 
-def _document(result: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int) -> dict[str, Any]:
+def _build_document(
+    result: Profile, config: RunConfig, world: World, steps: int, profiled_steps: int
+) -> dict[str, Any]:
     ranks = result.ranks
     return {
         "version": VERSION,
@@ -168,21 +174,21 @@ def _document(result: Profile, config: RunConfig, world: World, steps: int, prof
     }
 
 
-def _write(output: Path, document: dict[str, Any], result: Profile) -> None:
+def _write_profile(output: Path, document: dict[str, Any], result: Profile) -> None:
     make_folder(output)
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
     table = io.StringIO(newline="")
-    lines = [list(rows[0]), *(list(map(harmless_cell, row.values())) for row in rows)] if rows else []
+    lines = [list(rows[0]), *(list(map(encode_csv_cell, row.values())) for row in rows)] if rows else []
     csv.writer(table, lineterminator="\n").writerows(lines)
-    write_whole(output / "layers.csv", table.getvalue())
-    write_whole(output / "profile.json", json.dumps(document, indent=1) + "\n")
-    for line in lines_of(document):
+    write_file_atomically(output / "layers.csv", table.getvalue())
+    write_file_atomically(output / "profile.json", json.dumps(document, indent=1) + "\n")
+    for line in render_profile(document):
         print_line(line)
     print_line(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")
 
 
-def lines_of(document: dict[str, Any]) -> list[str]:
+def render_profile(document: dict[str, Any]) -> list[str]:
     """The profile as lines for people: phases, layers, FLOPs, ranks."""
     step, profiled_step = document["phases_s"]["step"], document["profiled_phases_s"]["step"]
     phases = [
@@ -192,7 +198,7 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     ]
     text = [
         f"step {step * 1e3:.2f} ms ({', '.join(phases)}); {profiled_step * 1e3:.2f} ms under the profiler",
-        *_layer_lines(document["layers"]),
+        *_render_layers(document["layers"]),
     ]
     counted, stated = document["counted_flops_per_step"], document["stated_flops_per_step"]
     text.append(
@@ -201,13 +207,13 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     )
     missing = [f"{name} ({calls} calls)" for name, calls in document["operators_without_formula"].items()]
     text.append(f"operators without a formula: {', '.join(missing) or 'none'}")
-    return text + _rank_lines(document["stragglers"])
+    return text + _render_ranks(document["stragglers"])
 
 
-def _layer_lines(layers: list[dict[str, Any]]) -> list[str]:
+def _render_layers(layers: list[dict[str, Any]]) -> list[str]:
     """The table of the layers that take most time themselves, those inside them left out."""
     whole = sum(layer["own_s"] for layer in layers) or 1.0  # own times do not overlap: they sum to the step
-    busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:SHOWN]
+    busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:LISTED_LAYERS]
     text = [
         f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} "
         f"{'forward GFLOP':>14} {'GFLOP/s':>8}"
@@ -225,7 +231,7 @@ def _layer_lines(layers: list[dict[str, Any]]) -> list[str]:
     return text
 
 
-def _rank_lines(ranks: dict[str, Any] | None) -> list[str]:
+def _render_ranks(ranks: dict[str, Any] | None) -> list[str]:
     if ranks is None:
         return []
     text = [f"rank {'own ms':>9} {'wait ms':>9}   per step, without the profiler"]

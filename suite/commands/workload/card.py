@@ -12,21 +12,21 @@ import click
 
 from suite.card import SizeCard
 from suite.cli.options import output_option, size_option
-from suite.config import RunConfig, default_data_root, load_config
-from suite.descriptor import Descriptor, descriptor
+from suite.config import RunConfig, choose_default_data_root, load_config
+from suite.descriptor import Descriptor, load_descriptor
 from suite.documents import YamlSource
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import print_line, write_file_atomically
 
 if TYPE_CHECKING:
-    from suite.performance.card_counts import Counts
+    from suite.performance.card_counts import CardCounts
     from suite.workload import Work
 
-EXACT = ("train_samples", "eval_samples", "model_parameters")  # counted, so equal or wrong
+EXACT_KEYS = ("train_samples", "eval_samples", "model_parameters")  # counted, so equal or wrong
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
-FILLED = (*EXACT, FORWARD, TRAINING, "sample_bytes")
-CLOSE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
+COUNTED_KEYS = (*EXACT_KEYS, FORWARD, TRAINING, "sample_bytes")
+REL_TOLERANCE = 0.01  # the checker allows as much between the FLOPs of a log and those of the card
 
 
 @click.command(
@@ -51,7 +51,7 @@ def card(workload: str, size: str | None, output: Path | None) -> None:
     Exit code 0: filled in, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not
     changed; 2: usage.
     """
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     chosen.code()
     if size is not None:
         wanted = {size: chosen.card().size(size)}
@@ -66,32 +66,32 @@ def card(workload: str, size: str | None, output: Path | None) -> None:
     before = text = chosen.card_path.read_text(encoding="utf-8")
     wrong = False
     for name, entry in wanted.items():
-        counts = _count(chosen, load_config(chosen, name))
-        wrong |= not _compare(f"{workload} {name}", entry, counts)
-        for key in FILLED:
+        counts = _count_size(chosen, load_config(chosen, name))
+        wrong |= not _compare_counts(f"{workload} {name}", entry, counts)
+        for key in COUNTED_KEYS:
             if not getattr(entry, key):
-                text = _filled(text, source, ("sizes", name, key), _model_part(key, counts))
+                text = _fill_in(text, source, ("sizes", name, key), _select_card_value(key, counts))
     target = output or chosen.card_path
     if output is not None or text != before:
-        write_whole(target, text)
+        write_file_atomically(target, text)
         print_line(f"{target}: written")
     if wrong:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def _is_incomplete(entry: SizeCard) -> bool:
-    return not all(getattr(entry, key) for key in FILLED)
+    return not all(getattr(entry, key) for key in COUNTED_KEYS)
 
 
-def _compare(title: str, entry: SizeCard, counts: Counts) -> bool:
+def _compare_counts(title: str, entry: SizeCard, counts: CardCounts) -> bool:
     """Print each count of a size and what the card or the configuration states; True if all are right."""
     fine = True
-    for key in FILLED:
-        verdict, right = _judged(key, getattr(entry, key), counts)
+    for key in COUNTED_KEYS:
+        verdict, right = _judge_count(key, getattr(entry, key), counts)
         fine = fine and right
         print_line(f"{title}: {key} {getattr(counts, key):,.0f}: {verdict}")
     for mean, (stated, found) in counts.means.items():
-        right = not _far(stated, found)
+        right = not _differs(stated, found)
         fine = fine and right
         verdict = "as the configuration says" if right else f"the configuration says {stated:,.6g}: WRONG"
         print_line(f"{title}: {mean} of the data {found:,.6g}: {verdict}")
@@ -100,7 +100,7 @@ def _compare(title: str, entry: SizeCard, counts: Counts) -> bool:
     return fine
 
 
-def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
+def _judge_count(key: str, stated: float, counts: CardCounts) -> tuple[str, bool]:
     """Compare a count with the card's: a text, and whether it is right. A ``stated`` 0 was filled in.
 
     FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card
@@ -108,47 +108,50 @@ def _judged(key: str, stated: float, counts: Counts) -> tuple[str, bool]:
     """
     counted = getattr(counts, key)
     if key in (FORWARD, TRAINING):
-        executed, model = _closed(key, counts.counted_form)[0], _closed(key, counts.closed_form)[1]
-        if _far(counted, executed):
+        executed, model = (
+            _select_closed_form_flops(key, counts.counted_form)[0],
+            _select_closed_form_flops(key, counts.closed_form)[1],
+        )
+        if _differs(counted, executed):
             return f"the closed form says that {executed:,.0f} are executed: WRONG", False
-        if stated and _far(stated, model):
+        if stated and _differs(stated, model):
             return f"the card says {stated:,.0f}, the closed form of the model {model:,.0f}: WRONG", False
-        if stated and _far(counted, stated):
+        if stated and _differs(counted, stated):
             return f"executed, as the closed form says; of the model {stated:,.0f}, as the card says", True
         return "as the card says" if stated else "filled in", True
     if not stated:
         return "filled in", True
-    right = counted == stated if key in EXACT else not _far(counted, stated)
+    right = counted == stated if key in EXACT_KEYS else not _differs(counted, stated)
     return "as the card says" if right else f"the card says {stated:,.0f}: WRONG", right
 
 
-def _closed(key: str, form: Work) -> tuple[float, float]:
+def _select_closed_form_flops(key: str, form: Work) -> tuple[float, float]:
     """The FLOPs that a closed form says are executed, and those of the model."""
     if key == TRAINING:
         return form.executed_flops, form.model_flops
     return form.forward_flops + form.forward_extra_flops, form.forward_flops
 
 
-def _model_part(key: str, counts: Counts) -> float:
+def _select_card_value(key: str, counts: CardCounts) -> float:
     """What a card says of a count: of FLOPs the model's, if the closed form of those executed is right."""
     counted = float(getattr(counts, key))
-    if key not in (FORWARD, TRAINING) or _far(counted, _closed(key, counts.counted_form)[0]):
+    if key not in (FORWARD, TRAINING) or _differs(counted, _select_closed_form_flops(key, counts.counted_form)[0]):
         return counted
-    return _closed(key, counts.closed_form)[1]
+    return _select_closed_form_flops(key, counts.closed_form)[1]
 
 
-def _far(one: float, other: float) -> bool:
-    return abs(one - other) > CLOSE * other
+def _differs(one: float, other: float) -> bool:
+    return abs(one - other) > REL_TOLERANCE * other
 
 
-def _count(chosen: Descriptor, config: RunConfig) -> Counts:
+def _count_size(chosen: Descriptor, config: RunConfig) -> CardCounts:
     """Count with the data set at its usual place, or with one generated for this."""
     from suite.data.build import find_data
     from suite.data.manifest import MANIFEST_NAME
     from suite.performance.card_counts import count_size
     from suite.world import World
 
-    root = config.data or default_data_root(config.workload, config.size)
+    root = config.data or choose_default_data_root(config.workload, config.size)
     if (root / MANIFEST_NAME).exists():
         find_data(root, config.workload, config.size)
         return count_size(chosen, config, root)
@@ -157,7 +160,7 @@ def _count(chosen: Descriptor, config: RunConfig) -> Counts:
         return count_size(chosen, config, Path(folder))
 
 
-def _filled(text: str, source: YamlSource, key: Sequence[str], value: float) -> str:
+def _fill_in(text: str, source: YamlSource, key: Sequence[str], value: float) -> str:
     """The text of a card with one 0 replaced. InputError if it does not stand on a line of its own."""
     number = source.lines.get(tuple(key))
     lines = text.splitlines(keepends=True)
@@ -168,9 +171,9 @@ def _filled(text: str, source: YamlSource, key: Sequence[str], value: float) -> 
         raise InputError(
             f"{source.where(*key)}: {'.'.join(key)} cannot be filled in: write '{key[-1]}: 0' on a line of its own"
         )
-    lines[number - 1] = f"{match[1]}{_plain(value)}{match[2]}"
+    lines[number - 1] = f"{match[1]}{_render_number(value)}{match[2]}"
     return "".join(lines)
 
 
-def _plain(value: float) -> str:
+def _render_number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else f"{value:.6g}"

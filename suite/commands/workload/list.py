@@ -9,8 +9,8 @@ import click
 
 from suite.card import read_reference_points
 from suite.cli.options import JSON, card_option, format_option
-from suite.descriptor import Descriptor, descriptor, descriptors
-from suite.files import byte_text, print_line
+from suite.descriptor import Descriptor, load_descriptor, load_descriptors
+from suite.files import print_line, render_bytes
 
 
 @click.command(
@@ -26,20 +26,20 @@ Examples:
 @format_option()
 def list_(workload: str | None, style: str) -> None:
     """List workloads: sizes, targets, required runs, data sizes."""
-    chosen = [descriptor(workload)] if workload else list(descriptors().values())
+    chosen = [load_descriptor(workload)] if workload else list(load_descriptors().values())
     if style == JSON:
-        print_line(json.dumps([as_data(item) for item in chosen], indent=2))
+        print_line(json.dumps([convert_to_data(item) for item in chosen], indent=2))
         return
     for number, item in enumerate(chosen):
-        print_line("\n" * (number > 0) + "\n".join(as_text(item)))
+        print_line("\n" * (number > 0) + "\n".join(render_workload(item)))
 
 
-def configs(item: Descriptor) -> list[str]:
+def list_configs(item: Descriptor) -> list[str]:
     """The names of the configs that a workload ships."""
     return sorted(path.stem for path in (item.folder / "config").glob("*.yaml"))
 
 
-def as_data(item: Descriptor) -> dict[str, Any]:
+def convert_to_data(item: Descriptor) -> dict[str, Any]:
     """One workload as data for --format json."""
     card = item.card()
     return {
@@ -48,7 +48,7 @@ def as_data(item: Descriptor) -> dict[str, Any]:
         "title": card.title,
         "domain": card.domain,
         "reference": card.reference,
-        "configs": configs(item),
+        "configs": list_configs(item),
         "sizes": {
             name: {
                 "description": size_card.description,
@@ -61,14 +61,14 @@ def as_data(item: Descriptor) -> dict[str, Any]:
                 "model_parameters": size_card.model_parameters,
                 "training_flops_per_sample": size_card.training_flops_per_sample,
                 "data_bytes": size_card.data_bytes,
-                "reference_epochs": [point.mean for point in _points(item, name)],
+                "reference_epochs": [point.mean for point in _read_points(item, name)],
             }
             for name, size_card in card.sizes.items()
         },
     }
 
 
-def as_text(item: Descriptor) -> list[str]:
+def render_workload(item: Descriptor) -> list[str]:
     """One workload as lines."""
     card = item.card()
     rows = [("size", "target", "runs", "samples", "parameters", "data", "what it is for")]
@@ -81,7 +81,7 @@ def as_text(item: Descriptor) -> list[str]:
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
-                byte_text(size_card.data_bytes),
+                render_bytes(size_card.data_bytes),
                 size_card.description,
             )
         )
@@ -95,6 +95,6 @@ def as_text(item: Descriptor) -> list[str]:
     return [title, *table] if item.implementation else [title, *table, f"  card only: {item.card_path}"]
 
 
-def _points(item: Descriptor, size: str) -> list[Any]:
+def _read_points(item: Descriptor, size: str) -> list[Any]:
     points = read_reference_points(item.folder, size)
     return [point for point in points.points if point.epochs] if points else []

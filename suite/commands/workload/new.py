@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from suite.cli.options import output_option
-from suite.descriptor import descriptors
+from suite.descriptor import load_descriptors
 from suite.errors import InputError
-from suite.files import print_line, write_whole
+from suite.files import print_line, write_file_atomically
 
 FILES = {  # file of the skeleton: template
     "pyproject.toml": "pyproject.toml",
@@ -46,7 +46,9 @@ def new(name: str, output: Path | None) -> None:
         autoescape=False,  # noqa: S701  a name of letters, digits and _, in Python and YAML
     )
     for path, template in FILES.items():
-        write_whole(root / path.format(name=name), environment.get_template(f"{template}.j2").render(name=name))
+        write_file_atomically(
+            root / path.format(name=name), environment.get_template(f"{template}.j2").render(name=name)
+        )
     print_line(f"{root}: written; next:")
     print_line(
         f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {shlex.quote(str(root))}"
@@ -58,5 +60,9 @@ def _check_name(name: str) -> None:
     """InputError for a name that cannot be a package's, or is taken by an installed module or workload."""
     if not name.isidentifier() or not name.isascii() or not name.islower() or keyword.iskeyword(name):
         raise InputError(f"{name!r}: expected the name of a Python package: lower-case letters, digits and _")
-    if name in descriptors() or name in sys.stdlib_module_names or name in ("mlhpc", "suite", "workloads", "analysis"):
+    if (
+        name in load_descriptors()
+        or name in sys.stdlib_module_names
+        or name in ("mlhpc", "suite", "workloads", "analysis")
+    ):
         raise InputError(f"{name!r}: is the name of an installed workload or module; choose another")

@@ -14,17 +14,17 @@ from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_refere
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, card_option, format_option, output_option
 from suite.compliance import rcp_limit
-from suite.compliance.ruleset import Benchmark, card_benchmark, ruleset
-from suite.descriptor import Descriptor, descriptors
-from suite.descriptor import descriptor as find_descriptor
-from suite.documents import plain
+from suite.compliance.ruleset import Benchmark, build_card_benchmark, read_ruleset
+from suite.descriptor import Descriptor, load_descriptors
+from suite.descriptor import load_descriptor as find_descriptor
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
-from suite.files import print_line, write_whole
+from suite.files import print_line, write_file_atomically
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, first_reaching, summarise
-from suite.log.results_tree import find
+from suite.log.record import RunRecord, find_first_on_target, summarise_log
+from suite.log.results_tree import find_results
 from suite.log.run_folder import RunFolder
-from suite.log.score import failure
+from suite.log.score import find_failure
 from suite.machine.facts import read_facts
 
 
@@ -49,22 +49,24 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     Points of other batch sizes in the file stay. Use runs on data sets of several seeds (mlhpc data generate --seed):
     run seeds alone spread less than other data do.
     """
-    logs = [summarise(read_events(path)) for run in runs for group in find(run).groups for path in group.logs]
+    logs = [
+        summarise_log(read_events(path)) for run in runs for group in find_results(run).groups for path in group.logs
+    ]
     if not logs:
         raise InputError(f"no result_*.txt under {', '.join(map(str, runs))}")
-    descriptor, size = _subject(logs)
+    descriptor, size = _find_subject(logs)
     folder = descriptor.folder if output is None else output
-    system = next((text for run in runs if (text := _system(run))), "unknown")
-    points = _points(logs, card_benchmark(descriptor, size), system)
+    system = next((text for run in runs if (text := _read_system(run))), "unknown")
+    points = _compute_points(logs, build_card_benchmark(descriptor, size), system)
     recorded = read_reference_points(folder, size)
     # New points replace old ones of the same batch size.
     earlier = {point.global_batch_size: point for point in recorded.points} if recorded else {}
     merged = tuple(point for _, point in sorted((earlier | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
     path = folder / "rcp" / f"{size}.json"
-    write_whole(path, json.dumps(plain(document), indent=1) + "\n")
+    write_file_atomically(path, json.dumps(convert_to_plain_data(document), indent=1) + "\n")
     for point in points.values():
-        print_line(_line(point))
+        print_line(_render_point(point))
     print_line(f"{path}: written")
 
 
@@ -77,34 +79,34 @@ def show(workload: str, style: str) -> None:
     descriptor = find_descriptor(workload)
     if style == JSON:
         known_points = [read_reference_points(descriptor.folder, size) for size in descriptor.card().sizes]
-        print_line(json.dumps([plain(points) for points in known_points if points], indent=1))
+        print_line(json.dumps([convert_to_plain_data(points) for points in known_points if points], indent=1))
         return
     for size, card in descriptor.card().sizes.items():
         known = read_reference_points(descriptor.folder, size)
         print_line(f"{workload} {size}: {card.metric} target {card.threshold:g}" + ("" if known else ": none recorded"))
         epochs = {point.global_batch_size: point.epochs for point in known.points} if known else {}
         for point in known.points if known else ():
-            batch, confidence = point.global_batch_size, ruleset(RULESET).data.rcp_confidence
+            batch, confidence = point.global_batch_size, read_ruleset(RULESET).data.rcp_confidence
             apart = card.between_evals(batch)
-            bound = rcp_limit.limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
+            bound = rcp_limit.compute_limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
             least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
-            print_line(f"  {_line(point)}{least}")
+            print_line(f"  {_render_point(point)}{least}")
 
 
-def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
+def compute_reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:
     """Compute the reference point of logs of one batch size. InputError for equal seeds or other settings."""
     first = logs[0]
     epochs: list[float] = []
     seeds: list[int] = []
     data: list[str] = []
     not_converged: list[int] = []
-    for item, seed in zip(logs, _distinct_seeds(logs), strict=True):
+    for item, seed in zip(logs, _require_distinct_seeds(logs), strict=True):
         if dict(item.hyperparameters) != dict(first.hyperparameters):
             raise InputError(
                 f"{item.path}: hyperparameters differ from those of {first.path}; record runs with the same settings"
             )
-        reached = first_reaching(item, benchmark)
-        if failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
+        reached = find_first_on_target(item, benchmark)
+        if find_failure(item, benchmark) is None and reached is not None and reached.epoch is not None:
             epochs.append(reached.epoch)
             seeds.append(seed)
             data.append(item.data_manifest or "unknown")
@@ -124,7 +126,7 @@ def reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
     )
 
 
-def _distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
+def _require_distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
     """Return the seed of each run. InputError if two runs have the same seed and data: they are one observation."""
     seeds: list[int] = []
     known: set[tuple[int, str | None]] = set()
@@ -138,35 +140,35 @@ def _distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
     return seeds
 
 
-def _points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dict[int, ReferencePoint]:
+def _compute_points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dict[int, ReferencePoint]:
     """One reference point for each batch size in the logs."""
     batches = sorted({item.global_batch_size for item in logs if item.global_batch_size is not None})
     return {
-        batch: reference_point([item for item in logs if item.global_batch_size == batch], benchmark, system)
+        batch: compute_reference_point([item for item in logs if item.global_batch_size == batch], benchmark, system)
         for batch in batches
     }
 
 
-def _subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
+def _find_subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
     """The workload and size of all logs. InputError if they differ, or are not of this suite."""
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
         raise InputError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
     benchmark, size = next(iter(named))
-    workload = next((item for item in descriptors().values() if item.card().mlperf_name == benchmark), None)
+    workload = next((item for item in load_descriptors().values() if item.card().mlperf_name == benchmark), None)
     if workload is None or size is None:
         raise InputError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
     workload.card().size(size)
     return workload, size
 
 
-def _system(run: Path) -> str | None:
+def _read_system(run: Path) -> str | None:
     """The processor of the first node of a run folder. None if the folder has no facts."""
     paths = RunFolder(run).node_facts()
     return read_facts(paths[0]).cpu.model if paths else None
 
 
-def _line(point: ReferencePoint) -> str:
+def _render_point(point: ReferencePoint) -> str:
     n = len(point.epochs)
     spread = f"{point.mean:.2f} +- {point.std:.2f} epochs" if n else "no seed converged"
     sets = len(set(point.data_manifests))

@@ -10,24 +10,24 @@ import msgspec
 from msgspec import Meta, Struct
 
 from suite.compliance.check import Verdict
-from suite.compliance.rules.base import Finding, link
+from suite.compliance.rules.base import Finding, render_rule_link
 from suite.compliance.ruleset import Severity
 
 SCHEMA = Path(__file__).parent / "verdict.schema.json"
 
 
-class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _StrictStruct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class WaivedEntry(_Strict, frozen=True, kw_only=True):
+class WaivedEntry(_StrictStruct, frozen=True, kw_only=True):
     """Who accepted a finding, and why."""
 
     reason: str
     who: str
 
 
-class FindingEntry(_Strict, frozen=True, kw_only=True):
+class FindingEntry(_StrictStruct, frozen=True, kw_only=True):
     """One breach of a rule."""
 
     rule: str
@@ -39,14 +39,14 @@ class FindingEntry(_Strict, frozen=True, kw_only=True):
     waived: Annotated[WaivedEntry | None, Meta(description="null unless a waiver covers the finding")]
 
 
-class CheckedEntry(_Strict, frozen=True, kw_only=True):
+class CheckedEntry(_StrictStruct, frozen=True, kw_only=True):
     """The numbers of logs and packages that were judged."""
 
     logs: int
     packages: int
 
 
-class VerdictDocument(_Strict, frozen=True, kw_only=True):
+class VerdictDocument(_StrictStruct, frozen=True, kw_only=True):
     """The document that `mlhpc check --format json` prints."""
 
     version: Literal[1]
@@ -56,24 +56,24 @@ class VerdictDocument(_Strict, frozen=True, kw_only=True):
     findings: list[FindingEntry]
 
 
-def as_json(verdict: Verdict) -> str:
+def render_json(verdict: Verdict) -> str:
     """Render as JSON, version 1. A name that is not UTF-8 has escaped surrogates."""
     document = {
         "version": 1,
         "compliant": verdict.compliant,
         "ruleset": ", ".join(verdict.rulesets),
         "checked": {"logs": verdict.logs, "packages": verdict.packages},
-        "findings": [_entry(finding) for finding in verdict.findings],
+        "findings": [_build_entry(finding) for finding in verdict.findings],
     }
     return json.dumps(document, indent=1)
 
 
-def schema() -> str:
+def render_schema() -> str:
     """Render verdict.schema.json."""
     return json.dumps(msgspec.json.schema(VerdictDocument), indent=1) + "\n"
 
 
-def _entry(finding: Finding) -> dict[str, Any]:
+def _build_entry(finding: Finding) -> dict[str, Any]:
     waiver = finding.waiver
     return {
         "rule": finding.rule,
@@ -81,6 +81,6 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "file": finding.file,
         "line": finding.line,
         "message": finding.message,
-        "help": link(finding.rule),
+        "help": render_rule_link(finding.rule),
         "waived": None if waiver is None else {"reason": waiver.reason, "who": waiver.who},
     }

@@ -15,46 +15,46 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from suite.compliance.result import Result, first_named
+from suite.compliance.result import Result, find_named_run
 from suite.log.score import MINUTE_S, Throughput, TimeToTrain
 
 FOM_VERSION = 1
 FOM_PATTERN = r"^MLHPC_FOM 1 (\S+) ([a-z0-9_]+) (-?[0-9][0-9.e+-]*) (\S+)$"
-Better = Literal["lower", "higher"]
+BetterDirection = Literal["lower", "higher"]
 
 
-class Figure(NamedTuple):
+class FigureOfMerit(NamedTuple):
     """One figure of merit. ``unit`` is UCUM; ``low`` and ``high`` are a 95 % interval; ``n`` counts its runs."""
 
     key: str
     value: float
     unit: str
-    better: Better | None = None
+    better: BetterDirection | None = None
     low: float | None = None
     high: float | None = None
     n: int | None = None
 
 
-def figures(scored: Result) -> list[Figure]:
+def compute_figures_of_merit(scored: Result) -> list[FigureOfMerit]:
     """Compute the figures of a result. Only a compliant result has ``score`` or ``models_per_minute``."""
     result = scored.score
     found = [
-        Figure("valid", float(scored.valid), "1", "higher"),
-        Figure("compliant", float(not scored.errors), "1", "higher"),
-        Figure("errors", float(scored.errors), "1", "lower"),
-        Figure("runs", float(len(result.runs)), "1"),
-        Figure("runs_converged", float(result.converged), "1", "higher"),
-        Figure("runs_required", float(result.required_runs), "1"),
+        FigureOfMerit("valid", float(scored.valid), "1", "higher"),
+        FigureOfMerit("compliant", float(not scored.errors), "1", "higher"),
+        FigureOfMerit("errors", float(scored.errors), "1", "lower"),
+        FigureOfMerit("runs", float(len(result.runs)), "1"),
+        FigureOfMerit("runs_converged", float(result.converged), "1", "higher"),
+        FigureOfMerit("runs_required", float(result.required_runs), "1"),
     ]
     if scored.valid:
-        found += _time_figures(result) if isinstance(result, TimeToTrain) else _rate_figures(result)
+        found += _compute_time_figures(result) if isinstance(result, TimeToTrain) else _compute_rate_figures(result)
     converged = [run.record for run in result.runs if run.converged]
-    found += _spread("time_to_train", [run.time_to_train_s for run in converged], "s", "lower")
-    found += _spread("staging", [run.staging_s for run in converged], "s", "lower")
+    found += _compute_spread("time_to_train", [run.time_to_train_s for run in converged], "s", "lower")
+    found += _compute_spread("staging", [run.staging_s for run in converged], "s", "lower")
     return [figure for figure in found if math.isfinite(figure.value)]
 
 
-def result_names(scored: Sequence[Result]) -> list[str]:
+def make_result_names(scored: Sequence[Result]) -> list[str]:
     """Name each result ``system/benchmark-size/scenario/nodesxranks``, so that repetitions of a result have one name.
 
     A name has no blanks. The second of two results with one name ends with ``~2``.
@@ -62,7 +62,7 @@ def result_names(scored: Sequence[Result]) -> list[str]:
     seen: Counter[str] = Counter()
     names = []
     for item in scored:
-        name = _name(item)
+        name = _make_result_name(item)
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
     return names
@@ -72,42 +72,46 @@ def render_lines(scored: Sequence[Result]) -> str:
     """Render the lines of all results."""
     return "".join(
         f"MLHPC_FOM {FOM_VERSION} {name} {figure.key} {figure.value!r} {figure.unit}\n"
-        for name, item in zip(result_names(scored), scored, strict=True)
-        for figure in figures(item)
+        for name, item in zip(make_result_names(scored), scored, strict=True)
+        for figure in compute_figures_of_merit(item)
     )
 
 
-def _time_figures(result: TimeToTrain) -> Iterator[Figure]:
+def _compute_time_figures(result: TimeToTrain) -> Iterator[FigureOfMerit]:
     """Yield the score with its interval, which is over all runs that converged (suite.log.score)."""
     low, high = result.interval_s or (None, None)
     scored = len(result.scored)
     if result.mean_s is not None and result.mean_with_staging_s is not None:
         ends = [None if end is None or not math.isfinite(end) else end / MINUTE_S for end in (low, high)]
-        yield Figure("score", result.mean_s / MINUTE_S, "min", "lower", ends[0], ends[1], scored)
-        yield Figure("score_with_staging", result.mean_with_staging_s / MINUTE_S, "min", "lower", n=scored)
+        yield FigureOfMerit("score", result.mean_s / MINUTE_S, "min", "lower", ends[0], ends[1], scored)
+        yield FigureOfMerit("score_with_staging", result.mean_with_staging_s / MINUTE_S, "min", "lower", n=scored)
 
 
-def _rate_figures(result: Throughput) -> Iterator[Figure]:
+def _compute_rate_figures(result: Throughput) -> Iterator[FigureOfMerit]:
     if result.models_per_minute is not None and result.time_to_train_all_s is not None:
-        yield Figure("models_per_minute", result.models_per_minute, "{model}/min", "higher", n=result.instances)
-        yield Figure("time_to_train_all", result.time_to_train_all_s / MINUTE_S, "min", "lower", n=result.instances)
+        yield FigureOfMerit("models_per_minute", result.models_per_minute, "{model}/min", "higher", n=result.instances)
+        yield FigureOfMerit(
+            "time_to_train_all", result.time_to_train_all_s / MINUTE_S, "min", "lower", n=result.instances
+        )
 
 
-def _spread(key: str, values: Sequence[float | None], unit: str, better: Better) -> Iterator[Figure]:
+def _compute_spread(
+    key: str, values: Sequence[float | None], unit: str, better: BetterDirection
+) -> Iterator[FigureOfMerit]:
     """Yield mean, extremes and standard deviation (n - 1) of the known values. One value has no deviation."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return
     count = len(known)
-    yield Figure(f"{key}_mean", statistics.fmean(known), unit, better, n=count)
-    yield Figure(f"{key}_min", min(known), unit, better, n=count)
-    yield Figure(f"{key}_max", max(known), unit, better, n=count)
+    yield FigureOfMerit(f"{key}_mean", statistics.fmean(known), unit, better, n=count)
+    yield FigureOfMerit(f"{key}_min", min(known), unit, better, n=count)
+    yield FigureOfMerit(f"{key}_max", max(known), unit, better, n=count)
     if count > 1:
-        yield Figure(f"{key}_std", statistics.stdev(known), unit, "lower", n=count)
+        yield FigureOfMerit(f"{key}_std", statistics.stdev(known), unit, "lower", n=count)
 
 
-def _name(scored: Result) -> str:
-    first, group = first_named(scored.runs), scored.group
+def _make_result_name(scored: Result) -> str:
+    first, group = find_named_run(scored.runs), scored.group
     subject = "-".join(filter(None, (group.benchmark or first.benchmark or "unknown", first.size)))
     shape = f"{first.nodes or 0}x{(first.ranks or 0) // max(first.nodes or 1, 1)}"
     parts = (group.system or first.platform or "unknown", subject, scored.scenario, shape)

@@ -13,31 +13,31 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from suite.compliance.exchange.merit import Better, figures, result_names
-from suite.compliance.result import Result, first_named
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, minutes, run_name
+from suite.compliance.exchange.merit import BetterDirection, compute_figures_of_merit, make_result_names
+from suite.compliance.result import Result, find_named_run
+from suite.log.score import JudgedRun, Throughput, TimeToTrain, convert_to_minutes, find_log_name
 
 RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
 SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"
 
 
-class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _StrictStruct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class FigureEntry(_Strict, frozen=True, kw_only=True):
+class FigureEntry(_StrictStruct, frozen=True, kw_only=True):
     """One figure of merit."""
 
     key: str
     value: float
     unit: Annotated[str, Meta(description="UCUM")]
-    better: Annotated[Better | None, Meta(description="which values are better; null: neither")]
+    better: Annotated[BetterDirection | None, Meta(description="which values are better; null: neither")]
     low: Annotated[float | None, Meta(description="lower end of the 95 % interval")]
     high: Annotated[float | None, Meta(description="upper end of the 95 % interval")]
     n: Annotated[int | None, Meta(description="runs that it is of")]
 
 
-class RunEntry(_Strict, frozen=True, kw_only=True):
+class RunEntry(_StrictStruct, frozen=True, kw_only=True):
     """One run of a result. Times in minutes."""
 
     file: str
@@ -49,7 +49,7 @@ class RunEntry(_Strict, frozen=True, kw_only=True):
     dropped: Annotated[str | None, Meta(description="why the score leaves the run out")]
 
 
-class ResultDocument(_Strict, frozen=True, kw_only=True):
+class ResultDocument(_StrictStruct, frozen=True, kw_only=True):
     """One result. Times in minutes; a number that does not exist is null."""
 
     schema_id: Literal["mlhpc-result-1"] = field(name="schema")
@@ -91,18 +91,18 @@ class ResultDocument(_Strict, frozen=True, kw_only=True):
     figures: list[FigureEntry]
 
 
-def result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
+def build_result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the documents of some results, in their order."""
-    return [_document(item, name) for item, name in zip(scored, result_names(scored), strict=True)]
+    return [_build_document(item, name) for item, name in zip(scored, make_result_names(scored), strict=True)]
 
 
-def result_schema() -> str:
+def render_result_schema() -> str:
     """Render result.schema.json."""
     return json.dumps(msgspec.json.schema(ResultDocument), indent=1) + "\n"
 
 
-def _document(scored: Result, name: str) -> dict[str, Any]:
-    group, result, first = scored.group, scored.score, first_named(scored.runs)
+def _build_document(scored: Result, name: str) -> dict[str, Any]:
+    group, result, first = scored.group, scored.score, find_named_run(scored.runs)
     return {
         "schema": SCHEMA_ID,
         "result": name,
@@ -120,16 +120,16 @@ def _document(scored: Result, name: str) -> dict[str, Any]:
         "errors": scored.errors,
         "runs": len(result.runs),
         "runs_converged": result.converged,
-        "runs_scored": _runs_scored(result),
+        "runs_scored": _count_scored_runs(result),
         "runs_required": result.required_runs,
         **_time_to_train_fields(result, scored.scale_factor),
         **_throughput_fields(result),
-        "run_list": [_run_dict(run) for run in result.runs],
-        "figures": [figure._asdict() for figure in figures(scored)],
+        "run_list": [_build_run_entry(run) for run in result.runs],
+        "figures": [figure._asdict() for figure in compute_figures_of_merit(scored)],
     }
 
 
-def _runs_scored(result: TimeToTrain | Throughput) -> int:
+def _count_scored_runs(result: TimeToTrain | Throughput) -> int:
     # A throughput result has no dropped runs: it counts all instances that converged.
     if isinstance(result, TimeToTrain):
         return len(result.scored)
@@ -139,14 +139,14 @@ def _runs_scored(result: TimeToTrain | Throughput) -> int:
 def _time_to_train_fields(result: TimeToTrain | Throughput, factor: float | None) -> dict[str, Any]:
     times = result if isinstance(result, TimeToTrain) else TimeToTrain((), 0, None)  # one whose numbers are all None
     return {
-        "score_min": minutes(times.mean_s),
-        "score_scaled_min": minutes(times.mean_s * factor) if times.mean_s and factor else None,
+        "score_min": convert_to_minutes(times.mean_s),
+        "score_scaled_min": convert_to_minutes(times.mean_s * factor) if times.mean_s and factor else None,
         "scaling_factor": factor,
-        "score_with_staging_min": minutes(times.mean_with_staging_s),
-        "std_min": minutes(times.std_s),
-        "fastest_min": minutes(times.fastest_s),
-        "slowest_min": minutes(times.slowest_s),
-        "interval95_min": [minutes(bound) for bound in times.interval_s] if times.interval_s else None,
+        "score_with_staging_min": convert_to_minutes(times.mean_with_staging_s),
+        "std_min": convert_to_minutes(times.std_s),
+        "fastest_min": convert_to_minutes(times.fastest_s),
+        "slowest_min": convert_to_minutes(times.slowest_s),
+        "interval95_min": [convert_to_minutes(bound) for bound in times.interval_s] if times.interval_s else None,
     }
 
 
@@ -157,18 +157,18 @@ def _throughput_fields(result: TimeToTrain | Throughput) -> dict[str, Any]:
         "instance_scale": rate.instance_scale,
         "instance_scale_claimed": rate.instance_scale_claimed,
         "total_scale": rate.total_scale,
-        "ttta_min": minutes(rate.time_to_train_all_s),
-        "ttta_with_staging_min": minutes(rate.time_to_train_all_with_staging_s),
+        "ttta_min": convert_to_minutes(rate.time_to_train_all_s),
+        "ttta_with_staging_min": convert_to_minutes(rate.time_to_train_all_with_staging_s),
         "models_per_min": rate.models_per_minute,
     }
 
 
-def _run_dict(run: JudgedRun) -> dict[str, Any]:
+def _build_run_entry(run: JudgedRun) -> dict[str, Any]:
     return {
-        "file": run_name(run),
+        "file": find_log_name(run),
         "seed": run.record.seed,
-        "time_min": minutes(run.record.time_to_train_s),
-        "time_with_staging_min": minutes(run.record.time_with_staging_s),
+        "time_min": convert_to_minutes(run.record.time_to_train_s),
+        "time_with_staging_min": convert_to_minutes(run.record.time_with_staging_s),
         "converged": run.converged,
         "failure": run.failure,
         "dropped": run.dropped,

@@ -23,7 +23,7 @@ from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import Finding, Waiver
 from suite.documents import YamlSource
-from suite.errors import InputError, did_you_mean
+from suite.errors import InputError, explain_near_names
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,12 +49,12 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
     strange = next((entry.rule for entry in entries if entry.rule not in RULES), None)
     if strange is not None:
         raise InputError(
-            f"{path}: unknown rule {strange!r}{did_you_mean(strange, RULES) or ';'} mlhpc check --list-rules prints all"
+            f"{path}: unknown rule {strange!r}{explain_near_names(strange, RULES) or ';'} mlhpc check --list-rules prints all"
         )
     return tuple(Waiver(**{name: text.strip() for name, text in structs.asdict(entry).items()}) for entry in entries)
 
 
-def waive(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
+def add_waivers(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
     """Mark each finding that a waiver covers. A waiver without one is a finding itself (waiver-unused, a note)."""
     used = set()
     findings = []

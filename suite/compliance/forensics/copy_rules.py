@@ -8,17 +8,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from suite.compliance.forensics.similarity import DURATIONS, Curves, Runs, series_of
+from suite.compliance.forensics.similarity import DURATIONS, RunIndex, SeriesPair, build_series
 from suite.compliance.result import Result
-from suite.compliance.rules.base import OURS, ResultBreach, Rule, name_of, repeats, result_rule
-from suite.files import brief
+from suite.compliance.rules.base import OURS, ResultBreach, Rule, check_distinct, render_log_name, result_rule
+from suite.files import render_repr
 from suite.log.record import RunRecord
 from suite.log.results_tree import PRUNED, Group
 
 
 @result_rule("run-copied", "no run is a copy of another, not even with new time stamps, kept or pruned", OURS)
-def run_copied(result: Result) -> Iterator[ResultBreach]:
-    yield from repeats((*result.runs, *result.pruned), _course, lambda run: "has the same durations and evaluations as")
+def check_run_copied(result: Result) -> Iterator[ResultBreach]:
+    yield from check_distinct(
+        (*result.runs, *result.pruned), _make_time_free_key, lambda run: "has the same durations and evaluations as"
+    )
 
 
 @result_rule(
@@ -27,21 +29,21 @@ def run_copied(result: Result) -> Iterator[ResultBreach]:
     "last digits or time stamps, its beginning or its end",
     OURS,
 )
-def run_repeated(result: Result) -> Iterator[ResultBreach]:
-    seen: Runs[RunRecord] = Runs()
+def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
+    seen: RunIndex[RunRecord] = RunIndex()
     exact: set[object] = set()
     for run in (*result.runs, *result.pruned):
-        course = _course(run)
+        course = _make_time_free_key(run)
         if course is not None and course in exact:
             continue  # rule run-copied reports it
         exact.add(course)
-        curves = series_of(run)
-        found = seen.find_duplicate(curves, partial(_is_evidence, run))
+        curves = build_series(run)
+        found = seen.find_duplicate(curves, partial(_is_evidence_of_copy, run))
         if found is not None:
             other, similarity = found
-            seed = "no seed is logged" if run.seed is None else f"its seed is {brief(run.seed)}"
+            seed = "no seed is logged" if run.seed is None else f"its seed is {render_repr(run.seed)}"
             pruned = other.path is not None and other.path.parent.name == PRUNED
-            place = f"{PRUNED}/{name_of(other)}" if pruned else name_of(other)
+            place = f"{PRUNED}/{render_log_name(other)}" if pruned else render_log_name(other)
             yield run.path, f"{seed}, but of {place} it has {similarity.text()}"
         seen.add(run, curves)
 
@@ -57,20 +59,22 @@ class SeenRuns:
 
     def __init__(self) -> None:
         self._exact: dict[object, tuple[Group, RunRecord]] = {}
-        self._similar: dict[object, Runs[RunRecord]] = defaultdict(Runs)  # by benchmark and size
+        self._similar: dict[object, RunIndex[RunRecord]] = defaultdict(RunIndex)  # by benchmark and size
 
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
         carried: list[Group] = []
         # New runs are remembered at the end: rules run-copied and run-repeated report copies within one result.
-        new: list[tuple[RunRecord, Curves]] = []
+        new: list[tuple[RunRecord, SeriesPair]] = []
         for run in runs:
             where = run.path or group.folder
-            earlier = self._exact.get(_course(run))
+            earlier = self._exact.get(_make_time_free_key(run))
             if earlier is None:
-                curves = series_of(run)
+                curves = build_series(run)
                 new.append((run, curves))
-                found = self._similar[run.benchmark, run.size].find_duplicate(curves, partial(_is_evidence, run))
+                found = self._similar[run.benchmark, run.size].find_duplicate(
+                    curves, partial(_is_evidence_of_copy, run)
+                )
                 if found is not None:
                     other, similarity = found
                     yield "run-reused", where, f"has {similarity.text()} of {other.path}"
@@ -85,18 +89,18 @@ class SeenRuns:
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
         for run, curves in new:
-            course = _course(run)
+            course = _make_time_free_key(run)
             if course is not None:
                 self._exact.setdefault(course, (group, run))
             self._similar[run.benchmark, run.size].add(run, curves)
 
 
-def _is_evidence(run: RunRecord, other: RunRecord, what: str) -> bool:
+def _is_evidence_of_copy(run: RunRecord, other: RunRecord, what: str) -> bool:
     """Return True if a similarity shows a copy. Runs with one seed may have equal values, but never equal durations."""
     return what == DURATIONS or run.seed is None or run.seed != other.seed
 
 
-def _course(run: RunRecord) -> object:
+def _make_time_free_key(run: RunRecord) -> object:
     """Return what a copy with new time stamps keeps: the evaluations' values and their times since run_start."""
     if not run.evals or run.time_to_train_s is None:
         return None

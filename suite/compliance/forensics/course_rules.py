@@ -13,44 +13,44 @@ from suite.compliance.rules.base import (
     OURS,
     LogBreach,
     LogContext,
-    epoch_num,
-    finished_epochs,
+    find_epoch_num,
+    find_steps_between_evals,
+    list_finished_epochs,
     log_rule,
-    steps_between_evals,
 )
-from suite.files import brief, duration_text
+from suite.files import render_duration, render_repr
 from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.timeline import Epoch
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
-_OF_THE_RUN = (  # none of them may come before run_start, nor any other event that has an epoch or a step
+_RUN_KEYS = (  # none of them may come before run_start, nor any other event that has an epoch or a step
     *(mllog.EPOCH_START, mllog.EPOCH_STOP, f"{mllog.BLOCK}_start", f"{mllog.BLOCK}_stop"),
     *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.TARGET_ACCURACY_REACHED),
 )
-_OF_INIT = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
-_SHORTEST_EPOCH = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
-_MOST_APART = 0.1  # of a rate; published rates are within 0.023 of their times
+_INIT_KEYS = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
+_SHORTEST_EPOCH_SHARE = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
+_RATE_TOLERANCE = 0.1  # of a rate; published rates are within 0.023 of their times
 _PAUSE_S = 2.0  # a busy machine may pause so long between an epoch's time stamps and its first or last step
-_LEAST_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
+_LEAST_STEP_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
 _SLACK_S = 0.1  # of clocks and time stamps
 _SHORTEST_S = 1.0  # in shorter epochs this slack hides any wrong rate
 
 
 @log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
-def stop_early(context: LogContext) -> Iterator[LogBreach]:
+def check_stop_early(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if context.benchmark is not None and context.benchmark.offline_evals:
         return  # the run trains on while another process evaluates, and run_stop has the time of the right checkpoint
-    latest = max(context.run.every(*_OF_THE_RUN), key=lambda event: event.time_ms, default=None)
+    latest = max(context.run.every(*_RUN_KEYS), key=lambda event: event.time_ms, default=None)
     if stop is not None and latest is not None and latest.time_ms > stop.time_ms:
-        early = duration_text((latest.time_ms - stop.time_ms) / 1e3)
+        early = render_duration((latest.time_ms - stop.time_ms) / 1e3)
         yield stop.line, f"run_stop is {early} earlier than {latest.key} before it (line {latest.line})"
 
 
 @log_rule("before-run", "nothing is trained and nothing evaluated before run_start", f"{HPC} 5.1")
-def before_run(context: LogContext) -> Iterator[LogBreach]:
+def check_before_run(context: LogContext) -> Iterator[LogBreach]:
     start = context.log.first(mllog.RUN_START)
     position = context.position.get(mllog.RUN_START)
     if start is None or position is None:
@@ -59,29 +59,29 @@ def before_run(context: LogContext) -> Iterator[LogBreach]:
     found: set[str] = set()
     for index, event in enumerate(context.log.events):
         early = event.time_ms < earliest
-        if not (early or index < position) or not _trains(event):
+        if not (early or index < position) or not _is_training_event(event):
             continue
-        kind = event.key if event.key in _OF_THE_RUN else "step"  # the reader may drop all steps but the first
+        kind = event.key if event.key in _RUN_KEYS else "step"  # the reader may drop all steps but the first
         if kind not in found:
             found.add(kind)
-            where = f"is {duration_text((start.time_ms - event.time_ms) / 1e3)} before" if early else "stands before"
+            where = f"is {render_duration((start.time_ms - event.time_ms) / 1e3)} before" if early else "stands before"
             yield event.line, f"{event.key} {where} run_start"
 
 
-def _trains(event: Event) -> bool:
+def _is_training_event(event: Event) -> bool:
     """Return True for an event of training or evaluation, and for any other that names an epoch or a step."""
     if event.key == mllog.TRACKED_STATS:  # published codes log how long staging took in one of them
         return isinstance(event.value, dict) and "throughput" in event.value
-    if event.key in _OF_INIT:  # some codes number everything
+    if event.key in _INIT_KEYS:  # some codes number everything
         return False
-    return event.key in _OF_THE_RUN or "epoch_num" in event.metadata or "step_num" in event.metadata
+    return event.key in _RUN_KEYS or "epoch_num" in event.metadata or "step_num" in event.metadata
 
 
 @log_rule("epoch-begun", "an evaluation is that of an epoch that has begun, as the epochs around it are numbered", HPC)
-def epoch_begun(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
     latest: float | None = None
     for event in context.run.every(mllog.EPOCH_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
-        number = epoch_num(event)
+        number = find_epoch_num(event)
         if number is None:  # rule eval-epoch reports it
             continue
         if event.key == mllog.EPOCH_START:
@@ -95,7 +95,7 @@ def epoch_begun(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "epoch-steps", "the steps at an evaluation are those of its epoch: batch size times steps are its samples", OURS
 )
-def epoch_steps(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
     batch, samples = context.record.global_batch_size or 0, context.record.train_samples or 0
     counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
     if batch < 1 or samples < 1 or counts_samples:
@@ -103,7 +103,7 @@ def epoch_steps(context: LogContext) -> Iterator[LogBreach]:
     fewest, most = samples // batch, -(-samples // batch)  # steps of an epoch: codes drop or fill up the last batch
     from_zero = any(epoch.number == 0 for epoch in context.record.epochs)
     for event in context.run.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
-        steps, epoch = finite(event.metadata.get("step_num")), epoch_num(event)
+        steps, epoch = convert_to_float(event.metadata.get("step_num")), find_epoch_num(event)
         if steps is None or epoch is None:
             continue
         number = epoch + from_zero
@@ -114,14 +114,14 @@ def epoch_steps(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("epoch-time", "no epoch is fifty times shorter than another", OURS)
-def epoch_time(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = [(epoch.stop_s - epoch.start_s, epoch) for epoch in context.record.epochs if epoch.complete]
     longest = max((length for length, _ in seconds), default=0.0)
-    short = [(length, epoch) for length, epoch in seconds if length < _SHORTEST_EPOCH * longest]
+    short = [(length, epoch) for length, epoch in seconds if length < _SHORTEST_EPOCH_SHARE * longest]
     if short and longest > 1.0:
         length, epoch = short[0]
-        what = f"{len(short)} of {len(seconds)} epochs, first {brief(epoch.number)}"
-        yield None, f"{what}: {duration_text(length)}, where the longest takes {duration_text(longest)}"
+        what = f"{len(short)} of {len(seconds)} epochs, first {render_repr(epoch.number)}"
+        yield None, f"{what}: {render_duration(length)}, where the longest takes {render_duration(longest)}"
 
 
 @log_rule(
@@ -129,38 +129,38 @@ def epoch_time(context: LogContext) -> Iterator[LogBreach]:
     "the logged throughput agrees with the samples and the time of the epoch within 10 % and a pause of 2 s",
     OURS,
 )
-def throughput_true(context: LogContext) -> Iterator[LogBreach]:
-    finished = finished_epochs(context)
-    rates = [(event, rate) for event in context.run.every(mllog.TRACKED_STATS) if (rate := _rate(event))]
+def check_throughput_true(context: LogContext) -> Iterator[LogBreach]:
+    finished = list_finished_epochs(context)
+    rates = [(event, rate) for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
     for index, (event, rate) in enumerate(rates):
-        number = finite(event.metadata.get("epoch_num", event.metadata.get("epoch")))
-        epoch = finished.get(number) if number is not None else _at(context, index)
-        times = [] if epoch is None else _training_times(context, epoch, event)
-        cases = [(samples, seconds) for seconds in times for samples in _samples(context)]
-        if cases and min(times) >= _SHORTEST_S and not any(_may_be(rate, *case) for case in cases):
-            named, due = f"epoch {brief(epoch.number) if epoch else '?'}", cases[0][0] / cases[0][1]
+        number = convert_to_float(event.metadata.get("epoch_num", event.metadata.get("epoch")))
+        epoch = finished.get(number) if number is not None else _find_epoch(context, index)
+        times = [] if epoch is None else _list_training_times(context, epoch, event)
+        cases = [(samples, seconds) for seconds in times for samples in _list_block_samples(context)]
+        if cases and min(times) >= _SHORTEST_S and not any(_is_possible_rate(rate, *case) for case in cases):
+            named, due = f"epoch {render_repr(epoch.number) if epoch else '?'}", cases[0][0] / cases[0][1]
             yield event.line, f"throughput {rate:g} samples/s in {named}; its times say {due:g}"
             return
 
 
-def _may_be(rate: float, samples: float, seconds: float) -> bool:
+def _is_possible_rate(rate: float, samples: float, seconds: float) -> bool:
     """Return True if training at this rate can take these seconds, minus a pause, for these samples."""
-    least = (1.0 - _MOST_APART) * samples / (seconds + _SLACK_S)
-    return least <= rate <= (1.0 + _MOST_APART) * samples / max(seconds - _PAUSE_S, _LEAST_SHARE * seconds)
+    least = (1.0 - _RATE_TOLERANCE) * samples / (seconds + _SLACK_S)
+    return least <= rate <= (1.0 + _RATE_TOLERANCE) * samples / max(seconds - _PAUSE_S, _LEAST_STEP_SHARE * seconds)
 
 
-def _rate(event: Event) -> float | None:
+def _find_rate(event: Event) -> float | None:
     value = event.value.get("throughput") if isinstance(event.value, dict) else None
-    return finite(value)
+    return convert_to_float(value)
 
 
-def _at(context: LogContext, index: int) -> Epoch | None:
+def _find_epoch(context: LogContext, index: int) -> Epoch | None:
     """Return the epoch of the n-th rate, for codes that log no number of the epoch."""
     epochs = context.record.epochs
     return epochs[index] if index < len(epochs) else None
 
 
-def _training_times(context: LogContext, epoch: Epoch, event: Event) -> list[float]:
+def _list_training_times(context: LogContext, epoch: Epoch, event: Event) -> list[float]:
     """List the seconds of training to which the rate may refer."""
     times = [epoch.train_s]
     if context.ruleset.foreign:
@@ -170,13 +170,13 @@ def _training_times(context: LogContext, epoch: Epoch, event: Event) -> list[flo
     return [seconds for seconds in times if seconds > 0.0]
 
 
-def _samples(context: LogContext) -> list[float]:
+def _list_block_samples(context: LogContext) -> list[float]:
     """List the samples between two evaluations, and the number that some codes of the benchmark log instead."""
-    benchmark, batch = context.benchmark, finite(context.record.global_batch_size)
+    benchmark, batch = context.benchmark, convert_to_float(context.record.global_batch_size)
     if benchmark is None:
         return []
     if benchmark.epoch_counts_samples:
-        steps = steps_between_evals(context)
+        steps = find_steps_between_evals(context)
         return [steps * batch] if steps and batch else []
     known = [float(context.record.train_samples)] if context.record.train_samples else []
     if benchmark.throughput_per_rank is not None and context.record.ranks:

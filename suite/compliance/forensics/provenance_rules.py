@@ -14,18 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.kept_files import damaged_files
+from suite.compliance.kept_files import check_kept_files
 from suite.compliance.result import Result, count_trained_samples
-from suite.compliance.rules.base import OURS, ResultBreach, name_of, result_rule
-from suite.files import brief, duration_text
-from suite.log.provenance import find_kept_folder, find_problem_of_config
+from suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
+from suite.files import render_duration, render_repr
+from suite.log.provenance import find_config_problem, find_kept_folder
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
 _CLOCK_SLACK_S = 600.0  # between the clock of the machine that started the runs and those that ran them
-_MOST_OF_AN_ACCELERATOR = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
-_MOST_OF_A_NODE = 1e15  # FLOP/s of a node without accelerators whose cores are not known
+_ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
+_NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators whose cores are not known
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
@@ -33,7 +33,7 @@ _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA un
 @result_rule(
     "provenance-missing", "a result of this suite has the run.json and the facts of its nodes in the package", OURS
 )
-def provenance_missing(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
     if result.group.package is None or not result.runs:
         return
     found = result.provenance
@@ -49,7 +49,7 @@ def provenance_missing(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
 )
-def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
     first = result.runs[0] if result.runs else RunRecord()
     logged_values = {
         "workload": result.benchmark.workload if result.benchmark else None,
@@ -57,21 +57,28 @@ def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
         "mode": "weak" if result.weak else "strong",
         "suite_version": first.suite_version,
     }
-    earliest = min((run for run in result.runs if run.run_start_s is not None), key=_start, default=None)
+    earliest = min((run for run in result.runs if run.run_start_s is not None), key=_find_start, default=None)
     for document in result.provenance.infos:
         if document.problem:  # rule provenance-missing reports it
             continue
         for name, logged in logged_values.items():
             if logged is not None and document.fields.get(name) != logged:
-                yield document.path, f"{name} is {brief(document.fields.get(name))}, the logs say {brief(logged)}"
+                yield (
+                    document.path,
+                    f"{name} is {render_repr(document.fields.get(name))}, the logs say {render_repr(logged)}",
+                )
         stated = document.fields.get("created")
-        created = _time(stated)
+        created = _parse_time(stated)
         if created is None:
-            yield document.path, f"created = {brief(stated)}: expected a time such as 2026-11-20T14:00:00Z"
+            yield document.path, f"created = {render_repr(stated)}: expected a time such as 2026-11-20T14:00:00Z"
         # With several run folders nothing says which of them the earliest log is from.
-        elif earliest is not None and len(result.provenance.infos) == 1 and _start(earliest) < created - _CLOCK_SLACK_S:
-            late = duration_text(created - _start(earliest))
-            yield document.path, f"the run folder was made {late} after {name_of(earliest)} began"
+        elif (
+            earliest is not None
+            and len(result.provenance.infos) == 1
+            and _find_start(earliest) < created - _CLOCK_SLACK_S
+        ):
+            late = render_duration(created - _find_start(earliest))
+            yield document.path, f"the run folder was made {late} after {render_log_name(earliest)} began"
 
 
 @result_rule(
@@ -79,30 +86,30 @@ def provenance_agrees(result: Result) -> Iterator[ResultBreach]:
     "every file that a package keeps of a run folder is whole: its reader takes it, and no digest contradicts it",
     OURS,
 )
-def provenance_valid(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_valid(result: Result) -> Iterator[ResultBreach]:
     found = result.provenance
     reported = {document.path for document in (*found.infos, *found.facts.values()) if document.problem}
-    folders = _kept_folders(result)
+    folders = _list_run_folders(result)
     for folder in folders:
         runs = [
             run for run in result.runs if run.path is not None and find_kept_folder(folders, run.path.name) == folder
         ]
-        for path, problem in damaged_files(folder, runs):
+        for path, problem in check_kept_files(folder, runs):
             if path not in reported:  # by rule provenance-missing
                 yield path, problem
 
 
 @result_rule("config-kept", "the file of settings whose sha256 each log states (config_file) is beside run.json", OURS)
-def config_kept(result: Result) -> Iterator[ResultBreach]:
-    folders = _kept_folders(result)
+def check_config_kept(result: Result) -> Iterator[ResultBreach]:
+    folders = _list_run_folders(result)
     for run in (*result.runs, *result.pruned):
         folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
-        problem = find_problem_of_config(folder, run) if folder is not None else None
+        problem = find_config_problem(folder, run) if folder is not None else None
         if folder is not None and run.config_file is not None and problem is not None:
-            yield folder / run.config_file[0], f"{problem} ({name_of(run)})"
+            yield folder / run.config_file[0], f"{problem} ({render_log_name(run)})"
 
 
-def _kept_folders(result: Result) -> list[Path]:
+def _list_run_folders(result: Result) -> list[Path]:
     """List what the package keeps of the run folders. Outside of a package: the run folder itself, if it is one."""
     if result.group.package is not None:
         return [document.path.parent for document in result.provenance.infos]
@@ -113,7 +120,7 @@ def _kept_folders(result: Result) -> list[Path]:
 @result_rule(
     "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
 )
-def facts_agree(result: Result) -> Iterator[ResultBreach]:
+def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
     facts = result.provenance.sound_facts()
     if not facts:
         return
@@ -121,44 +128,44 @@ def facts_agree(result: Result) -> Iterator[ResultBreach]:
     if most > len(facts):
         yield None, f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}"
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
-    surveyed = not any(_accelerators_unknown(document) for document in facts)
+    surveyed = not any(_has_failed_probe(document) for document in facts)
     if surveyed:
-        yield from islice(_too_many_accelerators(result, facts), 1)
+        yield from islice(_check_accelerator_counts(result, facts), 1)
     if result.system is not None and not result.system.problem:
-        yield from ((result.system.path, text) for text in _other_models(result.system, facts, surveyed=surveyed))
+        yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
     if any(document.fields.get("simulated") is True for document in facts):
         yield None, "the facts are those of a simulated machine"
 
 
-def _too_many_accelerators(result: Result, facts: Sequence[SystemFile]) -> Iterator[ResultBreach]:
+def _check_accelerator_counts(result: Result, facts: Sequence[SystemFile]) -> Iterator[ResultBreach]:
     """Yield the runs that claim more accelerators per node than the facts of a node list."""
-    fewest = min(len(_accelerators(document)) for document in facts)
+    fewest = min(len(_list_accelerators(document)) for document in facts)
     for run in result.runs:
         if (run.accelerators_per_node or 0) > fewest:
             claim = f"accelerators_per_node = {run.accelerators_per_node}"
             yield run.path, f"{claim}, the facts of a node name {fewest}"
 
 
-def _other_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: bool) -> Iterator[str]:
+def _check_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: bool) -> Iterator[str]:
     """Compare the models that a system description names with those in the facts of the nodes."""
-    models = [str(item.get("model")) for document in facts for item in _accelerators(document)]
+    models = [str(item.get("model")) for document in facts for item in _list_accelerators(document)]
     named = system.fields.get("accelerator_model_name")
-    if _names_something(named) and not models and surveyed:
-        yield f"accelerator_model_name = {brief(named)}, the facts of the nodes name no accelerator"
-    elif _names_something(named) and models and not _may_be_same(str(named), models):
-        yield f"accelerator_model_name = {brief(named)}, the facts say {brief(models[0])}"
-    processors = [str(_mapping(document.fields.get("cpu")).get("model")) for document in facts]
+    if _has_name(named) and not models and surveyed:
+        yield f"accelerator_model_name = {render_repr(named)}, the facts of the nodes name no accelerator"
+    elif _has_name(named) and models and not _may_be_same_model(str(named), models):
+        yield f"accelerator_model_name = {render_repr(named)}, the facts say {render_repr(models[0])}"
+    processors = [str(_convert_to_mapping(document.fields.get("cpu")).get("model")) for document in facts]
     processor = system.fields.get("host_processor_model_name")
-    if _names_something(processor) and not _may_be_same(str(processor), processors):
-        yield f"host_processor_model_name = {brief(processor)}, the facts say {brief(processors[0])}"
+    if _has_name(processor) and not _may_be_same_model(str(processor), processors):
+        yield f"host_processor_model_name = {render_repr(processor)}, the facts say {render_repr(processors[0])}"
 
 
 @result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
-def code_changed(result: Result) -> Iterator[ResultBreach]:
+def check_code_changed(result: Result) -> Iterator[ResultBreach]:
     for document in result.provenance.infos:
-        git = _mapping(document.fields.get("git"))
+        git = _convert_to_mapping(document.fields.get("git"))
         if git and git.get("dirty") is not False:
-            yield document.path, f"the code was commit {brief(git.get('commit'))} with local changes"
+            yield document.path, f"the code was commit {render_repr(git.get('commit'))} with local changes"
 
 
 @result_rule(
@@ -166,16 +173,18 @@ def code_changed(result: Result) -> Iterator[ResultBreach]:
     "all runs that run.json asked for are in the package, those that do not count in its provenance",
     OURS,
 )
-def series_complete(result: Result) -> Iterator[ResultBreach]:
+def check_series_complete(result: Result) -> Iterator[ResultBreach]:
     found = result.provenance
-    asked = sum(int(finite(document.fields.get("runs")) or 0) for document in found.infos if not document.problem)
+    asked = sum(
+        int(convert_to_float(document.fields.get("runs")) or 0) for document in found.infos if not document.problem
+    )
     there = len(result.runs) + len(result.pruned) + found.logs
     if asked > there:
         yield None, f"run.json asks for {asked} runs, the package has {there}"
 
 
 @result_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
-def speed_possible(result: Result) -> Iterator[ResultBreach]:
+def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
     card = result.benchmark.card if result.benchmark else None
     if card is None:
         return
@@ -185,59 +194,59 @@ def speed_possible(result: Result) -> Iterator[ResultBreach]:
         if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
             continue
         rate = samples * card.training_flops_per_sample / run.time_to_train_s
-        most = (run.nodes or 1) * _most_flops(run, facts)
+        most = (run.nodes or 1) * _compute_peak_flops(run, facts)
         if rate > most:
             yield run.path, f"trains at {rate:.2g} FLOP/s; its {run.nodes or 1} nodes can do at most {most:.2g}"
 
 
-def _most_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
+def _compute_peak_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
     """Return the FLOP/s that one node of a run cannot exceed."""
     if run.accelerators_per_node:
-        return run.accelerators_per_node * _MOST_OF_AN_ACCELERATOR
-    cores = [finite(_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
+        return run.accelerators_per_node * _ACCELERATOR_PEAK_FLOPS
+    cores = [convert_to_float(_convert_to_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
     known = [count for count in cores if count]
     if not known:
-        return _MOST_OF_A_NODE
+        return _NODE_PEAK_FLOPS
     full = (run.config or {}).get("precision", "float32") in ("float32", "float64")
     return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
 
 
-def _accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
+def _list_accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
     listed = document.fields.get("accelerators")
-    return [_mapping(item) for item in listed] if isinstance(listed, list) else []
+    return [_convert_to_mapping(item) for item in listed] if isinstance(listed, list) else []
 
 
-def _accelerators_unknown(document: SystemFile) -> bool:
+def _has_failed_probe(document: SystemFile) -> bool:
     """Return True if the probe of a node's accelerators failed."""
     problems = document.fields.get("problems")
-    return not _accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
+    return not _list_accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _convert_to_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _names_something(value: object) -> bool:
+def _has_name(value: object) -> bool:
     return str(value or "").strip().lower() not in ("", "n/a", "na", "none", "unknown", "-", "0")
 
 
-def _may_be_same(name: str, models: Sequence[str]) -> bool:
+def _may_be_same_model(name: str, models: Sequence[str]) -> bool:
     """Return True if a name and one of the models share a word such as H100 or 7763, or one of them has none."""
-    words = _words(name)
-    return not words or any(not _words(model) or words & _words(model) for model in models)
+    words = _list_model_words(name)
+    return not words or any(not _list_model_words(model) or words & _list_model_words(model) for model in models)
 
 
-def _words(text: str) -> set[str]:
+def _list_model_words(text: str) -> set[str]:
     """List the words that identify a model: with a letter and a digit, or with four digits."""
     found = re.findall(r"[a-z0-9]+", text.lower())
     return {word for word in found if re.fullmatch(r"[0-9]{4}[a-z0-9]*|[a-z]+[0-9]{2,}[a-z]*", word)}
 
 
-def _start(run: RunRecord) -> float:
+def _find_start(run: RunRecord) -> float:
     return run.run_start_s or 0.0
 
 
-def _time(text: object) -> float | None:
+def _parse_time(text: object) -> float | None:
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:

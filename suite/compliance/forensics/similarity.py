@@ -1,9 +1,9 @@
 """Measures how similar two runs are: the chance that honest runs share such a stretch of evaluations or durations.
 
 Two seeds give two curves. How close they come by chance was measured on all published pairs of different runs
-(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Take a share x of `_OF_ROUGHNESS` of the curve's
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Take a share x of `_ROUGHNESS_SHARE` of the curve's
 roughness: given all values before, the next value is within it in at most a share x of all cases. The same holds for
-durations and `_OF_DURATION`. So n consecutive values within x have a chance of at most x to the power of n.
+durations and `_DURATION_SHARE`. So n consecutive values within x have a chance of at most x to the power of n.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from suite.log.record import RunRecord
 
 # Limit of the chance that an honest run is called a copy: the bound above, times the number of all places compared.
 FALSE_ALARMS = 1e-5
-_OF_ROUGHNESS = 0.2  # of a curve's median second difference, as a deviation
+_ROUGHNESS_SHARE = 0.2  # of a curve's median second difference, as a deviation
 _SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
-_LUCK = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
-_MOST_PARTS = 10_000
+_GRID_CHANCE = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
+_MAX_GRID_PARTS = 10_000
 _LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
-_OF_DURATION = 6e-4  # of a duration
+_DURATION_SHARE = 6e-4  # of a duration
 # Durations from 1 s are within 2 ms of each other in at most a fifth of all cases.
 _STAMP_S, _SAME_STAMP, _SHORTEST_S = 0.002, 0.2, 1.0
 _LONGEST_S = 1e9  # no duration counts for more, whatever a log says
@@ -33,10 +33,10 @@ _FEWEST = 3  # values, or durations, that are evidence
 _SMALLEST = 1e-300  # no chance is printed as zero
 _LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # of the closeness of a stretch, tried in turn
 _WIDTH = 1e-3  # of the hash classes of values, in the logarithm: wider than any change that hides a copy
-_CROWD = 32  # runs remembered for one pair of values: more would make the search quadratic
+_MAX_RUNS_PER_CLASS = 32  # runs remembered for one pair of values: more would make the search quadratic
 
 EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
-Class = tuple[str, int, int]
+HashClass = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class Series:
             return math.inf
         # Try the smallest gap, its half, its third ... as the step, until a step would fit any values.
         finest, parts, luck = min(gaps), 1, 0.0
-        while parts == 1 or (luck < _LUCK and parts < _MOST_PARTS):
+        while parts == 1 or (luck < _GRID_CHANCE and parts < _MAX_GRID_PARTS):
             step = finest / parts
-            if _on_grid([number - ordered[0] for number in ordered], step, rounding):
+            if _is_on_grid([number - ordered[0] for number in ordered], step, rounding):
                 return step / ordered[0]
             luck += min(1.0, 8.0 * rounding / step) ** (len(gaps) - 1)
             parts += 1
         return 0.0
 
     @cached_property
-    def classes(self) -> tuple[tuple[int, Class], ...]:
+    def classes(self) -> tuple[tuple[int, HashClass], ...]:
         """(place, class) of every two consecutive values. A copy shares most of its classes with its original."""
         if len(self.numbers) < _FEWEST:
             return ()
@@ -111,7 +111,7 @@ class Series:
 
     def scale(self, other: Series) -> float:
         """Return the least deviation of honest evaluations of two such series, in the logarithm."""
-        return min(_OF_ROUGHNESS * min(self.roughness, other.roughness), _LARGEST_SCALE)
+        return min(_ROUGHNESS_SHARE * min(self.roughness, other.roughness), _LARGEST_SCALE)
 
     def overlap(self, other: Series, shift: int) -> range:
         """Return the places of values that have a counterpart in another series, shifted by ``shift`` places."""
@@ -125,7 +125,7 @@ class Series:
             grain = max(self.grain, other.grain)
             logs = zip(self.logs[here], other.logs[there], strict=True)
             return [max(abs(a - b), grain) / scale if scale > 0.0 else math.inf for a, b in logs]
-        return [_duration_closeness(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
+        return [_compute_duration_distance(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
 
     def may_share_stretch(self, other: Series, shift: int, place: int) -> bool:
         """Return True if a value before or after the two values at ``place`` is close too.
@@ -137,29 +137,31 @@ class Series:
         return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
 
 
-Curves = tuple[Series, Series]
+SeriesPair = tuple[Series, Series]
 
 
-def series_of(run: RunRecord) -> Curves:
+def build_series(run: RunRecord) -> SeriesPair:
     """Return the evaluations of a run and the durations between them."""
     # All runs share the evaluations before any training.
     evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0]
     values = tuple(abs(item.value) for item in evals)
     times = [item.time_s for item in evals]
     gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
-    return _series(EVALUATIONS, values), _series(DURATIONS, gaps)
+    return _build_cached_series(EVALUATIONS, values), _build_cached_series(DURATIONS, gaps)
 
 
-_series = lru_cache(4096)(Series)  # a run is compared with those of its result, then with those of all others
+_build_cached_series = lru_cache(4096)(
+    Series
+)  # a run is compared with those of its result, then with those of all others
 
 
-def similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:
+def find_similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:
     """Find the stretch of two series that is least likely by chance. ``places`` counts the pairs of places compared."""
     whole = series.overlap(other, shift)
     close = series.closeness(other, shift, whole)
     best: Similarity | None = None
     for limit in _LIMITS:
-        begin, count = _longest(close, limit)
+        begin, count = _find_longest_stretch(close, limit)
         if count < _FEWEST:
             break
         worst = max(close[begin : begin + count])
@@ -175,16 +177,16 @@ def similarity(series: Series, other: Series, shift: int, places: int) -> Simila
 Owner = TypeVar("Owner")
 
 
-class Runs(Generic[Owner]):
+class RunIndex(Generic[Owner]):
     """An index of runs with their owners. It finds the run that another one copies."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Owner, Series]] = []
-        self._at: dict[Class, list[tuple[int, int]]] = {}
+        self._at: dict[HashClass, list[tuple[int, int]]] = {}
         self._places = {EVALUATIONS: 0, DURATIONS: 0}
 
     def find_duplicate(
-        self, run: Curves, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
+        self, run: SeriesPair, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
     ) -> tuple[Owner, Similarity] | None:
         """Find the first run to which this one is more similar than chance allows. None if there is none.
 
@@ -193,12 +195,12 @@ class Runs(Generic[Owner]):
         for series, number, shift in self.candidates(run):
             owner, other = self._seen[number]
             places = len(series.numbers) * self._places[series.what]
-            found = similarity(series, other, shift, places)
+            found = find_similarity(series, other, shift, places)
             if found is not None and found.p < FALSE_ALARMS and is_evidence(owner, series.what):
                 return owner, found
         return None
 
-    def candidates(self, run: Curves) -> Iterator[tuple[Series, int, int]]:
+    def candidates(self, run: SeriesPair) -> Iterator[tuple[Series, int, int]]:
         """Yield (series, number of an earlier series, shift) for each pair of values that nearly equals one here."""
         for series in run:
             tried: set[tuple[int, int]] = set()
@@ -209,26 +211,26 @@ class Runs(Generic[Owner]):
                         tried.add((number, shift))
                         yield series, number, shift
 
-    def add(self, owner: Owner, run: Curves) -> None:
+    def add(self, owner: Owner, run: SeriesPair) -> None:
         """Remember a run."""
         for series in run:
             self._places[series.what] += len(series.numbers)
             for place, key in series.classes:
                 known = self._at.setdefault(key, [])
-                if len(known) < _CROWD:
+                if len(known) < _MAX_RUNS_PER_CLASS:
                     known.append((len(self._seen), place))
             self._seen.append((owner, series))
 
 
-def _duration_closeness(a: float, b: float) -> float:
+def _compute_duration_distance(a: float, b: float) -> float:
     difference, shortest = abs(a - b), min(a, b)
-    if difference > _STAMP_S and difference > _OF_DURATION * shortest:
+    if difference > _STAMP_S and difference > _DURATION_SHARE * shortest:
         return math.inf  # most durations: above all limits
-    relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _OF_DURATION
+    relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _DURATION_SHARE
     return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
 
 
-def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
+def _is_on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
     """Return True if the ascending distances are multiples of the step. Each multiple makes the step more precise."""
     known = 1  # steps of the longest distance so far: the step is known to the rounding, divided by this
     for distance in distances:
@@ -240,7 +242,7 @@ def _on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
     return True
 
 
-def _longest(close: Sequence[float], limit: float) -> tuple[int, int]:
+def _find_longest_stretch(close: Sequence[float], limit: float) -> tuple[int, int]:
     """Return (first place, count) of the longest stretch that is within a limit."""
     best = begin = 0
     count = 0

@@ -14,21 +14,21 @@ from pathlib import Path
 from suite.card import SizeCard
 from suite.compliance.result import Result
 from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
-from suite.files import brief
+from suite.files import render_repr
 from suite.log import mllog
 from suite.log.reader import Event, Log
 from suite.log.record import RunRecord
 from suite.log.timeline import Epoch
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
 # Where a rule comes from, as --explain prints it
 HPC = "hpc_training_rules.adoc"
 LOGGING = "mlperf_logging hpc common.yaml"
 PACKAGE = "mlperf_logging package_checker"
 OURS = "docs/checker.md"
-PAGE = "docs/rules.md"  # which has every rule
+RULES_PAGE = "docs/rules.md"  # which has every rule
 
-NO_LOG = "log-empty"  # the rule that a file without events breaks; its output has no summary
+EMPTY_LOG_RULE = "log-empty"  # the rule that a file without events breaks; its output has no summary
 
 
 @dataclass(frozen=True)
@@ -156,44 +156,46 @@ def result_rule(
     return lambda check: ResultRule(name, asks, source, check)
 
 
-def link(rule: str) -> str:
+def render_rule_link(rule: str) -> str:
     """Return the address of a rule's explanation."""
-    return f"{PAGE}#{rule}"
+    return f"{RULES_PAGE}#{rule}"
 
 
-def with_severity(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
+def judge_breach(rules: Ruleset, rule: str, path: Path, message: str) -> Iterator[Finding]:
     """Yield the finding for a breach at a file or folder, or nothing if the ruleset ignores the rule."""
     severity = rules.severity(rule)
     if severity is not None:
         yield Finding(rule, severity, str(path), None, message)
 
 
-def of_another_suite(log: Log, rules: Ruleset, suite: str, file: str) -> Finding:
+def make_other_suite_finding(log: Log, rules: Ruleset, suite: str, file: str) -> Finding:
     """Return the only finding of a log of another benchmark suite: no rule of this suite judges it."""
     event = log.first(mllog.SUBMISSION_BENCHMARK)
-    message = f"a log of {suite} ({brief(event.value if event else None)}): it is not judged by {rules.data.title}"
+    message = (
+        f"a log of {suite} ({render_repr(event.value if event else None)}): it is not judged by {rules.data.title}"
+    )
     return Finding("benchmark-known", "error", file, event.line if event else None, message)
 
 
-def epoch_num(event: Event) -> float | None:
+def find_epoch_num(event: Event) -> float | None:
     """Return the epoch_num in the metadata of an event. None if there is none, or it is no finite number."""
-    return finite(event.metadata.get("epoch_num"))
+    return convert_to_float(event.metadata.get("epoch_num"))
 
 
-def finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
+def list_finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
     """Map the number of each epoch that ended to the epoch."""
     return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
 
 
-def steps_between_evals(context: LogContext) -> float | None:
+def find_steps_between_evals(context: LogContext) -> float | None:
     """Return the steps from one evaluation to the next. None if the benchmark's epoch_num does not count samples."""
     if context.benchmark is None or not context.benchmark.epoch_counts_samples:
         return None
     # OpenFold's card has the number; logs of MLPerf HPC's OpenFold state it as val_every_iters.
-    return context.card.eval_every_steps if context.card else finite(context.logged("val_every_iters"))
+    return context.card.eval_every_steps if context.card else convert_to_float(context.logged("val_every_iters"))
 
 
-def repeats(
+def check_distinct(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], object], text: Callable[[RunRecord], str]
 ) -> Iterator[ResultBreach]:
     """Yield a breach for every run whose key an earlier run has already. None is no key."""
@@ -203,11 +205,11 @@ def repeats(
         if identity is None:
             continue
         if identity in first:
-            yield run.path, f"{text(run)} {name_of(first[identity])}"
+            yield run.path, f"{text(run)} {render_log_name(first[identity])}"
         else:
             first[identity] = run
 
 
-def name_of(run: RunRecord) -> str:
+def render_log_name(run: RunRecord) -> str:
     """Return the name of a run's log, for messages."""
     return run.path.name if run.path else "a run"

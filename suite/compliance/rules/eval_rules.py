@@ -12,27 +12,27 @@ from suite.compliance.rules.base import (
     OURS,
     LogBreach,
     LogContext,
-    epoch_num,
+    find_epoch_num,
+    find_steps_between_evals,
     log_rule,
-    steps_between_evals,
 )
-from suite.files import brief
+from suite.files import render_repr
 from suite.log import mllog
 from suite.log.reader import Event
-from suite.log.values import finite, whole
+from suite.log.values import convert_to_float, parse_int64
 
 TRAINING = "mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training have a schedule
 
 
 @log_rule("eval-value", "every value of the metric is a number", LOGGING)
-def eval_value(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_value(context: LogContext) -> Iterator[LogBreach]:
     for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         # NaN and infinity are values of the metric: the training diverged, the log is valid.
-        if finite(event.value) is None and not _diverged(event):
-            yield event.line, f"{event.key} = {brief(event.value)}: expected a number"
+        if convert_to_float(event.value) is None and not _is_diverged(event):
+            yield event.line, f"{event.key} = {render_repr(event.value)}: expected a number"
 
 
-def _diverged(event: Event) -> bool:
+def _is_diverged(event: Event) -> bool:
     """True if the value is NaN or infinite, as a number or as text."""
     # JSON has no such numbers, so some codes log them as text.
     if isinstance(event.value, float):
@@ -43,12 +43,12 @@ def _diverged(event: Event) -> bool:
 @log_rule(
     "eval-epoch", "epochs, evaluations and metric values carry their epoch_num (Training: or samples_count)", LOGGING
 )
-def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_epoch(context: LogContext) -> Iterator[LogBreach]:
     own = context.benchmark.numbered if context.benchmark is not None else {}
     for key, names in (dict(context.ruleset.data.numbered) | dict(own)).items():
         unnumbered: Sequence[Event] = context.by_key.get(key, ())
         for name in names:
-            unnumbered = [event for event in unnumbered if finite(event.metadata.get(name)) is None]
+            unnumbered = [event for event in unnumbered if convert_to_float(event.metadata.get(name)) is None]
         if unnumbered:
             yield unnumbered[0].line, f"{len(unnumbered)} {key} without a number {' or '.join(names)}"
 
@@ -59,18 +59,18 @@ def eval_epoch(context: LogContext) -> Iterator[LogBreach]:
     "to the next times batch size",
     f"{HPC} 4.2",
 )
-def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
     epochs = context.by_key.get(mllog.EPOCH_START, [])
-    first = epoch_num(epochs[0]) if epochs else None
+    first = find_epoch_num(epochs[0]) if epochs else None
     increment: float | None = 1.0
     previous = 0.0
     if context.benchmark is not None and context.benchmark.epoch_counts_samples:
-        steps, batch = steps_between_evals(context), context.record.global_batch_size
+        steps, batch = find_steps_between_evals(context), context.record.global_batch_size
         increment = steps * batch if steps and batch else None  # unknown: only the order can be checked
     elif first is not None and first in context.ruleset.data.first_epochs:
         previous = first - 1
     for event in epochs:
-        number = epoch_num(event)
+        number = find_epoch_num(event)
         if number is None:  # rule eval-epoch reports it
             return
         if increment is None and number <= previous:
@@ -88,7 +88,7 @@ def epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
     "and codes that evaluate beside the training may end in an epoch that is not evaluated",
     "the workload's card",
 )
-def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
     if context.ruleset.foreign and context.division == "open":
         return  # only the closed division prescribes when to evaluate
     evaluated = [item.epoch for item in context.record.evals]
@@ -97,34 +97,34 @@ def eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
     for number in finished:
         values = evaluated.count(number)
         if values != 1 and not (values == 0 and number == finished[-1] and may_lack):
-            yield None, f"epoch {brief(number)} has {values} values of the metric; expected 1"
+            yield None, f"epoch {render_repr(number)} has {values} values of the metric; expected 1"
             return
 
 
 @log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
-def eval_diverged(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_diverged(context: LogContext) -> Iterator[LogBreach]:
     values = list(context.every(context.benchmark.metric)) if context.benchmark else []
-    diverged = [event for event in values if _diverged(event)]
+    diverged = [event for event in values if _is_diverged(event)]
     if diverged:
         yield diverged[0].line, f"{len(diverged)} of {len(values)} values of {diverged[0].key} are NaN or infinite"
 
 
 @log_rule("eval-negative", "no value of the metric is negative", OURS)
-def eval_negative(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_negative(context: LogContext) -> Iterator[LogBreach]:
     for event in context.every(context.benchmark.metric) if context.benchmark else ():
-        number = finite(event.value)
+        number = convert_to_float(event.value)
         if number is not None and number < 0.0:
-            yield event.line, f"{event.key} = {brief(event.value)}: expected a number of at least 0"
+            yield event.line, f"{event.key} = {render_repr(event.value)}: expected a number of at least 0"
             return
 
 
 @log_rule("eval-closed", "every evaluation that begins also ends, except the last if run_stop interrupts it", LOGGING)
-def eval_closed(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
-    ended = [epoch_num(event) for event in context.run.every(mllog.EVAL_STOP)]
+    ended = [find_epoch_num(event) for event in context.run.every(mllog.EVAL_STOP)]
     for event in list(context.run.every(mllog.EVAL_START))[:-1]:
-        number = epoch_num(event)
+        number = find_epoch_num(event)
         if number in ended:
             ended.remove(number)
         elif number is not None:  # rule eval-epoch reports the others
@@ -133,15 +133,15 @@ def eval_closed(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", TRAINING)
-def eval_schedule(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_schedule(context: LogContext) -> Iterator[LogBreach]:
     schedule = context.benchmark.schedule if context.benchmark is not None else None
-    batch = whole(context.logged(mllog.GLOBAL_BATCH_SIZE))
+    batch = parse_int64(context.logged(mllog.GLOBAL_BATCH_SIZE))
     # The bound keeps a forged batch size from making the arithmetic of the schedule overflow.
     if schedule is None or context.division == "open" or batch is None or not 0 < batch < 10**9:
         return
     events = list(context.every(context.benchmark.metric)) if context.benchmark is not None else []
-    breach = schedule.breach(batch, [finite(event.metadata.get("samples_count")) for event in events])
+    breach = schedule.breach(batch, [convert_to_float(event.metadata.get("samples_count")) for event in events])
     if breach is not None:
         index, due = breach
-        seen = brief(events[index].metadata.get("samples_count"))
+        seen = render_repr(events[index].metadata.get("samples_count"))
         yield events[index].line, f"evaluated after {seen} samples; {due} are due"

@@ -5,39 +5,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from suite.card import value_text
+from suite.card import render_metric_value
 from suite.compliance.rules.base import (
+    EMPTY_LOG_RULE,
     HPC,
     LOGGING,
-    NO_LOG,
     OURS,
     LogBreach,
     LogContext,
-    epoch_num,
+    find_epoch_num,
     log_rule,
 )
-from suite.compliance.ruleset import same
-from suite.files import brief, duration_text
+from suite.compliance.ruleset import is_same_value
+from suite.files import render_duration, render_repr
 from suite.log import mllog
 from suite.log.reader import Event
-from suite.log.record import first_reaching
+from suite.log.record import find_first_on_target
 
-_OF_TRAINING = (
+_TRAINING_KEYS = (
     *(mllog.EPOCH_START, mllog.EPOCH_STOP),
     *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
 )
-_AFTER_RUN = frozenset(  # events that must not follow run_stop; an epoch or an evaluation may still end there
-    {
-        *(mllog.STAGING_START, mllog.RUN_START, mllog.EPOCH_START, mllog.STEP_PHASES),
-        *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
-    }
+_FORBIDDEN_AFTER_STOP = (
+    frozenset(  # events that must not follow run_stop; an epoch or an evaluation may still end there
+        {
+            *(mllog.STAGING_START, mllog.RUN_START, mllog.EPOCH_START, mllog.STEP_PHASES),
+            *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+        }
+    )
 )
-_EVALUATION = frozenset({mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY})
+_EVAL_KEYS = frozenset({mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY})
 # What other processes may log after run_stop: they evaluate checkpoints while the training goes on.
-_OFFLINE = _EVALUATION | {f"{stem}_{side}" for stem in (mllog.EPOCH, mllog.BLOCK) for side in ("start", "stop")}
+_OFFLINE_EVAL_KEYS = _EVAL_KEYS | {
+    f"{stem}_{side}" for stem in (mllog.EPOCH, mllog.BLOCK) for side in ("start", "stop")
+}
 # What the times of a run are read from.
 _STEMS = (mllog.INIT, mllog.STAGING, mllog.RUN, mllog.EPOCH, mllog.BLOCK)
-_TIMED = _EVALUATION | {f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")}
+_TIMED_KEYS = _EVAL_KEYS | {f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")}
 _CLOCKS_DIFFER_S = 0.01  # processes of one run that write into one log are rarely further apart
 _CLOCK_STEP_S = 0.001  # time stamps are milliseconds
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
@@ -45,8 +49,8 @@ _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 # What a log must hold
 
 
-@log_rule(NO_LOG, "a log holds at least one MLLOG event", LOGGING)
-def log_empty(context: LogContext) -> Iterator[LogBreach]:
+@log_rule(EMPTY_LOG_RULE, "a log holds at least one MLLOG event", LOGGING)
+def check_log_empty(context: LogContext) -> Iterator[LogBreach]:
     if not context.log.events:
         yield None, "no MLLOG event found; expected lines with ':::MLLOG {...}'"
 
@@ -54,7 +58,7 @@ def log_empty(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "event-valid", "every line with the MLLOG token holds one JSON event with key, value, time_ms and metadata", LOGGING
 )
-def event_valid(context: LogContext) -> Iterator[LogBreach]:
+def check_event_valid(context: LogContext) -> Iterator[LogBreach]:
     log = context.log
     if len(log.problems) == 1 and mllog.RUN_STOP in context.by_key and log.problems[0].line > log.events[-1].line:
         return  # the process was killed while it wrote its last line, after run_stop: nothing of the run is missing
@@ -66,22 +70,25 @@ def event_valid(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", f"{HPC} 3"
 )
-def benchmark_known(context: LogContext) -> Iterator[LogBreach]:
+def check_benchmark_known(context: LogContext) -> Iterator[LogBreach]:
     event = context.log.first(mllog.SUBMISSION_BENCHMARK)
     names = context.ruleset.benchmark_names()
     if event is not None and event.value not in names:
         more = "; --card FILE adds that of a card" if context.ruleset.data.cards else ""
         known = f"{context.ruleset.name} knows {', '.join(names)}{more}"
-        yield event.line, f"unknown benchmark {brief(event.value)}; {known}"
+        yield event.line, f"unknown benchmark {render_repr(event.value)}; {known}"
     elif event is not None and context.benchmark is None:
         size = context.log.first(mllog.BENCHMARK_SIZE)
         known = ", ".join(context.ruleset.sizes(context.record.benchmark))
-        yield (size or event).line, f"unknown size {brief(context.record.size)} of {brief(event.value)}; sizes: {known}"
+        yield (
+            (size or event).line,
+            f"unknown size {render_repr(context.record.size)} of {render_repr(event.value)}; sizes: {known}",
+        )
 
 
 @log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)
-def key_missing(context: LogContext) -> Iterator[LogBreach]:
-    missing = [repr(key) for key in _missing(context) if key not in _OF_TRAINING]
+def check_key_missing(context: LogContext) -> Iterator[LogBreach]:
+    missing = [repr(key) for key in _find_missing_keys(context) if key not in _TRAINING_KEYS]
     if len(missing) > 3:  # a log of another tool lacks nearly all: one finding says it
         yield None, f"{len(missing)} required keys are not logged: {', '.join(missing)}"
     else:
@@ -89,9 +96,9 @@ def key_missing(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("training-missing", "the epochs and evaluations of a run are logged", LOGGING)
-def training_missing(context: LogContext) -> Iterator[LogBreach]:
-    for key in _missing(context):
-        if key in _OF_TRAINING:
+def check_training_missing(context: LogContext) -> Iterator[LogBreach]:
+    for key in _find_missing_keys(context):
+        if key in _TRAINING_KEYS:
             yield None, f"no {key} is logged"
     for keys in context.ruleset.data.either if context.log.events else ():
         if not any(key in context.by_key for key in keys):
@@ -99,65 +106,65 @@ def training_missing(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("key-repeated", "a key that is required once is logged once, even with the same value", LOGGING)
-def key_repeated(context: LogContext) -> Iterator[LogBreach]:
-    for key, events in _repeated(context):
-        if all(same(event.value, events[0].value) for event in events):
+def check_key_repeated(context: LogContext) -> Iterator[LogBreach]:
+    for key, events in _find_repeated_keys(context):
+        if all(is_same_value(event.value, events[0].value) for event in events):
             yield events[1].line, f"{key!r} is logged {len(events)} times with one value"
 
 
 @log_rule("key-conflict", "a key that is required once has one value", LOGGING)
-def key_conflict(context: LogContext) -> Iterator[LogBreach]:
-    for key, events in _repeated(context):
-        other = next((event for event in events if not same(event.value, events[0].value)), None)
+def check_key_conflict(context: LogContext) -> Iterator[LogBreach]:
+    for key, events in _find_repeated_keys(context):
+        other = next((event for event in events if not is_same_value(event.value, events[0].value)), None)
         if other is not None:
-            yield other.line, f"{key!r} is logged as {brief(events[0].value)} and as {brief(other.value)}"
+            yield other.line, f"{key!r} is logged as {render_repr(events[0].value)} and as {render_repr(other.value)}"
 
 
 @log_rule("key-value", "the ruleset or the card allows every value", f"{HPC} 4 and the workload's card")
-def key_value(context: LogContext) -> Iterator[LogBreach]:
+def check_key_value(context: LogContext) -> Iterator[LogBreach]:
     for key, rule in context.key_rules.items():
         for event in context.by_key.get(key, ()) if rule.asks else ():
             # Published logs write "seed: null"; rule seed-missing reports that.
             null_seed = event.value is None and key == mllog.SEED
             problem = None if null_seed else rule.problem(event.value, context.logged)
             if problem:
-                yield event.line, f"{key} = {brief(event.value)}: {problem}"
+                yield event.line, f"{key} = {render_repr(event.value)}: {problem}"
                 break
 
 
 @log_rule("key-near", "sample counts are exactly those of the benchmark", f"{HPC} 3")
-def key_near(context: LogContext) -> Iterator[LogBreach]:
+def check_key_near(context: LogContext) -> Iterator[LogBreach]:
     for key, rule in context.key_rules.items():
         event = context.log.first(key)
         if event is not None and rule.about is not None and not rule.problem(event.value) and event.value != rule.about:
-            yield event.line, f"{key} = {brief(event.value)}: expected {rule.about:g}"
+            yield event.line, f"{key} = {render_repr(event.value)}: expected {rule.about:g}"
 
 
 @log_rule("seed-missing", "every run logs its seed", "training_policies#546; mlperf_logging seed_checker")
-def seed_missing(context: LogContext) -> Iterator[LogBreach]:
+def check_seed_missing(context: LogContext) -> Iterator[LogBreach]:
     if context.log.events and all(event.value is None for event in context.every(mllog.SEED)):
         yield None, "no seed is logged"
 
 
 @log_rule("ruleset-agrees", "the log was made for the ruleset it is judged by", OURS)
-def ruleset_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_ruleset_agrees(context: LogContext) -> Iterator[LogBreach]:
     event = context.log.first(mllog.RULESET)
     if event is not None and event.value != context.ruleset.name:
-        yield event.line, f"the log was made for ruleset {brief(event.value)}, judged by {context.ruleset.name}"
+        yield event.line, f"the log was made for ruleset {render_repr(event.value)}, judged by {context.ruleset.name}"
 
 
 @log_rule("placeholder", "organisation and platform are no placeholders", OURS)
-def placeholder(context: LogContext) -> Iterator[LogBreach]:
+def check_placeholder(context: LogContext) -> Iterator[LogBreach]:
     for event in context.every(mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM):
         if isinstance(event.value, str) and "PLACEHOLDER" in event.value:
-            yield event.line, f"{event.key} = {brief(event.value)} is a placeholder"
+            yield event.line, f"{event.key} = {render_repr(event.value)} is a placeholder"
 
 
 # Order and time
 
 
 @log_rule("event-order", "init_start, init_stop, run_start, run_stop come in this order in the file", LOGGING)
-def event_order(context: LogContext) -> Iterator[LogBreach]:
+def check_event_order(context: LogContext) -> Iterator[LogBreach]:
     for earlier, later in (
         (mllog.INIT_START, mllog.INIT_STOP),
         (mllog.INIT_STOP, mllog.RUN_START),
@@ -173,34 +180,37 @@ def event_order(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("run-unfinished", "a run ends with run_stop", f"{HPC} 5; {LOGGING}")
-def run_unfinished(context: LogContext) -> Iterator[LogBreach]:
+def check_run_unfinished(context: LogContext) -> Iterator[LogBreach]:
     if context.log.events and mllog.RUN_STOP not in context.by_key:
         yield context.log.events[-1].line, "no run_stop: the run did not end"
 
 
 @log_rule("run-time", "run_stop is later than run_start", f"{HPC} 5")
-def run_time(context: LogContext) -> Iterator[LogBreach]:
+def check_run_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = context.record.time_to_train_s
     stop = context.log.first(mllog.RUN_STOP)
     if seconds is not None and stop is not None and seconds <= 0.0:
-        yield stop.line, f"run_stop is {duration_text(-seconds)} before run_start: the run has no time"
+        yield stop.line, f"run_stop is {render_duration(-seconds)} before run_start: the run has no time"
 
 
 @log_rule("clock-jump", "time stamps never jump back by more than a minute", OURS)
-def clock_jump(context: LogContext) -> Iterator[LogBreach]:
+def check_clock_jump(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
         return
-    for line, seconds, text in _backwards(_of_the_run(context)):
+    for line, seconds, text in _find_backward_steps(_list_run_events(context)):
         if seconds > 60.0:
             yield line, text
             return
 
 
 @log_rule("clock-unit", "time stamps are Unix time in milliseconds, of a year from 2000 to 2099", LOGGING)
-def clock_unit(context: LogContext) -> Iterator[LogBreach]:
+def check_clock_unit(context: LogContext) -> Iterator[LogBreach]:
     event = next((event for event in context.log.events if not _YEAR_2000_MS <= event.time_ms < _YEAR_2100_MS), None)
     if event is not None:
-        yield event.line, f"time_ms = {event.time_ms:.15g} of {brief(event.key)}: expected Unix time in milliseconds"
+        yield (
+            event.line,
+            f"time_ms = {event.time_ms:.15g} of {render_repr(event.key)}: expected Unix time in milliseconds",
+        )
 
 
 @log_rule(
@@ -208,13 +218,13 @@ def clock_unit(context: LogContext) -> Iterator[LogBreach]:
     "time stamps never go back (MLPerf's rounds, where many ranks write: those of one clock that times are read from)",
     OURS,
 )
-def clock_order(context: LogContext) -> Iterator[LogBreach]:
+def check_clock_order(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
         return
     many = context.ruleset.data.many_writers
-    events = _timed(_of_the_run(context)) if many else context.log.events
+    events = _list_timed_events(_list_run_events(context)) if many else context.log.events
     least = _CLOCKS_DIFFER_S if many else 0.0
-    for line, seconds, text in _backwards(events):
+    for line, seconds, text in _find_backward_steps(events):
         if least < seconds <= 60.0:  # rule clock-jump reports the others
             yield line, text
             return
@@ -225,15 +235,15 @@ def clock_order(context: LogContext) -> Iterator[LogBreach]:
     "run_start (Training: init_stop) is at most 30 minutes after init_start (open division: 4 hours)",
     f"{HPC} 5.1",
 )
-def init_limit(context: LogContext) -> Iterator[LogBreach]:
+def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
     start = context.log.first(mllog.INIT_START)
     for key in (mllog.INIT_STOP, mllog.RUN_START):
         event = context.log.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
             seconds = (event.time_ms - start.time_ms) / 1e3
-            over = duration_text(seconds - 60 * limit)
-            yield event.line, f"{key} is {duration_text(seconds)} after init_start, {over} more than allowed"
+            over = render_duration(seconds - 60 * limit)
+            yield event.line, f"{key} is {render_duration(seconds)} after init_start, {over} more than allowed"
             return
         if key == context.ruleset.data.init_ends:
             return
@@ -244,14 +254,14 @@ def init_limit(context: LogContext) -> Iterator[LogBreach]:
     "run_start follows init_stop at once: time between them would count neither as set-up nor as run",
     f"{HPC} 5.1",
 )
-def init_gap(context: LogContext) -> Iterator[LogBreach]:
+def check_init_gap(context: LogContext) -> Iterator[LogBreach]:
     stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
     if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:  # a barrier takes less
-        yield start.line, f"run_start is {duration_text((start.time_ms - stop.time_ms) / 1e3)} after init_stop"
+        yield start.line, f"run_start is {render_duration((start.time_ms - stop.time_ms) / 1e3)} after init_stop"
 
 
 @log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
-def staging_order(context: LogContext) -> Iterator[LogBreach]:
+def check_staging_order(context: LogContext) -> Iterator[LogBreach]:
     start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
     run = context.log.first(mllog.RUN_START)
     if stop is not None and start is None:
@@ -266,7 +276,7 @@ def staging_order(context: LogContext) -> Iterator[LogBreach]:
     "every interval that begins also ends, except an epoch and an evaluation that run_stop interrupts",
     LOGGING,
 )
-def interval_open(context: LogContext) -> Iterator[LogBreach]:
+def check_interval_open(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
     for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):  # run_stop may interrupt the last ``allowed``
@@ -276,28 +286,28 @@ def interval_open(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("interval-negative", "no interval ends before it begins", OURS)
-def interval_negative(context: LogContext) -> Iterator[LogBreach]:
+def check_interval_negative(context: LogContext) -> Iterator[LogBreach]:
     for epoch in context.record.epochs:
-        if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _evaluates_offline(context)):
-            yield None, f"epoch {epoch.number} ends {duration_text(epoch.start_s - epoch.stop_s)} before it begins"
+        if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _has_offline_evals(context)):
+            yield None, f"epoch {epoch.number} ends {render_duration(epoch.start_s - epoch.stop_s)} before it begins"
     intervals = (
         ("init", context.record.init_s),
-        ("staging", _staging_s(context)),
-        ("eval", _shortest_eval_s(context)),
+        ("staging", _compute_staging_s(context)),
+        ("eval", _compute_shortest_eval_s(context)),
     )
     for name, seconds in intervals:
         if seconds is not None and seconds < -_CLOCK_STEP_S:
             event = context.log.first(f"{name}_stop")
-            yield event.line if event else None, f"{name}_stop is {duration_text(-seconds)} before {name}_start"
+            yield event.line if event else None, f"{name}_stop is {render_duration(-seconds)} before {name}_start"
 
 
 @log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
-def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
+def check_event_after_stop(context: LogContext) -> Iterator[LogBreach]:
     position = context.position.get(mllog.RUN_STOP)
     if position is None:
         return
-    offline = _OFFLINE if _evaluates_offline(context) else frozenset()
-    after = [event for event in context.log.events[position + 1 :] if event.key in _AFTER_RUN - offline]
+    offline = _OFFLINE_EVAL_KEYS if _has_offline_evals(context) else frozenset()
+    after = [event for event in context.log.events[position + 1 :] if event.key in _FORBIDDEN_AFTER_STOP - offline]
     if after:
         what = f"{len(after)} events of staging, training or evaluation"
         yield after[0].line, f"{what} after run_stop, first {after[0].key}"
@@ -307,7 +317,7 @@ def event_after_stop(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("run-status", "run_stop carries a status, success or aborted", f"{HPC} 5; {LOGGING}")
-def run_status(context: LogContext) -> Iterator[LogBreach]:
+def check_run_status(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is None:
         return
@@ -315,19 +325,19 @@ def run_status(context: LogContext) -> Iterator[LogBreach]:
         if not context.ruleset.data.status_optional:
             yield stop.line, "run_stop has no status"
     elif stop.metadata["status"] not in ("success", "aborted"):
-        yield stop.line, f"status = {brief(stop.metadata['status'])}: expected 'success' or 'aborted'"
+        yield stop.line, f"status = {render_repr(stop.metadata['status'])}: expected 'success' or 'aborted'"
 
 
 @log_rule("run-aborted", "a scored run was not aborted", f"{HPC} 6")
-def run_aborted(context: LogContext) -> Iterator[LogBreach]:
+def check_run_aborted(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is not None and stop.metadata.get("status") == "aborted":
         yield stop.line, "the run was aborted"
 
 
 @log_rule("target-missed", "the run reaches the target before run_stop", f"{HPC} 3")
-def target_missed(context: LogContext) -> Iterator[LogBreach]:
-    if context.benchmark is None or first_reaching(context.record, context.benchmark) is not None:
+def check_target_missed(context: LogContext) -> Iterator[LogBreach]:
+    if context.benchmark is None or find_first_on_target(context.record, context.benchmark) is not None:
         return
     values = [item.value for item in context.record.evals]
     if not values:
@@ -335,16 +345,16 @@ def target_missed(context: LogContext) -> Iterator[LogBreach]:
         return
     best = min(values) if context.benchmark.direction == "min" else max(values)
     line = next(item.line for item in context.record.evals if item.value == best)
-    shown = value_text(best, context.benchmark.threshold, "g")
+    shown = render_metric_value(best, context.benchmark.threshold, "g")
     yield line, f"best {context.record.metric_key} is {shown}; the target is {context.benchmark.target_text}"
 
 
 @log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
-def status_true(context: LogContext) -> Iterator[LogBreach]:
+def check_status_true(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is None or context.benchmark is None:
         return
-    reached = first_reaching(context.record, context.benchmark) is not None
+    reached = find_first_on_target(context.record, context.benchmark) is not None
     if stop.metadata.get("status") == "success" and not reached:
         yield stop.line, "status is 'success' but no evaluation reaches the target"
 
@@ -352,31 +362,34 @@ def status_true(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "last-eval", "the last evaluation before run_stop reaches the target", "training_policies: stop at the target"
 )
-def last_eval(context: LogContext) -> Iterator[LogBreach]:
+def check_last_eval(context: LogContext) -> Iterator[LogBreach]:
     evals = context.record.evals
-    if context.benchmark is None or not evals or first_reaching(context.record, context.benchmark) is None:
+    if context.benchmark is None or not evals or find_first_on_target(context.record, context.benchmark) is None:
         return
     if context.record.status != "aborted" and not context.benchmark.reached(evals[-1].value):
-        last, target = value_text(evals[-1].value, context.benchmark.threshold, "g"), context.benchmark.target_text
+        last, target = (
+            render_metric_value(evals[-1].value, context.benchmark.threshold, "g"),
+            context.benchmark.target_text,
+        )
         yield evals[-1].line, f"the last evaluation before run_stop is {last}; the target is {target}"
 
 
 @log_rule("late-stop", "a run stops at the first evaluation that reaches the target", OURS)
-def late_stop(context: LogContext) -> Iterator[LogBreach]:
-    first = first_reaching(context.record, context.benchmark) if context.benchmark else None
+def check_late_stop(context: LogContext) -> Iterator[LogBreach]:
+    first = find_first_on_target(context.record, context.benchmark) if context.benchmark else None
     if first is not None and first is not context.record.evals[-1]:
         after = len(context.record.evals) - 1 - context.record.evals.index(first)
         yield first.line, f"the target was reached {after} evaluations before the run stopped"
 
 
-def _missing(context: LogContext) -> Iterator[str]:
+def _find_missing_keys(context: LogContext) -> Iterator[str]:
     """Yield the required keys that are not logged, except run_stop: rule run-unfinished reports it."""
     for key, rule in context.key_rules.items():
         if rule.count != "optional" and key not in context.by_key and key != mllog.RUN_STOP:
             yield key
 
 
-def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
+def _find_repeated_keys(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
     """Yield (key, events) for every key that was logged twice although only once is allowed."""
     for key, rule in context.key_rules.items():
         events = context.by_key.get(key, [])
@@ -384,49 +397,49 @@ def _repeated(context: LogContext) -> Iterator[tuple[str, list[Event]]]:
             yield key, events
 
 
-def _evaluates_offline(context: LogContext) -> bool:
+def _has_offline_evals(context: LogContext) -> bool:
     """True if other processes evaluate the checkpoints of the benchmark, and the training goes on meanwhile."""
     return context.benchmark is not None and context.benchmark.offline_evals
 
 
-def _of_the_run(context: LogContext) -> Iterator[Event]:
+def _list_run_events(context: LogContext) -> Iterator[Event]:
     """Return the events of the training processes."""
     # Other processes may evaluate, or clear the cache, by another clock.
-    if _evaluates_offline(context):
-        return (event for event in _timed(context.log.events) if event.key not in _OFFLINE)
+    if _has_offline_evals(context):
+        return (event for event in _list_timed_events(context.log.events) if event.key not in _OFFLINE_EVAL_KEYS)
     many = context.ruleset.data.many_writers
     return (event for event in context.log.events if not many or event.key != mllog.CACHE_CLEAR)
 
 
-def _timed(events: Iterable[Event]) -> Iterator[Event]:
+def _list_timed_events(events: Iterable[Event]) -> Iterator[Event]:
     """Yield the events that times are read from, in file order. Of one event by several ranks the first counts."""
     seen = set()
     for event in events:
-        if event.key not in _TIMED:
+        if event.key not in _TIMED_KEYS:
             continue
-        place = event.key, epoch_num(event)
+        place = event.key, find_epoch_num(event)
         if place not in seen or event.key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
             seen.add(place)
             yield event
 
 
-def _backwards(events: Iterable[Event]) -> Iterator[tuple[int, float, str]]:
+def _find_backward_steps(events: Iterable[Event]) -> Iterator[tuple[int, float, str]]:
     """Yield (line, seconds, message) for every event that is earlier than the latest event before it."""
     latest = None
     for event in events:
         if latest is not None and event.time_ms < latest.time_ms:
             seconds = (latest.time_ms - event.time_ms) / 1e3
-            yield event.line, seconds, f"{event.key} is {duration_text(seconds)} earlier than {latest.key} before it"
+            yield event.line, seconds, f"{event.key} is {render_duration(seconds)} earlier than {latest.key} before it"
         else:
             latest = event
 
 
-def _staging_s(context: LogContext) -> float | None:
+def _compute_staging_s(context: LogContext) -> float | None:
     start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
     return (stop.time_ms - start.time_ms) / 1e3 if start and stop else None
 
 
-def _shortest_eval_s(context: LogContext) -> float | None:
+def _compute_shortest_eval_s(context: LogContext) -> float | None:
     """Compute the seconds of the shortest evaluation. None if not every evaluation that began also ended."""
     starts, stops = context.by_key.get(mllog.EVAL_START, []), context.by_key.get(mllog.EVAL_STOP, [])
     if not starts or len(starts) != len(stops):

@@ -11,70 +11,78 @@ from itertools import islice
 from typing import Any
 
 from suite.card import SizeCard
-from suite.compliance.rules.base import OURS, LogBreach, LogContext, epoch_num, finished_epochs, log_rule
-from suite.compliance.ruleset import same
-from suite.files import brief, duration_text
+from suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, list_finished_epochs, log_rule
+from suite.compliance.ruleset import is_same_value
+from suite.files import render_duration, render_repr
 from suite.log import mllog
-from suite.log.other_work import problem
+from suite.log.other_work import find_problem
 from suite.log.reader import Event
 from suite.log.record import read_config_file
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
 
 @log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
-def resumed(context: LogContext) -> Iterator[LogBreach]:
+def check_resumed(context: LogContext) -> Iterator[LogBreach]:
     event, stop = context.log.first(mllog.RUN_RESUMED), context.log.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
-    elif stop is not None and finite(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
-        yield stop.line, f"the run began with block {brief(stop.metadata['first_block'])}: it was resumed"
+    elif stop is not None and convert_to_float(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
+        yield stop.line, f"the run began with block {render_repr(stop.metadata['first_block'])}: it was resumed"
 
 
 @log_rule("run-replaced", "a run that takes the place of one that began and failed says so, and is shown", OURS)
-def run_replaced(context: LogContext) -> Iterator[LogBreach]:
+def check_run_replaced(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.RUN_REPLACED, ()):
-        yield event.line, f"the run was made in place of one that began and failed ({brief(event.value)})"
+        yield event.line, f"the run was made in place of one that began and failed ({render_repr(event.value)})"
 
 
 _STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 
 
 @log_rule("phases-sum", "the phases of a step sum to the step, and all steps fit into the time of all epochs", OURS)
-def phases_sum(context: LogContext) -> Iterator[LogBreach]:
+def check_phases_sum(context: LogContext) -> Iterator[LogBreach]:
     for key in (mllog.STEP_PHASES, mllog.RANK_PHASES):
-        yield from islice(_phases(context, key), 1)
+        yield from islice(_check_phases(context, key), 1)
 
 
-def _phases(context: LogContext, key: str) -> Iterator[LogBreach]:
+def _check_phases(context: LogContext, key: str) -> Iterator[LogBreach]:
     """Compare the phases in the events of one key with their steps, and all steps with the time of all epochs."""
     total = 0.0
     for event in context.by_key.get(key, ()):
         value = event.value if isinstance(event.value, dict) else {}
         if key == mllog.RANK_PHASES and value.keys() <= {"loss_sum"}:
             continue  # a run without instrumentation
-        step, parts = finite(value.get("step")), _seconds_of(value, _STEP_PARTS)
+        step, parts = convert_to_float(value.get("step")), _find_seconds(value, _STEP_PARTS)
         if step is None or parts is None:
-            yield event.line, f"{key} = {brief(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
+            yield event.line, f"{key} = {render_repr(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
             return
         if abs(sum(parts) - step) > 0.01 * step + 1e-4:
-            yield event.line, f"{key}: the step takes {duration_text(step)}, its phases {_apart(sum(parts), step)}"
+            yield (
+                event.line,
+                f"{key}: the step takes {render_duration(step)}, its phases {_render_difference(sum(parts), step)}",
+            )
             return
         total += step
-    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _unfinished_s(context)
+    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _compute_unfinished_s(context)
     # The log rounds both; phases of a rank are measured by another clock than time stamps.
     if training and total > 1.01 * training + 0.1:
-        yield None, f"all epochs take {duration_text(training)}, the sum of {key} is {_apart(total, training)}"
+        yield (
+            None,
+            f"all epochs take {render_duration(training)}, the sum of {key} is {_render_difference(total, training)}",
+        )
 
 
-def _apart(seconds: float, other: float) -> str:
+def _render_difference(seconds: float, other: float) -> str:
     """Render a time and its difference to another one, which three digits of both may hide."""
-    return f"{duration_text(seconds)}, {duration_text(abs(seconds - other))} {'more' if seconds > other else 'less'}"
+    return (
+        f"{render_duration(seconds)}, {render_duration(abs(seconds - other))} {'more' if seconds > other else 'less'}"
+    )
 
 
-def _unfinished_s(context: LogContext) -> float:
+def _compute_unfinished_s(context: LogContext) -> float:
     """Compute the seconds of the epoch in which a run without run_stop broke off, up to its last event; else 0."""
     started = context.by_key.get(mllog.EPOCH_START, [])
-    if mllog.RUN_STOP in context.by_key or not started or epoch_num(started[-1]) in finished_epochs(context):
+    if mllog.RUN_STOP in context.by_key or not started or find_epoch_num(started[-1]) in list_finished_epochs(context):
         return 0.0
     return (context.log.events[-1].time_ms - started[-1].time_ms) / 1e3
 
@@ -82,17 +90,17 @@ def _unfinished_s(context: LogContext) -> float:
 @log_rule(
     "rank-stats", "what ranks measured is a distribution of numbers over all ranks and fits into the epoch's time", OURS
 )
-def rank_stats(context: LogContext) -> Iterator[LogBreach]:
+def check_rank_stats(context: LogContext) -> Iterator[LogBreach]:
     ranks = context.record.ranks or 1
-    epochs = finished_epochs(context)
+    epochs = list_finished_epochs(context)
     for event in context.by_key.get(mllog.RANK_STATS, ()):
-        epoch = epochs.get(epoch_num(event))
-        for name, entry in _entries(event):
+        epoch = epochs.get(find_epoch_num(event))
+        for name, entry in _list_entries(event):
             problem = _distribution_problem(name, entry, ranks)
             # The steps of a rank cannot take longer than the training of their epoch.
             if problem is None and name == "step_s" and epoch and entry["max"] > 1.01 * epoch.train_s + 0.1:
-                steps = _apart(entry["max"], epoch.train_s)
-                problem = f"training the epoch takes {duration_text(epoch.train_s)}, the steps of a rank {steps}"
+                steps = _render_difference(entry["max"], epoch.train_s)
+                problem = f"training the epoch takes {render_duration(epoch.train_s)}, the steps of a rank {steps}"
             if problem is not None:
                 yield event.line, problem
                 return
@@ -100,78 +108,84 @@ def rank_stats(context: LogContext) -> Iterator[LogBreach]:
 
 def _distribution_problem(name: str, entry: Any, ranks: int) -> str | None:
     """Return why ``entry`` is no distribution over ranks: min, median, max, two ranks, and values if any."""
-    expected = f"{name} = {brief(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks"
+    expected = f"{name} = {render_repr(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks"
     if not isinstance(entry, dict):
         return expected
-    numbers = _seconds_of(entry, ("min", "median", "max"))
+    numbers = _find_seconds(entry, ("min", "median", "max"))
     ends = [entry.get(part) for part in ("min_rank", "max_rank")]
     if numbers is None or numbers != sorted(numbers) or not all(rank in range(ranks) for rank in ends):
         return expected
     values, least, most = entry.get("values"), numbers[0], numbers[-1]
-    if values is not None and not _spans(values, ranks, least, most):
+    if values is not None and not _has_extremes(values, ranks, least, most):
         return f"{name}: its values are not those of {ranks} ranks from {least:g} to {most:g}"
     return None
 
 
-def _seconds_of(values: Mapping[str, Any], names: Sequence[str]) -> list[float] | None:
+def _find_seconds(values: Mapping[str, Any], names: Sequence[str]) -> list[float] | None:
     """Read some values of a mapping. None unless all are numbers of at least 0."""
-    numbers = [finite(values.get(name)) for name in names]
+    numbers = [convert_to_float(values.get(name)) for name in names]
     valid = [number for number in numbers if number is not None and number >= 0.0]
     return valid if len(valid) == len(numbers) else None
 
 
-def _spans(values: Any, ranks: int, least: float, most: float) -> bool:
+def _has_extremes(values: Any, ranks: int, least: float, most: float) -> bool:
     """True if ``values`` is a list of one number per rank with this minimum and maximum."""
-    numbers = [finite(value) for value in values] if isinstance(values, list) else []
+    numbers = [convert_to_float(value) for value in values] if isinstance(values, list) else []
     valid = [number for number in numbers if number is not None]
     return len(valid) == len(numbers) == ranks and (min(valid), max(valid)) == (least, most)
 
 
 @log_rule("energy-plausible", "an energy counter shows between 0 and 100 kW", OURS)
-def energy_plausible(context: LogContext) -> Iterator[LogBreach]:
+def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.ENERGY, ()):
-        seconds = finite(event.metadata.get("seconds"))
-        for name, entry in _entries(event):
+        seconds = convert_to_float(event.metadata.get("seconds"))
+        for name, entry in _list_entries(event):
             parts = entry if isinstance(entry, dict) else {}
-            joules, counters = finite(parts.get("joules")), finite(parts.get("counters"))
+            joules, counters = convert_to_float(parts.get("joules")), convert_to_float(parts.get("counters"))
             if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
-                what = f"{name} = {brief(entry)} in {duration_text(seconds) if seconds is not None else None}"
+                what = f"{name} = {render_repr(entry)} in {render_duration(seconds) if seconds is not None else None}"
                 yield event.line, f"{what}: expected 0 to 100 kW for each counter"
                 return
 
 
 @log_rule("config-agrees", "the resolved configuration agrees with the events", OURS)
-def config_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, config = context.log.first(mllog.RUN_CONFIG), context.record.config or {}
     if event is None:
         return
-    for name, value, key in _stated_twice(config):
+    for name, value, key in _list_duplicate_settings(config):
         logged = context.log.first(key)
-        if logged is not None and not same(value, logged.value):
-            yield event.line, f"run_config has {name} = {brief(value)}, the events say {brief(logged.value)}"
+        if logged is not None and not is_same_value(value, logged.value):
+            yield (
+                event.line,
+                f"run_config has {name} = {render_repr(value)}, the events say {render_repr(logged.value)}",
+            )
     workload = context.benchmark.workload if context.benchmark else None
-    if workload is not None and not same(config.get("workload", workload), workload):
-        yield event.line, f"run_config has workload = {brief(config['workload'])}, the events say {brief(workload)}"
-    most, card = finite(config.get("max_epochs")), context.card
+    if workload is not None and not is_same_value(config.get("workload", workload), workload):
+        yield (
+            event.line,
+            f"run_config has workload = {render_repr(config['workload'])}, the events say {render_repr(workload)}",
+        )
+    most, card = convert_to_float(config.get("max_epochs")), context.card
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
 
 @log_rule("config-file", "config_file states the plain name of one file of settings and its sha256", OURS)
-def config_file(context: LogContext) -> Iterator[LogBreach]:
+def check_config_file(context: LogContext) -> Iterator[LogBreach]:
     events = context.by_key.get(mllog.CONFIG_FILE, [])
     stated = [read_config_file(event) for event in events]
     for event, found in zip(events, stated, strict=True):
         if found is None:
-            what = f"config_file = {brief(event.value)}, sha256 = {brief(event.metadata.get('sha256'))}"
+            what = f"config_file = {render_repr(event.value)}, sha256 = {render_repr(event.metadata.get('sha256'))}"
             yield event.line, f"{what}: expected the name of a file without folders, and 64 hexadecimal digits"
             return
         if found != stated[0]:
-            yield event.line, f"config_file states another file than before: {brief(event.value)}"
+            yield event.line, f"config_file states another file than before: {render_repr(event.value)}"
             return
 
 
-def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _list_duplicate_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield (name, value, key of the event) for each value of a configuration that an event logs too."""
     keys = {
         "size": mllog.BENCHMARK_SIZE,
@@ -188,26 +202,26 @@ def _stated_twice(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 @log_rule("metric-agrees", "a value of the metric is the same wherever it is logged", OURS)
-def metric_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
     benchmark = context.benchmark
     if benchmark is None:
         return
     for event in context.by_key.get(benchmark.metric, ()):
         metrics = event.metadata.get("metrics")
-        if isinstance(metrics, dict) and not same(metrics.get(benchmark.metric), event.value):
-            other = brief(metrics.get(benchmark.metric))
-            yield event.line, f"{benchmark.metric} is {brief(event.value)} and in its own metadata {other}"
+        if isinstance(metrics, dict) and not is_same_value(metrics.get(benchmark.metric), event.value):
+            other = render_repr(metrics.get(benchmark.metric))
+            yield event.line, f"{benchmark.metric} is {render_repr(event.value)} and in its own metadata {other}"
             return
     reached = [item for item in context.record.evals if benchmark.reached(item.value)]
     for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
-        epoch = epoch_num(event)
-        if not any(same(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
-            what = f"{event.key} = {brief(event.value)}"
+        epoch = find_epoch_num(event)
+        if not any(is_same_value(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
+            what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
 
 
 @log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
-def samples_agree(context: LogContext) -> Iterator[LogBreach]:
+def check_samples_agree(context: LogContext) -> Iterator[LogBreach]:
     batch, samples, card = context.record.global_batch_size, context.record.train_samples, context.card
     if card is None or not batch or not samples or batch < 1:
         return
@@ -216,54 +230,59 @@ def samples_agree(context: LogContext) -> Iterator[LogBreach]:
     config = context.log.first(mllog.RUN_CONFIG)
     own_loop = config is not None and config.metadata.get("loop") == "own"
     taken = -(-samples // batch) if own_loop and card.eval_every_steps is None else steps
-    finished = finished_epochs(context)
-    for line, key, number, counted in _counted_steps(context):
-        if number in finished and finite(counted) not in (steps, taken):
+    finished = list_finished_epochs(context)
+    for line, key, number, counted in _list_step_counts(context):
+        if number in finished and convert_to_float(counted) not in (steps, taken):
             due = f"{samples} samples in batches of {batch} are {steps}{f' or {taken}' if taken != steps else ''}"
-            yield line, f"{key} of epoch {_number(number)} counts {brief(counted)} steps; {due}"
+            yield line, f"{key} of epoch {_render_epoch(number)} counts {render_repr(counted)} steps; {due}"
             return
-    yield from islice(_wrong_sample_counts(context, card, steps * batch, samples if taken != steps else None), 1)
+    yield from islice(_check_sample_counts(context, card, steps * batch, samples if taken != steps else None), 1)
 
 
-def _wrong_sample_counts(
+def _check_sample_counts(
     context: LogContext, card: SizeCard, per_epoch: int, or_per_epoch: int | None
 ) -> Iterator[LogBreach]:
     """Yield the events whose samples_count is not that of their epoch. An epoch has one of two lengths."""
     for event in context.every(mllog.EVAL_START, card.metric, mllog.EVAL_STOP):
-        epoch, seen = epoch_num(event), event.metadata.get("samples_count")
+        epoch, seen = find_epoch_num(event), event.metadata.get("samples_count")
         if epoch is None or seen is None:
             continue
         # With a card's eval_every_steps, epoch_num itself counts samples (docs/architecture.md).
         trained = epoch if card.eval_every_steps else epoch * per_epoch
-        if finite(seen) != trained and (or_per_epoch is None or finite(seen) != epoch * or_per_epoch):
-            yield event.line, f"samples_count = {brief(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on"
+        if convert_to_float(seen) != trained and (
+            or_per_epoch is None or convert_to_float(seen) != epoch * or_per_epoch
+        ):
+            yield (
+                event.line,
+                f"samples_count = {render_repr(seen)} after epoch {epoch:g}; {trained:,.0f} were trained on",
+            )
 
 
-def _counted_steps(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:
+def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:
     """Yield (line, key, epoch, steps) for each count of an epoch's steps; those of step_phases are summed first."""
     sums: dict[float | None, float] = {}
     for event in context.by_key.get(mllog.STEP_PHASES, ()):
-        number = epoch_num(event)
-        sums[number] = sums.get(number, 0.0) + (finite(event.metadata.get("steps")) or 0.0)
+        number = find_epoch_num(event)
+        sums[number] = sums.get(number, 0.0) + (convert_to_float(event.metadata.get("steps")) or 0.0)
     yield from ((None, "step_phases", number, total) for number, total in sums.items())
     for event in context.every(mllog.RANK_PHASES, mllog.RANK_STATS):
-        yield event.line, event.key, epoch_num(event), event.metadata.get("steps")
+        yield event.line, event.key, find_epoch_num(event), event.metadata.get("steps")
 
 
 @log_rule(
     "measured", "every finished epoch has its throughput and its phases logged, unless instrumentation is off", OURS
 )
-def measured(context: LogContext) -> Iterator[LogBreach]:
+def check_measured(context: LogContext) -> Iterator[LogBreach]:
     bare = (context.record.config or {}).get("instrumentation") is False
     for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *(() if bare else (mllog.STEP_PHASES, mllog.RANK_STATS))):
-        logged = {epoch_num(event) for event in context.by_key.get(key, ())}
+        logged = {find_epoch_num(event) for event in context.by_key.get(key, ())}
         without = [epoch.number for epoch in context.record.epochs if epoch.complete and epoch.number not in logged]
         if without:
-            yield None, f"no {key} of epoch {_number(without[0])}"
+            yield None, f"no {key} of epoch {_render_epoch(without[0])}"
 
 
 @log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all its events have one epoch_num", OURS)
-def eval_order(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
         mllog.EPOCH_START: (mllog.EVAL_START,),
@@ -282,25 +301,25 @@ def eval_order(context: LogContext) -> Iterator[LogBreach]:
         number = event.metadata.get("epoch_num")
         within = before.metadata.get("epoch_num") if before is not None else None
         if before is not None and event.key != mllog.EPOCH_START and number != within:
-            yield event.line, f"{event.key} of epoch {brief(number)} inside epoch {brief(within)}"
+            yield event.line, f"{event.key} of epoch {render_repr(number)} inside epoch {render_repr(within)}"
             return
         before = event
 
 
 @log_rule("duration-agrees", "the measured time of an evaluation is no longer than its time stamps are apart", OURS)
-def duration_agrees(context: LogContext) -> Iterator[LogBreach]:
-    starts = {epoch_num(event): event for event in context.by_key.get(mllog.EVAL_START, ())}
+def check_duration_agrees(context: LogContext) -> Iterator[LogBreach]:
+    starts = {find_epoch_num(event): event for event in context.by_key.get(mllog.EVAL_START, ())}
     for event in context.by_key.get(mllog.EVAL_STOP, ()):
-        start, seconds = starts.get(epoch_num(event)), finite(event.metadata.get("duration_s"))
+        start, seconds = starts.get(find_epoch_num(event)), convert_to_float(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
         if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:
-            own = _apart(seconds, apart)
-            yield event.line, f"the evaluation took {duration_text(apart)} by its time stamps, {own} by its own clock"
+            own = _render_difference(seconds, apart)
+            yield event.line, f"the evaluation took {render_duration(apart)} by its time stamps, {own} by its own clock"
             return
 
 
 @log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators", OURS)
-def ranks_agree(context: LogContext) -> Iterator[LogBreach]:
+def check_ranks_agree(context: LogContext) -> Iterator[LogBreach]:
     ranks, nodes, each = context.record.ranks, context.record.nodes, context.record.accelerators_per_node
     event = context.log.first(mllog.NUMBER_OF_RANKS)
     if ranks is None or nodes is None or event is None:
@@ -312,40 +331,43 @@ def ranks_agree(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("data-verified", "the data were compared with their checksums before the run", OURS)
-def data_verified(context: LogContext) -> Iterator[LogBreach]:
+def check_data_verified(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.DATA_VERIFIED, ()):
         if event.value is None:
-            yield event.line, f"the data were not compared with their checksums: {brief(event.metadata.get('reason'))}"
+            yield (
+                event.line,
+                f"the data were not compared with their checksums: {render_repr(event.metadata.get('reason'))}",
+            )
 
 
 @log_rule("data-expected", "the data are those of the workload's card, where it names them", "the workload's card")
-def data_expected(context: LogContext) -> Iterator[LogBreach]:
+def check_data_expected(context: LogContext) -> Iterator[LogBreach]:
     event, card = context.log.first(mllog.DATA_MANIFEST), context.card
     if event is not None and card is not None and card.data_sha256 is not None and event.value != card.data_sha256:
-        yield event.line, f"data_manifest = {brief(event.value)}; the card's data have {card.data_sha256}"
+        yield event.line, f"data_manifest = {render_repr(event.value)}; the card's data have {card.data_sha256}"
 
 
 @log_rule("cache-agrees", "caches count as dropped only if the command that drops them succeeded", OURS)
-def cache_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_cache_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, clear = context.log.first(mllog.CACHE_STATE), context.log.first(mllog.CACHE_CLEAR)
     if event is None:
         return
     dropped = event.value == "dropped"
-    if "state" in event.metadata and not same(event.metadata["state"], event.value):
-        other = brief(event.metadata["state"])
-        yield event.line, f"cache_state is {brief(event.value)} and in its own metadata {other}"
+    if "state" in event.metadata and not is_same_value(event.metadata["state"], event.value):
+        other = render_repr(event.metadata["state"])
+        yield event.line, f"cache_state is {render_repr(event.value)} and in its own metadata {other}"
     elif dropped and (not event.metadata.get("command") or event.metadata.get("exit_codes") != [0]):
-        yield event.line, f"cache_state is 'dropped', exit codes are {brief(event.metadata.get('exit_codes'))}"
+        yield event.line, f"cache_state is 'dropped', exit codes are {render_repr(event.metadata.get('exit_codes'))}"
     elif clear is not None and isinstance(clear.value, bool) and clear.value != dropped:
-        yield clear.line, f"cache_clear is {clear.value}, cache_state {brief(event.value)}"
+        yield clear.line, f"cache_clear is {clear.value}, cache_state {render_repr(event.value)}"
 
 
 @log_rule("machine-real", "the machine was not a simulated one, whose facts are files of a test", OURS)
-def machine_real(context: LogContext) -> Iterator[LogBreach]:
+def check_machine_real(context: LogContext) -> Iterator[LogBreach]:
     event = context.log.first(mllog.RUN_CONFIG)
     simulated = event.metadata.get("simulated_machine", False) if event is not None else False
     if event is not None and simulated is not False:
-        what = f"run_config has simulated_machine = {brief(simulated)}"
+        what = f"run_config has simulated_machine = {render_repr(simulated)}"
         yield event.line, f"{what}: its facts are not those of the machine"
 
 
@@ -354,24 +376,24 @@ def machine_real(context: LogContext) -> Iterator[LogBreach]:
     "a run had the CPUs that it may use to itself: others took at most 5 % of them, and no whole CPU",
     OURS,
 )
-def other_work(context: LogContext) -> Iterator[LogBreach]:
+def check_other_work(context: LogContext) -> Iterator[LogBreach]:
     if context.record.mode == "weak":
         return  # instances of one measurement share the CPUs by design
     run_s, found = context.record.time_to_train_s, context.record.company
     for event in islice(context.run.every(mllog.OTHER_WORK), 1):
-        seconds, wrong = finite(event.metadata.get("seconds")), problem(event)
+        seconds, wrong = convert_to_float(event.metadata.get("seconds")), find_problem(event)
         if wrong is not None:
-            yield event.line, f"other_work = {brief(event.value)}: {wrong}"
+            yield event.line, f"other_work = {render_repr(event.value)}: {wrong}"
         elif seconds is not None and run_s is not None and abs(seconds - run_s) > 0.01 * run_s + 1.0:
-            counted = _apart(seconds, run_s)
-            yield event.line, f"the run took {duration_text(run_s)}, other_work was counted for {counted}"
+            counted = _render_difference(seconds, run_s)
+            yield event.line, f"the run took {render_duration(run_s)}, other_work was counted for {counted}"
         elif found is not None:
             where = f"node {found.node}: " if (context.record.nodes or 1) > 1 else ""
             yield event.line, f"{where}{found.text} during the run"
 
 
 @log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")
-def work_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_work_agrees(context: LogContext) -> Iterator[LogBreach]:
     event, card = context.log.first(mllog.WORK_PER_SAMPLE), context.card
     flops = context.record.work_per_sample.get("model_flops")
     if event is not None and card is not None and flops is not None:
@@ -380,10 +402,10 @@ def work_agrees(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"model_flops = {flops:g} per sample; the card says {due:g}"
 
 
-def _entries(event: Event) -> Iterable[tuple[str, Any]]:
+def _list_entries(event: Event) -> Iterable[tuple[str, Any]]:
     """Return the entries of an event whose value is a mapping; none if it is not."""
     return event.value.items() if isinstance(event.value, dict) else ()
 
 
-def _number(epoch: float | None) -> str:
+def _render_epoch(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"

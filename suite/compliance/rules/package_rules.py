@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from suite.compliance.manifest import changed_files
+from suite.compliance.manifest import check_manifest
 from suite.compliance.result import Result
 from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, result_rule
-from suite.files import brief
+from suite.files import render_repr
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
-from suite.log.score import claimed_at_once, instance_scale
+from suite.log.score import compute_instance_scale, count_peak_use
 
 _WEAK = f"{HPC} 6.2"
 NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (suite.log.results_tree)
-BYPASS = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
+BYPASS_FILE = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
 SYSTEM_FIELDS = (  # mlperf_logging 4.1.68, system_desc_checker
     *("submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node"),
@@ -49,35 +49,35 @@ _COUNTS = (*_NUMBERS, "host_processors_per_node", *_CORES)  # a whole number is 
     "results are in results/<system>/{strong,weak}/<benchmark>/ (v0.7: results/<system>/<benchmark>/)",
     f"{HPC} submission layout",
 )
-def results_layout(result: Result) -> Iterator[ResultBreach]:
+def check_results_layout(result: Result) -> Iterator[ResultBreach]:
     group = result.group
     if group.package is None:
         return
     if not result.ruleset.data.scenario_folders:
         if not group.old_layout:
-            yield None, f"scenario {brief(group.scenario)} in the path; expected results/<system>/<benchmark>"
+            yield None, f"scenario {render_repr(group.scenario)} in the path; expected results/<system>/<benchmark>"
     elif group.old_layout or group.scenario not in SCENARIOS:
-        scenario = "no scenario" if group.old_layout else f"scenario {brief(group.scenario)}"
+        scenario = "no scenario" if group.old_layout else f"scenario {render_repr(group.scenario)}"
         yield None, f"{scenario} in the path; expected results/<system>/strong|weak/<benchmark>"
 
 
 @result_rule("results-empty", "a result's folder holds result_*.txt files", PACKAGE)
-def results_empty(result: Result) -> Iterator[ResultBreach]:
+def check_results_empty(result: Result) -> Iterator[ResultBreach]:
     if not result.group.logs:
         others = ", ".join(path.name for path in result.group.others[:3])
         yield None, "no result_*.txt here" + (f", only {others}" if others else "")
 
 
 @result_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
-def result_names(result: Result) -> Iterator[ResultBreach]:
-    known = {POWER, "scaling.json", BYPASS}  # they have rules of their own
+def check_result_names(result: Result) -> Iterator[ResultBreach]:
+    known = {POWER, "scaling.json", BYPASS_FILE}  # they have rules of their own
     for path in result.group.others if result.group.package is not None else ():
         if path.name not in known:
             yield path, "not a result_*.txt: it is not judged"
 
 
 @result_rule("result-link", "results are files, not symbolic links", OURS)
-def result_link(result: Result) -> Iterator[ResultBreach]:
+def check_result_link(result: Result) -> Iterator[ResultBreach]:
     yield from ((path, "is a symbolic link: not followed") for path in result.group.links)
 
 
@@ -86,84 +86,86 @@ def result_link(result: Result) -> Iterator[ResultBreach]:
     "a package does not scale its own scores: only a review writes scaling.json",
     "mlperf_logging rcp_checker",
 )
-def scaling_file(result: Result) -> Iterator[ResultBreach]:
+def check_scaling_file(result: Result) -> Iterator[ResultBreach]:
     yield from ((path, "scales the score") for path in result.group.others if path.name == "scaling.json")
 
 
 @result_rule("bypass-file", "a package switches no check off", PACKAGE)
-def bypass_file(result: Result) -> Iterator[ResultBreach]:
-    yield from ((path, "asks the official tool to skip checks") for path in result.group.others if path.name == BYPASS)
+def check_bypass_file(result: Result) -> Iterator[ResultBreach]:
+    yield from (
+        (path, "asks the official tool to skip checks") for path in result.group.others if path.name == BYPASS_FILE
+    )
 
 
 @result_rule("benchmark-folder", "the folder names the benchmark that the logs name", PACKAGE)
-def benchmark_folder(result: Result) -> Iterator[ResultBreach]:
+def check_benchmark_folder(result: Result) -> Iterator[ResultBreach]:
     folder = result.group.benchmark
     if folder is None:
         return
     names = result.ruleset.benchmark_names()
     if folder not in names and result.ruleset.other_suite(folder) is None:  # rule benchmark-known says that of each log
-        yield None, f"unknown benchmark {brief(folder)}; {result.ruleset.name} knows {', '.join(names)}"
+        yield None, f"unknown benchmark {render_repr(folder)}; {result.ruleset.name} knows {', '.join(names)}"
     for run in (*result.runs, *result.pruned):
         if run.benchmark is not None and run.benchmark != folder:
-            yield run.path, f"a log of {brief(run.benchmark)} in the folder of {brief(folder)}"
+            yield run.path, f"a log of {render_repr(run.benchmark)} in the folder of {render_repr(folder)}"
 
 
 @result_rule("system-missing", "every result has its systems/<system>.json", PACKAGE)
-def system_missing(result: Result) -> Iterator[ResultBreach]:
+def check_system_missing(result: Result) -> Iterator[ResultBreach]:
     system = result.system
     if system is not None and system.problem == NO_SUCH_FILE:
         yield system.path, NO_SUCH_FILE
 
 
 @result_rule("division-agrees", "system description and logs name the same division, closed or open", OURS)
-def division_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_division_agrees(result: Result) -> Iterator[ResultBreach]:
     if result.system is None or result.system.problem:
         return
     stated = result.system.fields.get("division")
     if stated not in ("closed", "open"):
-        yield result.system.path, f"division = {brief(stated)}: expected 'closed' or 'open'"
+        yield result.system.path, f"division = {render_repr(stated)}: expected 'closed' or 'open'"
         return
     for run in result.runs:
         if run.division is not None and run.division != stated:
-            yield run.path, f"submission_division is {brief(run.division)}, the system description says {stated}"
+            yield run.path, f"submission_division is {render_repr(run.division)}, the system description says {stated}"
             return
 
 
 @result_rule("submitter-agrees", "folder, system description and logs name the same submitter", OURS)
-def submitter_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_submitter_agrees(result: Result) -> Iterator[ResultBreach]:
     if result.system is None or result.system.problem:
         return
     stated, folder = result.system.fields.get("submitter"), result.group.submitter or ""
-    agrees = _one_submitter if result.ruleset.foreign else str.__eq__
+    agrees = _is_same_submitter if result.ruleset.foreign else str.__eq__
     names = [folder]
     if isinstance(stated, str) and agrees(stated, folder):
         names.append(stated)
     else:
-        yield result.system.path, f"submitter is {brief(stated)}, the folder {brief(folder)}"
+        yield result.system.path, f"submitter is {render_repr(stated)}, the folder {render_repr(folder)}"
     for path, org in result.organisations.items():
         if org is not None and not any(agrees(org, name) for name in names):
-            yield path, f"submission_org is {brief(org)}, the folder {brief(folder)}"
+            yield path, f"submission_org is {render_repr(org)}, the folder {render_repr(folder)}"
             return
 
 
 @result_rule("submitter-late", "the submitter was stated before the runs, not when they were packaged", OURS)
-def submitter_late(result: Result) -> Iterator[ResultBreach]:
+def check_submitter_late(result: Result) -> Iterator[ResultBreach]:
     late = [run.path for run in result.runs if run.org != result.organisations[run.path]]
     if late:
-        name = brief(result.organisations[late[0]])
+        name = render_repr(result.organisations[late[0]])
         yield None, f"{len(late)} of {len(result.runs)} logs name no submitter; the package states {name} late"
 
 
-def _one_submitter(name: str, other: str) -> bool:
+def _is_same_submitter(name: str, other: str) -> bool:
     """True if two names mean one submitter: TACC and tacc, or a joint one such as Fujitsu/RIKEN and Fujitsu+RIKEN.
 
     The words of a short name may be the first words of the full name.
     """
-    pairs = [(one, two) for one in _submitters(name) for two in _submitters(other)]
+    pairs = [(one, two) for one in _split_submitters(name) for two in _split_submitters(other)]
     return any(one and two and (one[: len(two)] == two or two[: len(one)] == one) for one, two in pairs)
 
 
-def _submitters(name: str) -> list[list[str]]:
+def _split_submitters(name: str) -> list[list[str]]:
     """Split a name into submitters, and each into its words."""
     return [re.findall(r"\w+", part.casefold()) for part in re.split(r"[/+&,]", name)]
 
@@ -173,7 +175,7 @@ def _submitters(name: str) -> list[list[str]]:
     "the nodes and accelerators in the logs of a strong result are those of the system description",
     OURS,
 )
-def scale_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_scale_agrees(result: Result) -> Iterator[ResultBreach]:
     if result.system is None or result.system.problem or result.weak:
         return
     system = result.system
@@ -196,14 +198,14 @@ def scale_agrees(result: Result) -> Iterator[ResultBreach]:
     "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
     _WEAK,
 )
-def weak_scale(result: Result) -> Iterator[ResultBreach]:
+def check_weak_scale(result: Result) -> Iterator[ResultBreach]:
     total = result.system.compute_units if result.system is not None else None
     if not result.weak or total is None:
         return
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
-    fitting = instance_scale(result.runs, total)
+    fitting = compute_instance_scale(result.runs, total)
     hint = f"; {fitting} would fit" if fitting is not None and fitting != scale else ""
-    at_once, claimed = claimed_at_once((*result.runs, *result.pruned))
+    at_once, claimed = count_peak_use((*result.runs, *result.pruned))
     if scale > total:
         yield None, f"one instance claims {scale} units, the system has {total}{hint}"
     elif claimed > total:
@@ -211,7 +213,7 @@ def weak_scale(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("weak-idle", "all instances together claim the whole system: T <= M S", _WEAK)
-def weak_idle(result: Result) -> Iterator[ResultBreach]:
+def check_weak_idle(result: Result) -> Iterator[ResultBreach]:
     total = result.system.compute_units if result.system is not None else None
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
     started = len(result.runs) + len(result.pruned)
@@ -250,22 +252,22 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
         return
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
-        yield "system-field", f"{_fields_are(missing)} missing: {', '.join(missing)}"
+        yield "system-field", f"{_render_fields(missing)} missing: {', '.join(missing)}"
     for name in SYSTEM_FIELDS:
         if not _is_text_or_count(name, system.fields.get(name, "")):
-            yield "system-field", f"{name} = {brief(system.fields[name])}: expected a text"
+            yield "system-field", f"{name} = {render_repr(system.fields[name])}: expected a text"
     for name in _REQUIRED:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"
     for name in _NUMBERS:
         if system.fields.get(name, "") != "" and system.number(name) is None:
-            yield "system-field", f"{name} = {brief(system.fields[name])}: expected an integer in digits"
-    blank = [name for name in blank_fields(system.fields) if name not in _REQUIRED]
+            yield "system-field", f"{name} = {render_repr(system.fields[name])}: expected an integer in digits"
+    blank = [name for name in list_blank_fields(system.fields) if name not in _REQUIRED]
     if blank:
-        yield "system-blank", f"{_fields_are(blank)} empty or unknown: {', '.join(blank)}"
+        yield "system-blank", f"{_render_fields(blank)} empty or unknown: {', '.join(blank)}"
 
 
-def _fields_are(names: Sequence[str]) -> str:
+def _render_fields(names: Sequence[str]) -> str:
     return f"{len(names)} field{'s are' if len(names) > 1 else ' is'}"
 
 
@@ -276,7 +278,7 @@ def _is_text_or_count(name: str, value: object) -> bool:
     return isinstance(value, str | dict | list) if name == "other_software_stack" else isinstance(value, str)
 
 
-def blank_fields(fields: Mapping[str, object]) -> list[str]:
+def list_blank_fields(fields: Mapping[str, object]) -> list[str]:
     """List the fields of a system description that need a meaningful response and are empty or "unknown".
 
     Missing fields do not count, nor do fields of accelerators if the nodes have none.
@@ -295,23 +297,23 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     strong = {group.benchmark for group in groups if group.scenario != "weak" and group.logs}
     for group in groups:
         if group.scenario == "weak" and group.logs and group.benchmark not in strong:
-            message = f"no time-to-train result of {brief(group.benchmark)} in the package"
+            message = f"no time-to-train result of {render_repr(group.benchmark)} in the package"
             yield "weak-without-strong", group.folder, message
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
         # The name alone: a benchmark's name comes from a log and must not lead out of the package.
         code = package / "benchmarks" / Path(benchmark).name / "implementations"
         if not any(path.is_file() for path in list_files(code)):
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
-    for path in (package / BYPASS, *sorted((package / "results").glob(f"*/{BYPASS}"))):
+    for path in (package / BYPASS_FILE, *sorted((package / "results").glob(f"*/{BYPASS_FILE}"))):
         if path.is_file():
             yield "bypass-file", path, "asks the official tool to skip checks"
-    yield from _strange_entries(package, groups)
-    yield from changed_files(package)
+    yield from _check_special_files(package, groups)
+    yield from check_manifest(package)
 
 
-def _strange_entries(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
+def _check_special_files(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
     """Yield a breach for each entry of a package that is neither a file nor a folder."""
-    reported = {link for group in groups for link in group.links}  # by `result_link`
+    reported = {link for group in groups for link in group.links}  # by `check_result_link`
     inside, results = package.resolve(), package / "results"
     for path in list_files(package):
         if not path.is_symlink():
@@ -320,7 +322,7 @@ def _strange_entries(package: Path, groups: Sequence[Group]) -> Iterator[tuple[s
             continue
         if path in reported:
             continue
-        target = _target(path)
+        target = _resolve_link(path)
         if target is None:
             yield "link-outside", path, "is a symbolic link to nothing"
         elif not target.is_relative_to(inside):
@@ -329,7 +331,7 @@ def _strange_entries(package: Path, groups: Sequence[Group]) -> Iterator[tuple[s
             yield "result-link", path, "is a symbolic link: not followed"
 
 
-def _target(link: Path) -> Path | None:
+def _resolve_link(link: Path) -> Path | None:
     """Return the target of a link. None if there is nothing, or if the link leads to itself."""
     try:
         return link.resolve(strict=True)

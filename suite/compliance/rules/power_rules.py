@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING
 
 from suite.compliance.result import Result
 from suite.compliance.rules.base import OURS, ResultBreach, result_rule
-from suite.files import brief, duration_text
+from suite.files import render_duration, render_repr
 from suite.log.energy.integrate import GAP_S, UNSTATED_ACCURACY
 from suite.log.energy.keys import EFFICIENCY, START, STOP
-from suite.log.energy.score import offset_curve
+from suite.log.energy.score import build_offset_curve
 from suite.log.record import RunRecord
 from suite.log.results_tree import POWER, list_files
-from suite.log.values import finite
+from suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
     from suite.log.energy.power_log import PowerLog
-    from suite.log.energy.score import Meters
+    from suite.log.energy.score import PowerLogs
 
 POWER_RULES = "mlperf_logging power_checker; training_policies power_measurement.adoc"
-_MOST_W = 1e5  # of a node that states no rating
-_LEAST_HZ = 0.95  # one a second, and what a timer is late
-_FEWEST = 60  # readings that the rules ask of a run
-_CLOCK_S = 1.0  # of a meter against the run: one reading
+_MAX_NODE_W = 1e5  # of a node that states no rating
+_MIN_RATE_HZ = 0.95  # one a second, and what a timer is late
+_MIN_READINGS = 60  # readings that the rules ask of a run
+_CLOCK_TOLERANCE_S = 1.0  # of a meter against the run: one reading
 _SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by chance, and how many of them differ
 
 
 @result_rule(
     "power-files", "a result with power readings has those of every run, from the same nodes and switches", POWER_RULES
 )
-def power_files(result: Result) -> Iterator[ResultBreach]:
+def check_power_files(result: Result) -> Iterator[ResultBreach]:
     for folder in (path for path in result.group.others if path.name == POWER and path.is_dir()):
         sound = {}
         for path in result.group.logs:
@@ -57,7 +57,7 @@ def power_files(result: Result) -> Iterator[ResultBreach]:
                 yield folder / name, f"{nodes} nodes and {switches} switches; the other runs have {most} and {more}"
 
 
-def _runs(result: Result) -> Iterator[tuple[RunRecord, Meters, float, float]]:
+def _list_metered_runs(result: Result) -> Iterator[tuple[RunRecord, PowerLogs, float, float]]:
     """Yield the runs that have power readings and a time, with run_start and run_stop in Unix seconds."""
     for run in result.runs:
         meters = result.meters.get(run.path)
@@ -65,7 +65,7 @@ def _runs(result: Result) -> Iterator[tuple[RunRecord, Meters, float, float]]:
             yield run, meters, run.run_start_s, run.run_stop_s
 
 
-def _read(meters: Meters) -> list[PowerLog]:
+def _list_readable_logs(meters: PowerLogs) -> list[PowerLog]:
     """List the logs of a run that hold readings."""
     return [log for log in meters.logs if len(log.times_ms)]
 
@@ -75,38 +75,38 @@ def _read(meters: Meters) -> list[PowerLog]:
     "every reading is a number of watts, more than 0 and at most what the node is rated for; a switch may be estimated",
     POWER_RULES,
 )
-def power_readings(result: Result) -> Iterator[ResultBreach]:
+def check_power_readings(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
         yield from meters.unread
         for log in meters.logs:
-            yield from ((log.path, text) for text in _wrong_readings(log))
+            yield from ((log.path, text) for text in _check_readings(log))
 
 
-def _wrong_readings(log: PowerLog) -> Iterator[str]:
+def _check_readings(log: PowerLog) -> Iterator[str]:
     """Yield what is wrong with the readings of one meter: damaged lines, none at all, watts out of range."""
     estimated = log.kind == "sw" and (log.estimate_w or 0.0) > 0.0
     if log.damaged:
         line, message = log.problems[0]
-        yield f"line {line}: {message}{_and_more(log.damaged)}"
+        yield f"line {line}: {message}{_render_more(log.damaged)}"
     elif not len(log.times_ms) and not estimated:
         yield "no power_reading"
-    rating = log.number("rating_w") or _MOST_W
+    rating = log.number("rating_w") or _MAX_NODE_W
     wrong = [index for index, watts in enumerate(log.watts) if not 0.0 < watts <= rating]
     if wrong:
-        first = f"power_reading = {log.watts[wrong[0]]:g}{_and_more(len(wrong))}"
+        first = f"power_reading = {log.watts[wrong[0]]:g}{_render_more(len(wrong))}"
         yield f"line {log.lines[wrong[0]]}: {first}: expected more than 0, at most {rating:g} W"
 
 
-def _and_more(count: int) -> str:
+def _render_more(count: int) -> str:
     return f", and {count - 1} more" if count > 1 else ""
 
 
 @result_rule(
     "power-nodes", "there are readings of every node that took part, and of the network between them", POWER_RULES
 )
-def power_nodes(result: Result) -> Iterator[ResultBreach]:
+def check_power_nodes(result: Result) -> Iterator[ResultBreach]:
     stated = result.system.number("number_of_nodes") if result.system is not None else None
-    for run, meters, _, _ in _runs(result):
+    for run, meters, _, _ in _list_metered_runs(result):
         there = len(meters.of("node"))
         took_part = run.nodes or (None if result.weak else stated)
         if took_part is not None and there < took_part:
@@ -118,36 +118,36 @@ def power_nodes(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
 )
-def power_rate(result: Result) -> Iterator[ResultBreach]:
-    for _, meters, start, stop in _runs(result):
-        for log in _read(meters):
-            line = offset_curve(log)
+def check_power_rate(result: Result) -> Iterator[ResultBreach]:
+    for _, meters, start, stop in _list_metered_runs(result):
+        for log in _list_readable_logs(meters):
+            line = build_offset_curve(log)
             low, high = max(start, line.begin_s), min(stop, line.end_s)
             if high - low <= GAP_S:
                 continue  # rule power-window
             rate, gap, count = line.rate_hz(low, high), line.largest_gap_s(low, high), len(line.times_s)
-            if rate < _LEAST_HZ or gap > GAP_S:
-                found = f"{rate:.2f} readings a second, the largest gap is {duration_text(gap)}"
-                yield log.path, f"{found}; expected 1 and {duration_text(GAP_S)}"
-            elif count < _FEWEST:
-                yield log.path, f"{count} readings; expected {_FEWEST}: measure longer on the same code path"
+            if rate < _MIN_RATE_HZ or gap > GAP_S:
+                found = f"{rate:.2f} readings a second, the largest gap is {render_duration(gap)}"
+                yield log.path, f"{found}; expected 1 and {render_duration(GAP_S)}"
+            elif count < _MIN_READINGS:
+                yield log.path, f"{count} readings; expected {_MIN_READINGS}: measure longer on the same code path"
 
 
 @result_rule(
     "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
 )
-def power_window(result: Result) -> Iterator[ResultBreach]:
-    for _, meters, start, stop in _runs(result):
-        for log in _read(meters):
-            line = offset_curve(log)
+def check_power_window(result: Result) -> Iterator[ResultBreach]:
+    for _, meters, start, stop in _list_metered_runs(result):
+        for log in _list_readable_logs(meters):
+            line = build_offset_curve(log)
             late, early = line.times_s[0] - start, stop - line.end_s
             if late > GAP_S or early > GAP_S:
-                begin = f"readings begin {duration_text(max(late, 0.0))} after run_start"
-                yield log.path, f"{begin} and end {duration_text(max(early, 0.0))} before run_stop"
-            yield from ((log.path, text) for text in _wrong_marks(log))
+                begin = f"readings begin {render_duration(max(late, 0.0))} after run_start"
+                yield log.path, f"{begin} and end {render_duration(max(early, 0.0))} before run_stop"
+            yield from ((log.path, text) for text in _check_marks(log))
 
 
-def _wrong_marks(log: PowerLog) -> Iterator[str]:
+def _check_marks(log: PowerLog) -> Iterator[str]:
     """Yield how the readings contradict the events of the start and the stop of measuring."""
     start, stop = log.first(START), log.first(STOP)
     for key in (START, STOP):
@@ -161,7 +161,7 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
     elif stop.time_ms < max(log.times_ms):
         after = (max(log.times_ms) - stop.time_ms) / 1e3
         same = " and has the time of the start" if start is not None and stop.time_ms == start.time_ms else ""
-        yield f"line {stop.line}: {STOP} is {duration_text(after)} before the last reading{same}"
+        yield f"line {stop.line}: {STOP} is {render_duration(after)} before the last reading{same}"
     if start is not None and start.time_ms > min(log.times_ms):
         yield f"line {start.line}: {START} is after the first reading"
 
@@ -169,64 +169,64 @@ def _wrong_marks(log: PowerLog) -> Iterator[str]:
 @result_rule(
     "power-efficiency", "a supply gives no more than it takes: an efficiency is above 0, at most 1", POWER_RULES
 )
-def power_efficiency(result: Result) -> Iterator[ResultBreach]:
+def check_power_efficiency(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
         for log in meters.logs:
             for item in log.statements:
-                if item.key == EFFICIENCY and not 0.0 < (finite(item.value) or 0.0) <= 1.0:
-                    found = f"line {item.line}: conversion_eff = {brief(item.value)}"
+                if item.key == EFFICIENCY and not 0.0 < (convert_to_float(item.value) or 0.0) <= 1.0:
+                    found = f"line {item.line}: conversion_eff = {render_repr(item.value)}"
                     yield log.path, f"{found}: expected more than 0, at most 1"
                     break
 
 
 @result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
-def power_parts(result: Result) -> Iterator[ResultBreach]:
-    for _, meters, start, stop in _runs(result):
+def check_power_parts(result: Result) -> Iterator[ResultBreach]:
+    for _, meters, start, stop in _list_metered_runs(result):
         whole = {log.index: log for log in meters.of("node")}
         for log in meters.of("part"):
             node = whole.get(log.index)
             if node is None or log.scope == node.scope:
                 continue
-            part_j, node_j = (_joules(each, start, stop) for each in (log, node))
-            slack = 1.0 + _accuracy(log) + _accuracy(node)
+            part_j, node_j = (_compute_energy_j(each, start, stop) for each in (log, node))
+            slack = 1.0 + _find_accuracy(log) + _find_accuracy(node)
             if node_j is not None and part_j is not None and part_j > node_j * slack:
                 part = f"{log.scope}: {part_j:.4g} J in the run"
                 yield log.path, f"{part}, more than the {node_j:.4g} J of {node.path.name}"
 
 
-def _joules(log: PowerLog, start: float, stop: float) -> float | None:
+def _compute_energy_j(log: PowerLog, start: float, stop: float) -> float | None:
     factor = log.efficiency
-    return None if factor is None or not len(log.times_ms) else factor * offset_curve(log).between(start, stop)
+    return None if factor is None or not len(log.times_ms) else factor * build_offset_curve(log).between(start, stop)
 
 
-def _accuracy(log: PowerLog) -> float:
+def _find_accuracy(log: PowerLog) -> float:
     stated = log.number("accuracy")
     return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
 
 
 @result_rule("power-monotone", "times of readings rise and a counter of joules never goes back", OURS)
-def power_monotone(result: Result) -> Iterator[ResultBreach]:
+def check_power_monotone(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
-        for log in _read(meters):
+        for log in _list_readable_logs(meters):
             back = next((n for n in range(1, len(log.times_ms)) if log.times_ms[n] <= log.times_ms[n - 1]), None)
             if back is not None:
                 by = log.times_ms[back - 1] - log.times_ms[back]
                 yield log.path, f"line {log.lines[back]}: {by:g} ms before the reading above it, or at the same time"
-            counts = [finite(value) for value in log.counts]
+            counts = [convert_to_float(value) for value in log.counts]
             fell = next((n for n in range(1, len(counts)) if (counts[n] or 0.0) < (counts[n - 1] or 0.0)), None)
             if fell is not None:
                 yield log.path, f"the counter goes from {counts[fell - 1]:g} J back to {counts[fell]:g} J"
 
 
 @result_rule("power-copied", "no meter repeats the readings of another run or of another node", OURS)
-def power_copied(result: Result) -> Iterator[ResultBreach]:
+def check_power_copied(result: Result) -> Iterator[ResultBreach]:
     seen: dict[int, Path] = {}
-    for _, meters, start, stop in _runs(result):
+    for _, meters, start, stop in _list_metered_runs(result):
         own: dict[int, Path] = {}
-        for log in _read(meters):
+        for log in _list_readable_logs(meters):
             if log.kind == "part":
                 continue  # two scopes of one node may have one meter
-            shingles = set(_shingles(log, start, stop))
+            shingles = set(_compute_shingles(log, start, stop))
             source = next((seen.get(each) or own.get(each) for each in shingles if each in seen or each in own), None)
             if source is not None:
                 where = f"{source.parent.name}/{source.name}"
@@ -235,7 +235,7 @@ def power_copied(result: Result) -> Iterator[ResultBreach]:
         seen.update(own)
 
 
-def _shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
+def _compute_shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
     """Yield a hash of the differences, and one of the ratios, of every `_SHINGLE` readings in a row within the run.
 
     A copy with a constant added keeps its differences, a scaled copy keeps its ratios.
@@ -253,31 +253,31 @@ def _shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
 
 
 @result_rule("power-clock", "the clock of a meter is known against that of the run, to one second", OURS)
-def power_clock(result: Result) -> Iterator[ResultBreach]:
+def check_power_clock(result: Result) -> Iterator[ResultBreach]:
     for meters in filter(None, result.meters.values()):
-        for log in _read(meters):
+        for log in _list_readable_logs(meters):
             offset, bound = (log.stated.get(name) for name in ("clock_offset_s", "clock_bound_s"))
             if offset is None and bound is None:
                 if not result.ruleset.foreign:
                     yield log.path, "no clock_offset_s: nobody compared its clock with that of the run"
                 continue
-            known = finite(bound)
-            if finite(offset) is None or known is None or not 0.0 <= known <= _CLOCK_S:
-                text = f"clock_offset_s = {brief(offset)}, clock_bound_s = {brief(bound)}"
-                yield log.path, f"{text}: expected seconds, known to {duration_text(_CLOCK_S)}"
+            known = convert_to_float(bound)
+            if convert_to_float(offset) is None or known is None or not 0.0 <= known <= _CLOCK_TOLERANCE_S:
+                text = f"clock_offset_s = {render_repr(offset)}, clock_bound_s = {render_repr(bound)}"
+                yield log.path, f"{text}: expected seconds, known to {render_duration(_CLOCK_TOLERANCE_S)}"
 
 
 @result_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)
-def power_scope(result: Result) -> Iterator[ResultBreach]:
+def check_power_scope(result: Result) -> Iterator[ResultBreach]:
     logs = [log for meters in filter(None, result.meters.values()) for log in meters.of("node")]
     part = next((log for log in logs if log.scope not in ("node", "rack")), None)
     if part is not None:
         yield part.path, f"measures {part.scope}; the rules ask for the whole node"
-    yield from _differing(logs, lambda log: log.scope, "scope")
-    yield from _differing(logs, lambda log: log.current or "not stated", "AC or DC")
+    yield from _check_all_equal(logs, lambda log: log.scope, "scope")
+    yield from _check_all_equal(logs, lambda log: log.current or "not stated", "AC or DC")
 
 
-def _differing(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterator[ResultBreach]:
+def _check_all_equal(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterator[ResultBreach]:
     """Yield the first log whose value differs from that of the first log."""
     other = next((log for log in logs if of(log) != of(logs[0])), None)
     if other is not None:
@@ -292,10 +292,14 @@ def _count_meters(folder: Path) -> tuple[int, int, str | None]:
     for path in list_files(folder):
         stem, _, number = path.stem.rpartition("_")
         if path.is_symlink() or not path.is_file():
-            return 0, 0, f"{brief(path.name)} is no file: it is not read"
+            return 0, 0, f"{render_repr(path.name)} is no file: it is not read"
         if stem in found and path.suffix == ".txt":
             found[stem].append(number)
     for stem, numbers in found.items():
         if sorted(numbers) != sorted(str(index) for index in range(len(numbers))):
-            return 0, 0, f"{stem}_<i>.txt are {brief(', '.join(sorted(numbers)))}; expected 0 to {len(numbers) - 1}"
+            return (
+                0,
+                0,
+                f"{stem}_<i>.txt are {render_repr(', '.join(sorted(numbers)))}; expected 0 to {len(numbers) - 1}",
+            )
     return len(found["node"]), len(found["sw"]), None

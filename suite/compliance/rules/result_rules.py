@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from suite.compliance import rcp_limit
 from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, name_of, repeats, result_rule
-from suite.files import brief
-from suite.log.record import RunRecord, first_reaching
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, check_distinct, render_log_name, result_rule
+from suite.files import render_repr
+from suite.log.record import RunRecord, find_first_on_target
 from suite.log.results_tree import PRUNED
 
 
 @result_rule(
     "run-count", "a time-to-train result has exactly the required runs, a throughput result at least as many", PACKAGE
 )
-def run_count(result: Result) -> Iterator[ResultBreach]:
+def check_run_count(result: Result) -> Iterator[ResultBreach]:
     if result.benchmark is None or not result.runs:
         return
     need, runs = result.benchmark.required_runs, len(result.runs)
@@ -29,15 +29,15 @@ def run_count(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("runs-failed", "at most one run of a result fails", f"{HPC} 6; {PACKAGE}")
-def runs_failed(result: Result) -> Iterator[ResultBreach]:
+def check_runs_failed(result: Result) -> Iterator[ResultBreach]:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) > 1:
-        names = ", ".join(f"{name_of(run.record)} ({run.failure})" for run in failed[:5])
+        names = ", ".join(f"{render_log_name(run.record)} ({run.failure})" for run in failed[:5])
         yield None, f"{len(failed)} runs did not converge, one may: {names}"
 
 
 @result_rule("run-failed", "a run that fails counts as the slowest", f"{HPC} 6")
-def run_failed(result: Result) -> Iterator[ResultBreach]:
+def check_run_failed(result: Result) -> Iterator[ResultBreach]:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) == 1:
         then = f"it belongs into {PRUNED}" if result.weak else "the one run that may, counts as the slowest"
@@ -45,12 +45,14 @@ def run_failed(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("seed-distinct", "no two runs have the same seed", "mlperf_logging seed_checker")
-def seed_distinct(result: Result) -> Iterator[ResultBreach]:
-    yield from repeats(result.runs, lambda run: run.seed, lambda run: f"seed {brief(run.seed)} is also that of")
+def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
+    yield from check_distinct(
+        result.runs, lambda run: run.seed, lambda run: f"seed {render_repr(run.seed)} is also that of"
+    )
 
 
 @result_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", HPC)
-def hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
+def check_hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
     if result.benchmark is None or not result.runs:
         return
     # Keys that a ruleset does not restrict may change the convergence, too.
@@ -60,28 +62,34 @@ def hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
         for run in runs:
             first, value = runs[0].hyperparameters[key], run.hyperparameters[key]
             if value != first:
-                yield run.path, f"{key} = {brief(value)}, in {name_of(runs[0])} it is {brief(first)}"
+                yield (
+                    run.path,
+                    f"{key} = {render_repr(value)}, in {render_log_name(runs[0])} it is {render_repr(first)}",
+                )
                 break
 
 
 @result_rule("data-drift", "all runs read the same data set", OURS)
-def data_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift(result.runs, "data_manifest", lambda run: run.data_manifest)
+def check_data_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _check_drift(result.runs, "data_manifest", lambda run: run.data_manifest)
 
 
 @result_rule("config-drift", "all runs have the same model, optimizer and precision in their configuration", OURS)
-def config_drift(result: Result) -> Iterator[ResultBreach]:
+def check_config_drift(result: Result) -> Iterator[ResultBreach]:
     for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
         known = [(run, run.config[name]) for run in result.runs if run.config is not None and name in run.config]
         for run, value in known:
             first, first_value = known[0]
             if value != first_value:
-                yield run.path, f"run_config has another {name} than {name_of(first)}{_unlike(value, first_value)}"
+                yield (
+                    run.path,
+                    f"run_config has another {name} than {render_log_name(first)}{_describe_differences(value, first_value)}",
+                )
                 break
 
 
 @result_rule("trial-gap", "the trials of a result are consecutive: none in between was left out", OURS)
-def trial_gap(result: Result) -> Iterator[ResultBreach]:
+def check_trial_gap(result: Result) -> Iterator[ResultBreach]:
     trials = sorted({run.trial for run in result.runs if run.trial is not None})
     # Without gaps the last number is the first plus one less than the number of trials.
     if not result.weak and len(trials) == len(result.runs) and trials and trials[-1] - trials[0] >= len(trials):
@@ -89,42 +97,42 @@ def trial_gap(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
-def strong_pruned(result: Result) -> Iterator[ResultBreach]:
+def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
     if not result.weak:
         yield from ((path, "a pruned run of a time-to-train result") for path in result.group.pruned)
 
 
 @result_rule("scale-drift", "all runs used the same number of nodes and accelerators", HPC)
-def scale_drift(result: Result) -> Iterator[ResultBreach]:
+def check_scale_drift(result: Result) -> Iterator[ResultBreach]:
     what = "nodes x accelerators per node, ranks"
-    yield from _drift(result.runs, what, lambda run: (run.nodes, run.accelerators_per_node, run.ranks))
+    yield from _check_drift(result.runs, what, lambda run: (run.nodes, run.accelerators_per_node, run.ranks))
 
 
 @result_rule("org-drift", "all runs name the same organisation", OURS)
-def org_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
+def check_org_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
 
 
 @result_rule("version-drift", "all runs were made by the same version of the suite", OURS)
-def version_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift(result.runs, "suite_version", lambda run: run.suite_version)
+def check_version_drift(result: Result) -> Iterator[ResultBreach]:
+    yield from _check_drift(result.runs, "suite_version", lambda run: run.suite_version)
 
 
 @result_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
-def size_mixed(result: Result) -> Iterator[ResultBreach]:
-    yield from _drift((*result.runs, *result.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
+def check_size_mixed(result: Result) -> Iterator[ResultBreach]:
+    yield from _check_drift((*result.runs, *result.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
 
 
 @result_rule(
     "rcp-speed", "a closed submission converges no faster than the reference, by a t test", "mlperf_logging rcp_checker"
 )
-def rcp_speed(result: Result) -> Iterator[ResultBreach]:
-    mean, bound = _convergence(result)
+def check_rcp_speed(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _compute_convergence(result)
     if mean is not None and bound is not None and mean < bound.minimum:
         message = (
-            f"converges in {_amount(mean, result)} (mean without best and worst); the reference at batch "
-            f"{bound.global_batch_size} ({bound.kind}) needs {_amount(bound.mean, result)}, "
-            f"at least {_amount(bound.minimum, result)} are credible"
+            f"converges in {_render_amount(mean, result)} (mean without best and worst); the reference at batch "
+            f"{bound.global_batch_size} ({bound.kind}) needs {_render_amount(bound.mean, result)}, "
+            f"at least {_render_amount(bound.minimum, result)} are credible"
         )
         yield None, message
 
@@ -134,15 +142,15 @@ def rcp_speed(result: Result) -> Iterator[ResultBreach]:
     "a submission faster than the reference's mean would be slowed by MLPerf",
     "mlperf_logging rcp_checker",
 )
-def rcp_slower(result: Result) -> Iterator[ResultBreach]:
-    mean, bound = _convergence(result)
+def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _compute_convergence(result)
     if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
-        ours, theirs = _amount(mean, result), _amount(bound.mean, result)
+        ours, theirs = _render_amount(mean, result), _render_amount(bound.mean, result)
         yield None, f"converges in {ours}, the reference in {theirs}: factor {bound.mean / mean:.4f}"
 
 
 @result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")
-def rcp_given(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_given(result: Result) -> Iterator[ResultBreach]:
     given, benchmark = result.ruleset.given, result.benchmark
     if given is None or benchmark is None or not result.closed:
         return
@@ -154,15 +162,19 @@ def rcp_given(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
-def rcp_missing(result: Result) -> Iterator[ResultBreach]:
-    if _has_references(result) and result.benchmark and not rcp_limit.pruned(result.benchmark.reference_points):
-        yield None, f"no reference point for batch size {batch_size(result.runs)}"
+def check_rcp_missing(result: Result) -> Iterator[ResultBreach]:
+    if (
+        _has_references(result)
+        and result.benchmark
+        and not rcp_limit.compute_lower_hull(result.benchmark.reference_points)
+    ):
+        yield None, f"no reference point for batch size {find_batch_size(result.runs)}"
 
 
 @result_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
-def rcp_above(result: Result) -> Iterator[ResultBreach]:
-    points = rcp_limit.pruned(result.benchmark.reference_points) if result.benchmark else []
-    batch = batch_size(result.runs)
+def check_rcp_above(result: Result) -> Iterator[ResultBreach]:
+    points = rcp_limit.compute_lower_hull(result.benchmark.reference_points) if result.benchmark else []
+    batch = find_batch_size(result.runs)
     if _has_references(result) and points and batch is not None and batch > points[-1].batch:
         known = ", ".join(map(str, sorted(result.benchmark.reference_points))) if result.benchmark else ""
         yield None, f"batch size {batch} is above all reference points, which are of {known}"
@@ -173,28 +185,28 @@ def _has_references(result: Result) -> bool:
     return result.benchmark is not None and result.closed and bool(result.runs)
 
 
-def batch_size(runs: Sequence[RunRecord]) -> int | None:
+def find_batch_size(runs: Sequence[RunRecord]) -> int | None:
     """Return the batch size of the first run that logs one. Rule hyperparameter-drift finds runs with another."""
     return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
 
 
-def _amount(amount: float, result: Result) -> str:
+def _render_amount(amount: float, result: Result) -> str:
     """Render how long a convergence took in the unit of the benchmark's epoch_num: epochs or samples."""
     samples = result.benchmark is not None and result.benchmark.epoch_counts_samples
     return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
 
 
-def _convergence(result: Result) -> tuple[float | None, rcp_limit.Limit | None]:
+def _compute_convergence(result: Result) -> tuple[float | None, rcp_limit.RcpLimit | None]:
     """Return the mean of epochs to target without best and worst, and its limit. None for each that does not exist."""
-    benchmark, batch = result.benchmark, batch_size(result.runs)
+    benchmark, batch = result.benchmark, find_batch_size(result.runs)
     if benchmark is None or not result.closed or len(result.runs) < benchmark.required_runs:
         return None, None
     epochs = []
     for run in result.runs:
-        first = first_reaching(run, benchmark)
+        first = find_first_on_target(run, benchmark)
         # The one run that may fail counts as the slowest, which the trimmed mean leaves out.
         epochs.append(math.inf if first is None or first.epoch is None else first.epoch)
-    mean = rcp_limit.trimmed_mean(epochs)
+    mean = rcp_limit.compute_trimmed_mean(epochs)
     if mean == math.inf:
         return None, None
     if batch is None:
@@ -202,31 +214,34 @@ def _convergence(result: Result) -> tuple[float | None, rcp_limit.Limit | None]:
     confidence = result.ruleset.data.rcp_confidence
     own = not result.ruleset.foreign  # MLPerf's rounds are judged as they were
     apart = benchmark.card.between_evals(batch) if own and benchmark.card else 0.0
-    bound = rcp_limit.limit(
+    bound = rcp_limit.compute_limit(
         benchmark.reference_points, batch, benchmark.required_runs, confidence, hull=own, between_evals=apart
     )
     return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)
 
 
-def _drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[ResultBreach]:
+def _check_drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[ResultBreach]:
     """Yield the first run whose value differs from that of the run that logs most. Missing values agree."""
     if not runs:
         return
-    first = max(runs, key=lambda run: sum(part is not None for part in _parts(value(run))))
+    first = max(runs, key=lambda run: sum(part is not None for part in _split_parts(value(run))))
     for run in runs:
-        pairs = zip(_parts(value(run)), _parts(value(first)), strict=True)
+        pairs = zip(_split_parts(value(run)), _split_parts(value(first)), strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-            yield run.path, f"{name}: {brief(value(run))}, in {name_of(first)} {brief(value(first))}"
+            yield (
+                run.path,
+                f"{name}: {render_repr(value(run))}, in {render_log_name(first)} {render_repr(value(first))}",
+            )
             return
 
 
-def _parts(value: object) -> tuple[object, ...]:
+def _split_parts(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _unlike(value: object, other: object) -> str:
+def _describe_differences(value: object, other: object) -> str:
     """List the names whose values differ between two mappings, as the end of a message."""
     if not isinstance(value, dict) or not isinstance(other, dict):
         return ""
     names = sorted(name for name in value.keys() | other.keys() if value.get(name) != other.get(name))
-    return ": " + ", ".join(brief(name) for name in names[:5])
+    return ": " + ", ".join(render_repr(name) for name in names[:5])

@@ -21,17 +21,17 @@ from suite.statistics import student_t
 CONFIDENCE = 0.95
 UNSTATED_ACCURACY = 0.05  # of a reading: the most that the rules allow a meter at one reading a second
 GAP_S = 2.0  # between readings, and between an end of the run and the nearest one
-LOCKED = 0.5  # `measure_phase_lock` above which readings count as in step
+PHASE_LOCK_LIMIT = 0.5  # `measure_phase_lock` above which readings count as in step
 RULE_OF_THREE = 3.0  # what none of n readings shows is less than 3 / n of the time, with 95 % confidence
-_CHANCE = 2.5  # times 1 / sqrt(n): as near to the marks of a clock as readings at random times rarely are
-FEWEST = 4  # readings of an interval
+_RANDOM_TIMES_FACTOR = 2.5  # times 1 / sqrt(n): as near to the marks of a clock as readings at random times rarely are
+MIN_READINGS = 4  # readings of an interval
 _MOST_FREEDOM = 5000
 _MOST_STEPS = 200  # that are looked at for a step
 _CLOCK_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Curve:
+class PowerCurve:
     """The readings of a meter in order of time. ``energy_j`` is the energy up to each of ``times_s`` (Unix seconds).
 
     The first reading counts from ``begin_s``: the stated start of measuring, or the first reading if no earlier start
@@ -114,7 +114,7 @@ class Curve:
         return math.fsum(max(abs(self.between(end, end + shift)) for shift in shifts) for end in (start_s, stop_s))
 
 
-def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
+def build_curve(log: PowerLog, offset_s: float = 0.0) -> PowerCurve:
     """Return the readings of a log in order of time.
 
     ``offset_s`` is added to their times: how far the meter's clock was behind.
@@ -126,7 +126,7 @@ def curve(log: PowerLog, offset_s: float = 0.0) -> Curve:
     stated = start.time_ms / 1e3 + offset_s if start is not None else math.inf
     begin = min(stated, times[0]) if times else 0.0
     steps = (w * (b - a) for a, b, w in zip([begin, *times], times, watts, strict=False))
-    return Curve(times, watts, list(accumulate(steps)), begin)
+    return PowerCurve(times, watts, list(accumulate(steps)), begin)
 
 
 def compute_sampling_halfwidth_j(
@@ -150,25 +150,25 @@ def compute_sampling_halfwidth_j(
     if integrates:
         return 0.0
     found = [(seconds, watts) for seconds, watts in readings if seconds > 0.0]
-    if len(found) < FEWEST:
+    if len(found) < MIN_READINGS:
         return None
     steps, watts = [seconds for seconds, _ in found], [each for _, each in found]
     most = max(watts) if most_w is None else max(most_w, *watts)
-    hidden = _hidden_j(found, most)
+    hidden = _compute_largest_error_j(found, most)
     locked = measure_phase_lock(steps[1:-1])  # the first and the last are cut
-    if locked > LOCKED:
+    if locked > PHASE_LOCK_LIMIT:
         return None if most_w is None else hidden  # all readings may be of the low phase of a load
     spread = math.fsum((b - a) ** 2 for a, b in pairwise(watts)) / (2 * (len(watts) - 1))
     phases = (1.0 + locked) / (1.0 - locked)  # so many readings tell as much as one at a random phase
     error = math.sqrt(spread * phases * math.fsum(seconds**2 for seconds in steps))
     rare = min(1.0, RULE_OF_THREE * phases / len(watts)) * max(most - max(watts), min(watts)) * math.fsum(steps)
     gap_s = max(GAP_S, 3.0 * statistics.median(steps))
-    gaps = _hidden_j([(seconds, each) for seconds, each in found if seconds > gap_s], most)
-    half = student_t.quantile(0.5 + CONFIDENCE / 2, _freedom(len(watts))) * error
+    gaps = _compute_largest_error_j([(seconds, each) for seconds, each in found if seconds > gap_s], most)
+    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, _estimate_degrees_of_freedom(len(watts))) * error
     return min(half + rare + gaps + (1.0 - duty) * hidden, hidden)
 
 
-def _hidden_j(readings: Sequence[tuple[float, float]], most_w: float) -> float:
+def _compute_largest_error_j(readings: Sequence[tuple[float, float]], most_w: float) -> float:
     """Return the largest error of an integral in joules, if power between the readings was from 0 to ``most_w``."""
     joules, seconds = math.fsum(s * w for s, w in readings), math.fsum(s for s, _ in readings)
     return max(joules, most_w * seconds - joules)
@@ -178,25 +178,25 @@ def measure_phase_lock(steps_s: Sequence[float]) -> float:
     """Measure how much readings with these time steps are in step: 1 if some load would show only one phase.
 
     Tries loads with periods from a tenth of the usual step to slightly more than it. Finds two kinds: steps of one
-    length, and readings near the marks of a clock (`_grid_lock`).
+    length, and readings near the marks of a clock (`_measure_grid_lock`).
     """
     usual = statistics.median(steps_s)
     some = steps_s[:: len(steps_s) // _MOST_STEPS + 1]
     turns = [2j * math.pi * step / usual for step in some]
     lengths = max(abs(sum(cmath.exp(turn * k / 10) for turn in turns)) / len(turns) for k in range(9, 101, 2))
-    return max(lengths, _grid_lock(steps_s))
+    return max(lengths, _measure_grid_lock(steps_s))
 
 
-def _grid_lock(steps_s: Sequence[float]) -> float:
+def _measure_grid_lock(steps_s: Sequence[float]) -> float:
     """Return how near the readings are to the marks of a clock; 0 if no nearer than at random times."""
     usual = math.fsum(steps_s) / len(steps_s)
     times = list(accumulate(steps_s))
     some = times[:: len(times) // _MOST_STEPS + 1]
     near = max(abs(sum(cmath.exp(2j * math.pi * k * at / usual) for at in some)) / len(some) for k in range(1, 11))
-    return 0.0 if near < _CHANCE / math.sqrt(len(some)) else 1.0 if near > LOCKED / 2 else near
+    return 0.0 if near < _RANDOM_TIMES_FACTOR / math.sqrt(len(some)) else 1.0 if near > PHASE_LOCK_LIMIT / 2 else near
 
 
-def _freedom(readings: int) -> float:
+def _estimate_degrees_of_freedom(readings: int) -> float:
     """Return degrees of freedom of a variance from neighbours' differences: two thirds of the degrees of a variance
     from the mean.
     """

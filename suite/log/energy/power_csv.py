@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from suite.documents import Positive, YamlSource
 from suite.errors import InputError
-from suite.files import brief, duration_text, read_bytes
+from suite.files import read_bytes, render_duration, render_repr
 from suite.log.energy.keys import ESTIMATE, READING, START, STOP
 
 _LARGEST_FILE = 256 * 2**20
@@ -112,8 +112,9 @@ class MeterReadings:
             inside = list(points[max(bisect_left(times, start_s) - 1, 0) : bisect_right(times, stop_s) + 1])
             if len(inside) < 2:
                 raise InputError(
-                    f"{self.path}: no readings of node {node} from {_iso(start_s)} to {_iso(stop_s)}; they are "
-                    f"from {_iso(points[0][0])} to {_iso(points[-1][0])} (is the time zone right?)"
+                    f"{self.path}: no readings of node {node} from {_render_iso_time(start_s)} "
+                    f"to {_render_iso_time(stop_s)}; they are "
+                    f"from {_render_iso_time(points[0][0])} to {_render_iso_time(points[-1][0])} (is the time zone right?)"
                 )
             found[node] = inside
         return found
@@ -136,7 +137,7 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
     missing = [name for name in columns.columns if name not in (table.fieldnames or [])]
     if missing:
         raise InputError(
-            f"{path}:1: no column {', '.join(missing)}; the columns are {brief(', '.join(table.fieldnames or []))}"
+            f"{path}:1: no column {', '.join(missing)}; the columns are {render_repr(', '.join(table.fieldnames or []))}"
         )
     by_node: dict[int, list[Point]] = {number: [] for number in range(len(columns.nodes) or 1)}
     before: dict[int, Point] = {}  # time and counter of the row before, by node
@@ -147,12 +148,12 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
         if columns.node is not None and row[columns.node] not in columns.nodes:
             continue  # another outlet of the same PDU
         node = 0 if columns.node is None else columns.nodes.index(row[columns.node])
-        time = _time(row[columns.time], columns.time_form, where)
+        time = _parse_time(row[columns.time], columns.time_form, where)
         points = by_node[node]
         if columns.since is not None:
             assert columns.energy is not None
-            start = _time(row[columns.since], columns.time_form, where)
-            joules = _number(row[columns.energy], where) * _JOULES[columns.unit]
+            start = _parse_time(row[columns.since], columns.time_form, where)
+            joules = _parse_number(row[columns.energy], where) * _JOULES[columns.unit]
             # Slurm's plug-ins leave 0 or 2**64 - 2 where they failed.
             if not 0.0 < joules < 2.0**60:
                 raise InputError(f"{where}: {columns.energy} is {joules:g} J; expected more than 0")
@@ -160,7 +161,7 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
                 raise InputError(f"{where}: {columns.time} is not after {columns.since}")
             found = [(start, joules / (time - start)), (time, joules / (time - start))]
         elif columns.energy is not None:
-            joules = _number(row[columns.energy], where) * _JOULES[columns.unit]
+            joules = _parse_number(row[columns.energy], where) * _JOULES[columns.unit]
             earlier = before.get(node)
             before[node] = (time, joules)
             if earlier is None:
@@ -170,9 +171,9 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
             found = [(time, (joules - earlier[1]) / (time - earlier[0]))]
         else:
             names = [columns.power] if isinstance(columns.power, str) else columns.power or []
-            found = [(time, sum(_number(row[name], where) for name in names) * _WATTS[columns.unit])]
+            found = [(time, sum(_parse_number(row[name], where) for name in names) * _WATTS[columns.unit])]
         if points and found[0][0] <= points[-1][0]:
-            raise InputError(f"{where}: its time {_iso(found[0][0])} is not after that of the row before")
+            raise InputError(f"{where}: its time {_render_iso_time(found[0][0])} is not after that of the row before")
         points += found
     empty = [number for number, points in by_node.items() if len(points) < 2]
     if empty:
@@ -183,44 +184,44 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
 def render_power_log(points: Sequence[Point], stated: Mapping[str, object]) -> str:
     """Render readings of one node as a power log in the official form."""
     begin, end = points[0][0], points[-1][0]
-    lines = [_line(START, None, begin, "INTERVAL_START", stated)]
-    lines += [_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
-    return "\n".join([*lines, _line(STOP, None, end, "INTERVAL_END", "")]) + "\n"
+    lines = [_render_line(START, None, begin, "INTERVAL_START", stated)]
+    lines += [_render_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
+    return "\n".join([*lines, _render_line(STOP, None, end, "INTERVAL_END", "")]) + "\n"
 
 
 def render_estimate(watts: float, time_s: float) -> str:
     """Render the estimated power of a network as a power log in the official form."""
-    return _line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
+    return _render_line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
 
 
-def _line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
+def _render_line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
     event: dict[str, Any] = {"namespace": "", "time_ms": round(time_s * 1e3), "event_type": kind, "key": key}
     return f":::MLLOG {json.dumps({**event, 'value': value, 'metadata': metadata})}"
 
 
-def _number(text: str | None, where: str) -> float:
+def _parse_number(text: str | None, where: str) -> float:
     try:
         value = float(text or "")
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: {brief(text)} is no number")
+        raise InputError(f"{where}: {render_repr(text)} is no number")
     return value
 
 
-def _time(text: str | None, form: str, where: str) -> float:
+def _parse_time(text: str | None, form: str, where: str) -> float:
     """Return Unix seconds. A date without a zone is UTC."""
     if form in ("s", "ms"):
-        return _number(text, where) / (1e3 if form == "ms" else 1.0)
+        return _parse_number(text, where) / (1e3 if form == "ms" else 1.0)
     try:
         found = datetime.fromisoformat(text or "") if form == "iso" else datetime.strptime(text or "", form)
     except ValueError:
-        raise InputError(f"{where}: {brief(text)} is no time of the form {form!r} (time_form)") from None
+        raise InputError(f"{where}: {render_repr(text)} is no time of the form {form!r} (time_form)") from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _iso(seconds: float) -> str:
+def _render_iso_time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
-        return duration_text(seconds)
+        return render_duration(seconds)

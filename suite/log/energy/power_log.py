@@ -22,16 +22,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from suite.files import LIMITS, TwiceError, brief, byte_text, opened, reject_duplicate_keys
+from suite.files import LIMITS, DuplicateKeyError, open_regular_file, refuse_duplicate_keys, render_bytes, render_repr
 from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, SCOPES, START, STOP
-from suite.log.limits import limits
-from suite.log.values import finite
+from suite.log.limits import read_limits
+from suite.log.values import convert_to_float
 
-LISTED = 20  # of damaged lines
+LISTED_PROBLEMS = 20  # of damaged lines
 
 
 @dataclass(frozen=True)
-class Statement:
+class PowerLogEvent:
     """A line that is no reading: its key, value, Unix milliseconds and place."""
 
     key: str
@@ -56,12 +56,12 @@ class PowerLog:
     times_ms: array[float]
     watts: array[float]
     lines: array[int]
-    statements: tuple[Statement, ...] = ()
+    statements: tuple[PowerLogEvent, ...] = ()
     stated: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[tuple[int, str], ...] = ()
     damaged: int = 0
 
-    def first(self, key: str) -> Statement | None:
+    def first(self, key: str) -> PowerLogEvent | None:
         """Return the first statement of a key."""
         return next((item for item in self.statements if item.key == key), None)
 
@@ -71,13 +71,13 @@ class PowerLog:
         is no number.
         """
         last = next((item for item in reversed(self.statements) if item.key == EFFICIENCY), None)
-        return 1.0 if last is None else finite(last.value)
+        return 1.0 if last is None else convert_to_float(last.value)
 
     @property
     def estimate_w(self) -> float | None:
         """The estimated power of an interconnect, if the file states one instead of readings."""
         found = self.first(ESTIMATE)
-        return None if found is None else finite(found.value)
+        return None if found is None else convert_to_float(found.value)
 
     @property
     def scope(self) -> str:
@@ -111,15 +111,15 @@ class PowerLog:
 
     def number(self, name: str) -> float | None:
         """Return a number that the file states of its meter."""
-        return finite(self.stated.get(name))
+        return convert_to_float(self.stated.get(name))
 
 
 def read_power_log(path: Path) -> PowerLog:
     """Read one power log. OSError names the file if it cannot be read, or is larger than the limits allow."""
     reader = _Reader(path)
     try:
-        with opened(path, limits().file) as file:
-            for number, lines in _pieces(file, reader):
+        with open_regular_file(path, read_limits().file) as file:
+            for number, lines in _read_chunks(file, reader):
                 reader.parse(lines, number)
     except OSError as error:
         error.filename = error.filename or str(path)
@@ -127,10 +127,10 @@ def read_power_log(path: Path) -> PowerLog:
     return reader.log()
 
 
-_PIECE_BYTES = 2**19
+_CHUNK_BYTES = 2**19
 _TOKEN = b":::MLLOG"
 _READING_BYTES = 24
-_FAST = re.compile(
+_READING = re.compile(
     rb'^:::MLLOG \{"namespace": ?"", ?"time_ms": ?(\d{1,15}), ?"event_type": ?"POINT_IN_TIME", ?"key": ?"power_reading", ?'
     rb'"value": ?(-?(?:0|[1-9]\d{0,14})(?:\.\d{1,20})?), ?"metadata": ?(?:""|\{\}|\{"[a-z_]{1,40}": ?"[\w.:-]{0,80}"\})\}\r?\n',
     re.MULTILINE,
@@ -138,18 +138,18 @@ _FAST = re.compile(
 _NAME = re.compile(r"(node|sw|part)_(\d{1,6})(?:_.*)?")
 
 
-def _pieces(file: BufferedReader, reader: _Reader) -> Iterator[tuple[int, bytes]]:
+def _read_chunks(file: BufferedReader, reader: _Reader) -> Iterator[tuple[int, bytes]]:
     """Cut a file at ends of lines; yield each piece with the number of its first line.
 
     A line above the limit is damage.
     """
     number, rest = 1, b""
-    while block := file.read(_PIECE_BYTES):
+    while block := file.read(_CHUNK_BYTES):
         cut = block.rfind(b"\n") + 1
         if cut == 0:
             rest += block
-            if len(rest) > limits().line:
-                reader.damage(number, f"a line of more than {byte_text(limits().line)}")
+            if len(rest) > read_limits().line:
+                reader.damage(number, f"a line of more than {render_bytes(read_limits().line)}")
                 rest = b""
             continue
         lines, rest = rest + block[:cut], block[cut:]
@@ -163,7 +163,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._times, self._watts, self._lines = array("d"), array("d"), array("q")
-        self._statements: list[Statement] = []
+        self._statements: list[PowerLogEvent] = []
         self._stated: dict[str, Any] = {}
         self._problems: list[tuple[int, str]] = []
         self._damaged = 0
@@ -171,12 +171,12 @@ class _Reader:
     def damage(self, line: int, message: str) -> None:
         """Count a damaged line, and keep it if it is one of the first."""
         self._damaged += 1
-        if self._damaged <= LISTED:
+        if self._damaged <= LISTED_PROBLEMS:
             self._problems.append((line, message))
 
     def parse(self, data: bytes, number: int) -> None:
         """Collect the readings and statements of whole lines; the first is line ``number``."""
-        found = _FAST.findall(data)
+        found = _READING.findall(data)
         if len(found) == data.count(b"\n") and data.endswith(b"\n"):
             self._times.extend([float(time) for time, _ in found])
             self._watts.extend([float(watts) for _, watts in found])
@@ -184,12 +184,12 @@ class _Reader:
         else:
             for line, raw in enumerate(data.split(b"\n"), start=number):
                 self._parse_line(raw, line)
-        if len(self._times) * _READING_BYTES + len(self._statements) * 1000 > limits().events:
-            most = f"has more than {byte_text(limits().events)} of readings ({LIMITS} raises the limit)"
+        if len(self._times) * _READING_BYTES + len(self._statements) * 1000 > read_limits().events:
+            most = f"has more than {render_bytes(read_limits().events)} of readings ({LIMITS} raises the limit)"
             raise OSError(errno.EFBIG, most, str(self._path))
 
     def _parse_line(self, raw: bytes, line: int) -> None:
-        fast = _FAST.match(raw + b"\n")
+        fast = _READING.match(raw + b"\n")
         if fast is not None:
             self._add(float(fast[1]), float(fast[2]), line)
             return
@@ -197,9 +197,9 @@ class _Reader:
         if at < 0:
             return
         try:
-            record = json.loads(raw[at + len(_TOKEN) :], object_pairs_hook=reject_duplicate_keys)
-        except TwiceError as error:
-            self.damage(line, f"an object has {brief(str(error))} twice")
+            record = json.loads(raw[at + len(_TOKEN) :], object_pairs_hook=refuse_duplicate_keys)
+        except DuplicateKeyError as error:
+            self.damage(line, f"an object has {render_repr(str(error))} twice")
             return
         except (ValueError, RecursionError):
             self.damage(line, "not JSON after :::MLLOG")
@@ -210,19 +210,22 @@ class _Reader:
         if not isinstance(record, dict) or not isinstance(record.get("key"), str):
             self.damage(line, "expected an object with a key")
             return
-        key, time_ms, value = record["key"], finite(record.get("time_ms")), record.get("value")
+        key, time_ms, value = record["key"], convert_to_float(record.get("time_ms")), record.get("value")
         if time_ms is None or not 0 <= time_ms < 2**53:
-            self.damage(line, f"time_ms of {brief(key)} is {brief(record.get('time_ms'))}: expected Unix milliseconds")
+            self.damage(
+                line,
+                f"time_ms of {render_repr(key)} is {render_repr(record.get('time_ms'))}: expected Unix milliseconds",
+            )
         elif key == READING:
-            watts = finite(value)
+            watts = convert_to_float(value)
             if watts is None:
-                self.damage(line, f"power_reading = {brief(value)}: expected watts")
+                self.damage(line, f"power_reading = {render_repr(value)}: expected watts")
             else:
                 self._add(time_ms, watts, line)
         elif key in (START, STOP, EFFICIENCY, ESTIMATE):
             given = record.get("metadata")
             metadata = given if isinstance(given, dict) else {}
-            self._statements.append(Statement(key, value, time_ms, line, metadata))
+            self._statements.append(PowerLogEvent(key, value, time_ms, line, metadata))
             self._stated.update(metadata)
 
     def _add(self, time_ms: float, watts: float, line: int) -> None:

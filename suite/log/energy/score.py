@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.files import brief, duration_text
+from suite.files import render_duration, render_repr
 from suite.log.energy.integrate import (
-    FEWEST,
     GAP_S,
-    LOCKED,
+    MIN_READINGS,
+    PHASE_LOCK_LIMIT,
     UNSTATED_ACCURACY,
-    Curve,
+    PowerCurve,
+    build_curve,
     compute_sampling_halfwidth_j,
-    curve,
     estimate_resolution_w,
     measure_phase_lock,
 )
@@ -31,13 +31,13 @@ from suite.log.record import RunRecord
 from suite.log.results_tree import POWER
 from suite.log.score import TimeToTrain
 from suite.log.timeline import STAGING_BEFORE
-from suite.statistics.intervals import log_interval
+from suite.statistics.intervals import compute_log_interval
 
 _IDLE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Meters:
+class PowerLogs:
     """The power logs of one run, and files that could not be read (path, reason)."""
 
     folder: Path
@@ -130,7 +130,7 @@ class EnergyToSolution:
         return self.mean_j / self.samples if self.mean_j is not None and self.samples else None
 
 
-def read_meters(log: Path) -> Meters | None:
+def read_power_logs(log: Path) -> PowerLogs | None:
     """Read the power logs of a run's log, ``power/<name of the log>/*.txt`` next to it.
 
     None without such a folder. Links are not read.
@@ -149,10 +149,10 @@ def read_meters(log: Path) -> Meters | None:
         else:
             if found.kind:
                 logs.append(found)
-    return Meters(folder, tuple(logs), tuple(unread))
+    return PowerLogs(folder, tuple(logs), tuple(unread))
 
 
-def widest_common(meters: Meters) -> tuple[str | None, list[PowerLog]]:
+def find_widest_scope(meters: PowerLogs) -> tuple[str | None, list[PowerLog]]:
     """Return the widest scope that every node has, and one log of it per node. (None, []) if there is no
     common scope.
     """
@@ -169,14 +169,14 @@ def widest_common(meters: Meters) -> tuple[str | None, list[PowerLog]]:
     return None, []
 
 
-def compute_energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy:
+def compute_energy_of_run(record: RunRecord, meters: PowerLogs | None) -> RunEnergy:
     """Compute the energy of a run from its meters."""
     if meters is None or not meters.logs:
         return RunEnergy(record.path, "no power readings")
     start, stop = record.run_start_s, record.run_stop_s
     if start is None or stop is None or stop <= start:
         return RunEnergy(record.path, "the run has no time from run_start to run_stop")
-    scope, logs = widest_common(meters)
+    scope, logs = find_widest_scope(meters)
     if scope is None:
         return RunEnergy(record.path, "the nodes have no scope in common, or one has no reading")
     currents = {log.current for log in logs}
@@ -186,13 +186,13 @@ def compute_energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy
         return RunEnergy(record.path, "a conversion efficiency is no number above 0")
     if record.nodes and len(logs) < record.nodes:
         return RunEnergy(record.path, f"readings of {len(logs)} nodes, the log says {record.nodes}")
-    parts = [_measured(log, start, stop) for log in logs]
-    switches = [_interconnect(log, start, stop) for log in meters.of("sw")]
+    parts = [_compute_meter_energy(log, start, stop) for log in logs]
+    switches = [_compute_interconnect_j(log, start, stop) for log in meters.of("sw")]
     nodes_j = math.fsum(part.joules for part in parts)
     between_j = math.fsum(joules for joules, _ in switches)
     uncovered = max(part.uncovered_s for part in parts)
     worst = max(parts, key=lambda part: part.uncovered_s)
-    reason = f"{worst.name} covers all but {duration_text(uncovered)} of the run" if uncovered > GAP_S else None
+    reason = f"{worst.name} covers all but {render_duration(uncovered)} of the run" if uncovered > GAP_S else None
     idle = [part.idle_w for part in parts]
     return RunEnergy(
         record.path,
@@ -206,8 +206,8 @@ def compute_energy_of_run(record: RunRecord, meters: Meters | None) -> RunEnergy
         nodes=len(logs),
         seconds=stop - start,
         uncovered_s=uncovered,
-        halfwidth_j=_halfwidth(parts),
-        phases=_phases(record, logs, nodes_j),
+        halfwidth_j=_combine_halfwidths_j(parts),
+        phases=_split_by_phase(record, logs, nodes_j),
         idle_j=None if None in idle else math.fsum(w for w in idle if w is not None) * (stop - start),
         notes=tuple(note for part in parts for note in part.notes),
     )
@@ -219,7 +219,7 @@ def compute_energy_from_counters(record: RunRecord) -> RunEnergy:
     if counted is None or not seconds or seconds <= 0.0:
         return RunEnergy(record.path, "no energy counters in the log")
     nodes = record.nodes or 1
-    scope, joules, notes = _widest_counted(counted.by_counter, nodes)
+    scope, joules, notes = _find_widest_counted(counted.by_counter, nodes)
     if scope is None:
         return RunEnergy(record.path, "; ".join(notes))
     lacking = [name for name in counted.absent if name.startswith("rapl/") and scope.startswith("package")]
@@ -227,7 +227,7 @@ def compute_energy_from_counters(record: RunRecord) -> RunEnergy:
     worth = joules / counted.seconds if counted.seconds > 0.0 else 0.0
     return RunEnergy(
         record.path,
-        f"the counters cover all but {duration_text(uncovered)} of the run" if uncovered > GAP_S else None,
+        f"the counters cover all but {render_duration(uncovered)} of the run" if uncovered > GAP_S else None,
         joules=joules,
         nodes_j=joules,
         scope=scope,
@@ -244,7 +244,9 @@ def compute_energy_from_counters(record: RunRecord) -> RunEnergy:
     )
 
 
-def _widest_counted(counters: Mapping[str, tuple[float, int]], nodes: int) -> tuple[str | None, float, tuple[str, ...]]:
+def _find_widest_counted(
+    counters: Mapping[str, tuple[float, int]], nodes: int
+) -> tuple[str | None, float, tuple[str, ...]]:
     """Return (scope, joules, notes) of the widest scope that every node's counters have.
 
     Never adds a part to its whole.
@@ -269,7 +271,7 @@ def find_energy(result: TimeToTrain, samples: float | None = None) -> EnergyToSo
     None if it has neither.
     """
     records = [run.record for run in result.runs]
-    meters = [read_meters(record.path) if record.path is not None else None for record in records]
+    meters = [read_power_logs(record.path) if record.path is not None else None for record in records]
     if any(found is not None and found.logs for found in meters):
         energies = [compute_energy_of_run(record, found) for record, found in zip(records, meters, strict=True)]
     elif any(record.counted for record in records):
@@ -312,7 +314,7 @@ def compute_energy_to_solution(
         paths,
         f"not a score: {uncovered}" if uncovered else None,
         mean_j=mean,
-        interval_j=_interval(result, by_path, kept, mean),
+        interval_j=_combine_intervals(result, by_path, kept, mean),
         mean_s=seconds,
         scope=kept[0].scope,
         current=kept[0].current,
@@ -327,7 +329,7 @@ def compute_energy_to_solution(
     )
 
 
-def _interval(
+def _combine_intervals(
     result: TimeToTrain, by_path: Mapping[Path | None, RunEnergy], kept: Sequence[RunEnergy], mean: float
 ) -> tuple[float, float] | None:
     """Combine the intervals of runs and meters: half widths add in squares, below and above the mean. None if neither
@@ -339,7 +341,7 @@ def _interval(
         for run in inside
         if (energy := by_path.get(run.record.path)) is not None and energy.joules and energy.kind == kept[0].kind
     ]
-    of_runs = log_interval(joules)
+    of_runs = compute_log_interval(joules)
     widths = [energy.halfwidth_j for energy in kept]
     if None in widths:
         return None
@@ -350,7 +352,7 @@ def _interval(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeterEnergy:
     """One meter's result for a run. ``bounded_j``: the sum of the errors that have a bound and no distribution."""
 
     name: str
@@ -363,8 +365,8 @@ class _Measured:
     notes: tuple[str, ...]
 
 
-def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
-    line = offset_curve(log)
+def _compute_meter_energy(log: PowerLog, start: float, stop: float) -> _MeterEnergy:
+    line = build_offset_curve(log)
     factor = log.efficiency or 1.0
     inside = list(line.within(start, stop, hold=not log.integrates))
     uncovered = line.uncovered_s(start, stop)
@@ -374,24 +376,24 @@ def _measured(log: PowerLog, start: float, stop: float) -> _Measured:
     sampling = compute_sampling_halfwidth_j(
         inside, duty=1.0 if duty is None else duty, integrates=log.integrates, most_w=most if rating else None
     )
-    shift, cut = _cut_ends(line, start, stop, most) if log.integrates else (0.0, 0.0)
+    shift, cut = _estimate_cut_ends_j(line, start, stop, most) if log.integrates else (0.0, 0.0)
     joules = math.fsum(seconds * watts for seconds, watts in inside) + shift
-    joules += _edges(line, start, stop) if uncovered <= GAP_S else 0.0
+    joules += _estimate_edges_j(line, start, stop) if uncovered <= GAP_S else 0.0
     bounded = cut + most * uncovered + line.clock_error_j(start, stop, abs(log.number("clock_bound_s") or 0.0))
     share = UNSTATED_ACCURACY if accuracy is None else accuracy
-    return _Measured(
+    return _MeterEnergy(
         log.path.name,
         factor * joules,
         uncovered,
         None if sampling is None else factor * sampling,
         factor * max(share * abs(joules), estimate_resolution_w(log.watts) / 2 * (stop - start)),
         factor * bounded,
-        _idle_w(line, start, stop, factor),
-        tuple(_notes(log, inside, most)),
+        _estimate_idle_w(line, start, stop, factor),
+        tuple(_list_assumptions(log, inside, most)),
     )
 
 
-def _cut_ends(line: Curve, start: float, stop: float, most_w: float) -> tuple[float, float]:
+def _estimate_cut_ends_j(line: PowerCurve, start: float, stop: float, most_w: float) -> tuple[float, float]:
     """Return (joules to add, largest error) for intervals that an end of the run cuts, of a meter that reads means.
 
     A mean does not show when the energy was used. The inner part is assumed to have the power of the next reading, as
@@ -408,7 +410,7 @@ def _cut_ends(line: Curve, start: float, stop: float, most_w: float) -> tuple[fl
     return shift, error
 
 
-def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) -> Iterator[str]:
+def _list_assumptions(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) -> Iterator[str]:
     """Yield the assumptions that the interval makes about a meter."""
     name = log.path.name
     if log.number("accuracy") is None:
@@ -416,15 +418,15 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
     if log.current is None:
         yield f"{name}: AC or DC not stated"
     steps = [seconds for seconds, _ in inside[1:-1] if seconds > 0.0]
-    if not log.integrates and len(inside) < FEWEST:
-        yield f"{name}: fewer than {FEWEST} readings in the run have no interval"
+    if not log.integrates and len(inside) < MIN_READINGS:
+        yield f"{name}: fewer than {MIN_READINGS} readings in the run have no interval"
     elif not log.integrates and len(steps) > 1:
         rated = bool(log.number("rating_w"))
-        if measure_phase_lock(steps) > LOCKED:
+        if measure_phase_lock(steps) > PHASE_LOCK_LIMIT:
             wide = "the interval is wide" if rated else "there is no interval"
             limit = "" if rated else ", and no rating_w limits it"
             yield (
-                f"{name}: {wide} because a load in step with the readings, every {duration_text(statistics.median(steps))}, "
+                f"{name}: {wide} because a load in step with the readings, every {render_duration(statistics.median(steps))}, "
                 f"would not show{limit}; read means (reads: mean), or at random intervals"
             )
         elif not rated:
@@ -434,12 +436,12 @@ def _notes(log: PowerLog, inside: Sequence[tuple[float, float]], most_w: float) 
         yield f"{name}: without {', '.join(sorted(absent))}, which cannot be read"
 
 
-def offset_curve(log: PowerLog) -> Curve:
+def build_offset_curve(log: PowerLog) -> PowerCurve:
     """Return the readings of a log on the run's clock: shifted by the offset that the file states."""
-    return curve(log, log.number("clock_offset_s") or 0.0)
+    return build_curve(log, log.number("clock_offset_s") or 0.0)
 
 
-def _edges(line: Curve, start: float, stop: float) -> float:
+def _estimate_edges_j(line: PowerCurve, start: float, stop: float) -> float:
     """Estimate joules of up to `GAP_S` without a reading at an end of the run, from the nearest reading.
 
     Longer stretches are not filled.
@@ -450,7 +452,7 @@ def _edges(line: Curve, start: float, stop: float) -> float:
     return line.watts[0] * before + line.watts[-1] * after
 
 
-def _halfwidth(parts: Sequence[_Measured]) -> float | None:
+def _combine_halfwidths_j(parts: Sequence[_MeterEnergy]) -> float | None:
     """Combine errors of nodes: sampling in squares, as it is independent; accuracy and bounds as plain sums.
 
     All meters of one make may be wrong in the same way.
@@ -462,15 +464,15 @@ def _halfwidth(parts: Sequence[_Measured]) -> float | None:
     return math.hypot(sampling, accuracy) + math.fsum(part.bounded_j for part in parts)
 
 
-def _interconnect(log: PowerLog, start: float, stop: float) -> tuple[float, bool]:
+def _compute_interconnect_j(log: PowerLog, start: float, stop: float) -> tuple[float, bool]:
     """Return (joules, estimated) of a switch: its readings, else its stated power times the run's time."""
     factor = log.efficiency or 1.0
     if len(log.times_ms):
-        return factor * offset_curve(log).between(start, stop), False
+        return factor * build_offset_curve(log).between(start, stop), False
     return factor * (log.estimate_w or 0.0) * (stop - start), True
 
 
-def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | None:
+def _estimate_idle_w(line: PowerCurve, start: float, stop: float, factor: float) -> float | None:
     """Return the lowest mean power over ten seconds outside of the run. None if no such time was measured."""
     spans = [(line.begin_s, min(start, line.end_s)), (max(stop, line.begin_s), line.end_s)]
     found = []
@@ -480,13 +482,13 @@ def _idle_w(line: Curve, start: float, stop: float, factor: float) -> float | No
     return factor * min(found) if found else None
 
 
-def _phases(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict[str, float]:
+def _split_by_phase(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict[str, float]:
     """Split the nodes' joules by phase of the run. Without "staging before" they sum to ``nodes_j``.
 
     Readings that the ends of the run cut change the total. All phases of the run share the difference.
     """
     begin = record.run_start_s or 0.0
-    lines = [(offset_curve(log), log.efficiency or 1.0) for log in logs]
+    lines = [(build_offset_curve(log), log.efficiency or 1.0) for log in logs]
 
     def joules(stretches: Sequence[tuple[float, float]]) -> float:
         return math.fsum(f * line.between(begin + a, begin + b) for line, f in lines for a, b in stretches)
@@ -497,10 +499,12 @@ def _phases(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float) -> dict
     return {name: spent if name == STAGING_BEFORE else share * spent for name, spent in found.items()}
 
 
-def describe(log: PowerLog) -> str:
+def describe_meter(log: PowerLog) -> str:
     """Describe in words what a file states of its meter."""
     said = [log.scope, log.current or "AC or DC not stated"]
     said += [
-        f"{name} {brief(log.stated[name])}" for name in ("source", "accuracy", "clock_offset_s") if name in log.stated
+        f"{name} {render_repr(log.stated[name])}"
+        for name in ("source", "accuracy", "clock_offset_s")
+        if name in log.stated
     ]
     return ", ".join(said)

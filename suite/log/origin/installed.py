@@ -18,15 +18,15 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import plain
-from suite.plugins import name_and_version
+from suite.documents import convert_to_plain_data
+from suite.plugins import read_name_and_version
 
 ENVIRONMENT_VERSION: Final = 1
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 VERSION_TEXT = r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,98}"
 _SHA256 = r"^[0-9a-f]{64}\Z"
 # What an installer writes beside the files of the wheel
-_OF_INSTALLER = re.compile(
+_INSTALLER_FILES = re.compile(
     r"\.dist-info/(?:INSTALLER|REQUESTED|RECORD|RECORD\.jws|direct_url\.json|uv_\w+\.json)$|\.pyc$"
 )
 
@@ -35,7 +35,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class Installed(_Part, frozen=True, kw_only=True, omit_defaults=True):
+class InstalledPackage(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """One distribution.
 
     ``record_sha256``: digest of its wheel's files (`compute_record_digest`); None without a RECORD. ``wheel_sha256``:
@@ -57,15 +57,15 @@ class Environment(_Part, frozen=True, kw_only=True, omit_defaults=True):
     version: Literal[1] = ENVIRONMENT_VERSION
     python: str
     machine: str
-    distributions: tuple[Installed, ...]
+    distributions: tuple[InstalledPackage, ...]
 
     def text(self) -> str:
         """Return the content of the environment's file."""
-        return json.dumps(plain(self) | {"version": self.version}, indent=1) + "\n"
+        return json.dumps(convert_to_plain_data(self) | {"version": self.version}, indent=1) + "\n"
 
-    def by_name(self) -> Mapping[str, Installed]:
+    def by_name(self) -> Mapping[str, InstalledPackage]:
         """Return the distributions by normal name."""
-        return {normal(item.name): item for item in self.distributions}
+        return {convert_distribution_name(item.name): item for item in self.distributions}
 
 
 def read_environment(found: Iterable[Distribution] | None = None) -> Environment:
@@ -73,11 +73,15 @@ def read_environment(found: Iterable[Distribution] | None = None) -> Environment
 
     If two have the same name, the first on the path counts.
     """
-    items: dict[str, Installed] = {}
+    items: dict[str, InstalledPackage] = {}
     for each in distributions() if found is None else found:
-        name, version = name_and_version(each)
-        if re.fullmatch(NAME, name) and re.fullmatch(VERSION_TEXT, version) and normal(name) not in items:
-            items[normal(name)] = _describe(each, name, version)
+        name, version = read_name_and_version(each)
+        if (
+            re.fullmatch(NAME, name)
+            and re.fullmatch(VERSION_TEXT, version)
+            and convert_distribution_name(name) not in items
+        ):
+            items[convert_distribution_name(name)] = _describe_package(each, name, version)
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return Environment(
         python=python,
@@ -86,7 +90,7 @@ def read_environment(found: Iterable[Distribution] | None = None) -> Environment
     )
 
 
-def normal(name: str) -> str:
+def convert_distribution_name(name: str) -> str:
     """Return the normal spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -104,18 +108,18 @@ def compute_record_digest(text: str) -> str | None:
             hashed
             and not path.startswith(("../", "/", '"../'))
             and ".data/" not in path
-            and not _OF_INSTALLER.search(path)
+            and not _INSTALLER_FILES.search(path)
         ):
             lines.append(f"{rest.partition(',')[0]}  {path}\n")
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest() if lines else None
 
 
-def _describe(each: Distribution, name: str, version: str) -> Installed:
-    origin = _origin(each.read_text("direct_url.json"))
+def _describe_package(each: Distribution, name: str, version: str) -> InstalledPackage:
+    origin = _parse_origin(each.read_text("direct_url.json"))
     editable = bool(origin.get("dir_info", {}).get("editable"))
     archive = str(origin.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
     tags = tuple(re.findall(r"^Tag: (\S+)$", each.read_text("WHEEL") or "", re.MULTILINE))
-    return Installed(
+    return InstalledPackage(
         name=name,
         version=version,
         record_sha256=None if editable else compute_record_digest(each.read_text("RECORD") or ""),
@@ -125,7 +129,7 @@ def _describe(each: Distribution, name: str, version: str) -> Installed:
     )
 
 
-def _origin(text: str | None) -> dict[str, Any]:
+def _parse_origin(text: str | None) -> dict[str, Any]:
     """Return the content of direct_url.json; an empty object if it is absent or damaged."""
     try:
         data = json.loads(text or "{}")

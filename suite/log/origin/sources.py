@@ -25,7 +25,7 @@ _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-t
 
 
 class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of sources.json. ``sha256`` is that of the list of files (`digest_files`)."""
+    """The content of sources.json. ``sha256`` is that of the list of files (`compute_files_digest`)."""
 
     version: Literal[1] = SOURCES_VERSION
     suite_version: str
@@ -33,7 +33,7 @@ class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     files: dict[str, str]
 
     def __post_init__(self) -> None:
-        if digest_files(self.files) != self.sha256:
+        if compute_files_digest(self.files) != self.sha256:
             raise InputError("expected files whose list has the stated sha256")
 
 
@@ -78,19 +78,19 @@ def read_git_state(cwd: Path | None = None) -> GitState | None:
     return GitState(commit.decode().strip(), text, hashlib.sha256(changes).hexdigest())
 
 
-def digest_suite(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
+def compute_suite_digests(folders: Mapping[str, Path] | None = None) -> dict[str, Any]:
     """Compute the digests of the suite's files: ``{"version", "suite_version", "sha256", "files": {path: sha256}}``.
 
     ``sha256`` is that of the list of files as sha256sum prints it. ``folders``: the packages by name; None: the
     installed ones.
     """
     found: dict[str, str] = {}
-    for name, folder in (_installed() if folders is None else folders).items():
+    for name, folder in (_list_package_folders() if folders is None else folders).items():
         for path in sorted(folder.rglob("*")):
             if path.suffix in KINDS and path.is_file():
                 key = f"{name}/{path.relative_to(folder).as_posix()}"
                 found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"version": SOURCES_VERSION, "suite_version": VERSION, "sha256": digest_files(found), "files": found}
+    return {"version": SOURCES_VERSION, "suite_version": VERSION, "sha256": compute_files_digest(found), "files": found}
 
 
 def read_sources(path: Path) -> Sources:
@@ -98,12 +98,12 @@ def read_sources(path: Path) -> Sources:
     return read_json_document(path, Sources, "the digests of the suite", SOURCES_VERSION)
 
 
-def digest_files(files: Mapping[str, str]) -> str:
+def compute_files_digest(files: Mapping[str, str]) -> str:
     """Compute the sha256 of a list of files with their digests, in the form and order of sha256sum."""
     return hashlib.sha256("".join(f"{files[name]}  {name}\n" for name in sorted(files)).encode()).hexdigest()
 
 
-def _installed() -> dict[str, Path]:
+def _list_package_folders() -> dict[str, Path]:
     """Return the folders of this suite's installed packages, by name."""
     found = {name: find_spec(name) for name in OURS}
     return {name: Path(spec.origin).parent for name, spec in found.items() if spec is not None and spec.origin}

@@ -17,31 +17,31 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from suite import VERSION
-from suite.files import cache_folder
+from suite.files import find_cache_folder
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.machine.choice.store import Store
-from suite.machine.choice.timing import Candidate, time_candidates
+from suite.machine.choice.store import ChoiceCache
+from suite.machine.choice.timing import Candidate, measure_candidates
 from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import machine_root
-from suite.world import World, node_name
+from suite.machine.probes.root import find_machine_root
+from suite.world import World, find_node_name
 
 if TYPE_CHECKING:
     from suite.config import RunConfig
 
 Source = Literal["kept", "pinned", "cache", "measured", "rule"]
-BUSY = 1.25  # load over CPUs from which on a choice by the wall clock is not kept
-EVEN = 1.01  # within this, the first way of a question stays the choice: a choice should not change with the noise
-PARTS = ("seconds", "problems", "beside")  # of a choice that the cache keeps, with what was chosen
+BUSY_LOAD_RATIO = 1.25  # load over CPUs from which on a choice by the wall clock is not kept
+TIE_RATIO = 1.01  # within this, the first way of a question stays the choice: a choice should not change with the noise
+CACHED_FIELDS = ("seconds", "problems", "beside")  # of a choice that the cache keeps, with what was chosen
 
 
-def fastest(seconds: Mapping[str, float]) -> str:
+def choose_fastest(seconds: Mapping[str, float]) -> str:
     """Return the candidate with the least seconds: the first that is within 1 % of the least."""
     least = min(seconds.values())
-    return next(name for name, each in seconds.items() if each <= EVEN * least)
+    return next(name for name, each in seconds.items() if each <= TIE_RATIO * least)
 
 
-def if_worth(other: str, rule: str, worth: float) -> Callable[[Mapping[str, float]], str]:
+def make_threshold_rule(other: str, rule: str, worth: float) -> Callable[[Mapping[str, float]], str]:
     """Return a rule: take ``other`` if its time is at most ``worth`` times that of ``rule``."""
     return lambda seconds: other if seconds.get(other, math.inf) <= worth * seconds.get(rule, math.inf) else rule
 
@@ -53,7 +53,7 @@ class Question:
     ``ways`` returns the candidates: each computes a training pass, without effect on the model or random states. It
     does not communicate, unless candidates are timed ``together``. ``decide`` chooses from their seconds. ``possible``
     tests whether an answer from elsewhere can be followed here. ``rule`` is the answer without measuring. ``beside``
-    measures what is only reported. ``wall``, ``together``: see `time_candidates`. ``unmeasured``: why it cannot be
+    measures what is only reported. ``wall``, ``together``: see `measure_candidates`. ``unmeasured``: why it cannot be
     measured here, the same on all ranks; "" if it can.
     """
 
@@ -62,7 +62,7 @@ class Question:
     rule: str
     ways: Callable[[], Mapping[str, Candidate]]
     possible: Callable[[str], bool]
-    decide: Callable[[Mapping[str, float]], str] = fastest
+    decide: Callable[[Mapping[str, float]], str] = choose_fastest
     beside: Callable[[], Mapping[str, Any]] = dict
     wall: bool = False
     together: bool = False
@@ -101,7 +101,7 @@ class Chooser:
         device: torch.device,
         *,
         measure: bool,
-        store: Store,
+        store: ChoiceCache,
         pinned: Mapping[str, str] | None = None,
         earlier: Mapping[str, str] | None = None,
     ) -> None:
@@ -130,12 +130,12 @@ class Chooser:
         if found is not None and found.source != "cache":
             note = f"{found.source} {found.value} is not possible here"
         if question.unmeasured:
-            return _by_rule(question, note or f"not measured: {question.unmeasured}")
+            return _choose_by_rule(question, note or f"not measured: {question.unmeasured}")
         if not self.measure:
-            return _by_rule(question, note)
+            return _choose_by_rule(question, note)
         busy = self._busy(question)
         if busy and question.wall:
-            return _by_rule(question, f"not measured: {busy}")
+            return _choose_by_rule(question, f"not measured: {busy}")
         return self._measured(question, note or busy)
 
     def _given(self, question: Question) -> Choice | None:
@@ -146,7 +146,7 @@ class Chooser:
         if not self.measure or question.unmeasured:
             return None
         entry = self.store.find(self._key(question)) if self.world.is_first else None
-        found = None if entry is None else _from_cache(question, entry)
+        found = None if entry is None else _read_cached_choice(question, entry)
         return self.world.broadcast(found, Choice | None)  # type: ignore[no-any-return]
 
     def _busy(self, question: Question) -> str:
@@ -154,7 +154,7 @@ class Chooser:
         if self.device.type == "cuda" or (self.threads == 1 and not question.together):
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
-        busy = f"the machine is busy (load {load:.1f} on {cores} CPUs)" if load > BUSY * cores else ""
+        busy = f"the machine is busy (load {load:.1f} on {cores} CPUs)" if load > BUSY_LOAD_RATIO * cores else ""
         return self.world.broadcast(busy)  # type: ignore[no-any-return]
 
     def _everywhere(self, question: Question, value: str) -> bool:
@@ -168,14 +168,14 @@ class Chooser:
         """
         # All ranks measure at once: alone a rank would have the node's caches and memory for itself.
         self.world.barrier()
-        timings = time_candidates(question.ways(), self.device, wall=question.wall, together=question.together)
+        timings = measure_candidates(question.ways(), self.device, wall=question.wall, together=question.together)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
         beside = dict(question.beside())
         choice = None
         if rows is not None:  # on rank 0
-            choice = _decided(question, rows, beside, note)
+            choice = _choose_by_times(question, rows, beside, note)
             if choice.source == "measured" and not choice.note:
-                kept = {"chosen": choice.value, **{key: getattr(choice, key) for key in PARTS}}
+                kept = {"chosen": choice.value, **{key: getattr(choice, key) for key in CACHED_FIELDS}}
                 self.store.keep(self._key(question), kept)
         return self.world.broadcast(choice, Choice)  # type: ignore[no-any-return]
 
@@ -184,8 +184,8 @@ class Chooser:
         # A cache in a home folder is seen from all nodes of a cluster: the key names the machine.
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         about = {
-            "host": node_name(),
-            "processor": read_cpu(machine_root(os.environ)).model,
+            "host": find_node_name(),
+            "processor": read_cpu(find_machine_root(os.environ)).model,
             "device": gpu or self.device.type,
             "torch": torch.__version__,
             "suite": VERSION,
@@ -205,23 +205,25 @@ def make_chooser(
     A continued run without earlier choices followed the rules, and goes on with them.
     """
     measure = config.choices.measure and earlier != {}
-    return Chooser(world, device, measure=measure, store=_store(world), pinned=config.choices.pinned, earlier=earlier)
+    return Chooser(
+        world, device, measure=measure, store=_open_store(world), pinned=config.choices.pinned, earlier=earlier
+    )
 
 
-def measuring_chooser(world: World, device: torch.device) -> Chooser:
+def make_measuring_chooser(world: World, device: torch.device) -> Chooser:
     """Make a chooser for a measurement without a run configuration. It measures what is not cached."""
-    return Chooser(world, device, measure=True, store=_store(world))
+    return Chooser(world, device, measure=True, store=_open_store(world))
 
 
-def _store(world: World) -> Store:
-    return Store(cache_folder() if world.is_first else None)
+def _open_store(world: World) -> ChoiceCache:
+    return ChoiceCache(find_cache_folder() if world.is_first else None)
 
 
-def _by_rule(question: Question, note: str) -> Choice:
+def _choose_by_rule(question: Question, note: str) -> Choice:
     return Choice(question.name, question.rule, "rule", question.shape, note=note)
 
 
-def _decided(
+def _choose_by_times(
     question: Question,
     rows: Sequence[Mapping[str, tuple[float, str | None]]],
     beside: Mapping[str, Any],
@@ -235,20 +237,20 @@ def _decided(
             slowest = max(row.get(name, (math.inf, None))[0] for row in rows)
             seconds[name] = float(f"{slowest:.4g}")
     if not seconds:
-        unmeasured = _by_rule(question, "nothing could be measured")
+        unmeasured = _choose_by_rule(question, "nothing could be measured")
         return replace(unmeasured, problems=problems, beside=beside)
     value = question.decide(seconds)
     return Choice(question.name, value, "measured", question.shape, seconds, problems, beside, note)
 
 
-def _from_cache(question: Question, entry: Mapping[str, Any]) -> Choice | None:
+def _read_cached_choice(question: Question, entry: Mapping[str, Any]) -> Choice | None:
     """Make a choice from a cache entry. None if it is invalid: another version may have written it."""
-    value, parts = entry.get("chosen"), [entry.get(name) for name in PARTS]
+    value, parts = entry.get("chosen"), [entry.get(name) for name in CACHED_FIELDS]
     if not isinstance(value, str) or not all(isinstance(part, dict) for part in parts):
         return None
     return Choice(question.name, value, "cache", question.shape, *parts)  # type: ignore[arg-type]
 
 
-def class_of(count: float) -> int:
+def compute_nearest_power_of_two(count: float) -> int:
     """Return the nearest power of two. Numbers with the same one share a measurement."""
     return 1 << max(0, round(math.log2(max(1.0, count))))

@@ -9,34 +9,36 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from suite.machine.choice.chooser import Question, if_worth, measuring_chooser
-from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
+from suite.machine.choice.chooser import Question, make_measuring_chooser, make_threshold_rule
+from suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
 from suite.machine.choice.timing import Candidate
-from suite.workload import Chooses
+from suite.workload import ChooserProtocol
 from suite.world import World
 
 GLOO, MPI = "gloo", "mpi"
 MESSAGE_BYTES = 1 << 20  # what DDP sends first, and all that small models have
-WORTH = 0.5  # of gloo's time: gloo's sending hides behind the backward pass where cores are free, MPI's does not
-_decide = if_worth(MPI, GLOO, WORTH)
+MAX_TIME_RATIO = (
+    0.5  # of gloo's time: gloo's sending hides behind the backward pass where cores are free, MPI's does not
+)
+_decide = make_threshold_rule(MPI, GLOO, MAX_TIME_RATIO)
 
 
-def start_collectives(world: World, device: torch.device, chooser: Chooses) -> None:
+def start_collectives(world: World, device: torch.device, chooser: ChooserProtocol) -> None:
     """Start torch.distributed. On CPUs with MPI, a measurement chooses gloo or MPI; elsewhere it is gloo or NCCL.
 
     Does nothing on one rank or if torch.distributed is started. All ranks call it.
     """
     if world.size == 1 or dist.is_initialized():
         return
-    if not all(world.allgather(device.type == "cpu" and mpi_world(world) is not None)):
+    if not all(world.allgather(device.type == "cpu" and find_mpi_communicator(world) is not None)):
         world.init_torch(device)
         return
 
     def ways() -> Mapping[str, Candidate]:
         message = torch.ones(MESSAGE_BYTES // torch.float32.itemsize)
         world.init_torch(device)
-        by = {GLOO: dist.group.WORLD, MPI: MpiGroup(mpi_world(world).Dup())}
-        return {name: partial(_mean, group, message) for name, group in by.items()}
+        by = {GLOO: dist.group.WORLD, MPI: MpiGroup(find_mpi_communicator(world).Dup())}
+        return {name: partial(_run_mean, group, message) for name, group in by.items()}
 
     shape = {"bytes": MESSAGE_BYTES, "ranks": world.size, "nodes": world.nodes}
     question = Question(
@@ -51,14 +53,14 @@ def start_collectives(world: World, device: torch.device, chooser: Chooses) -> N
     chosen = chooser.choose(question)
     if chosen == MPI and dist.is_initialized():  # gloo was timed
         dist.destroy_process_group()
-    world.init_torch(device, register() if chosen == MPI else GLOO)
+    world.init_torch(device, register_backend() if chosen == MPI else GLOO)
 
 
 def start_measured(world: World, device: torch.device) -> None:
     """Start torch.distributed as a run without settings for it would."""
-    start_collectives(world, device, measuring_chooser(world, device))
+    start_collectives(world, device, make_measuring_chooser(world, device))
 
 
-def _mean(group: Any, message: torch.Tensor) -> None:
+def _run_mean(group: Any, message: torch.Tensor) -> None:
     message.mul_(1 / group.size())
     group.allreduce([message]).wait()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from suite.machine.choice.chooser import Question
 from suite.machine.choice.timing import Candidate
-from suite.workload import Chooses
+from suite.workload import ChooserProtocol
 
 if TYPE_CHECKING:
     from suite.config import RunConfig
@@ -46,10 +46,10 @@ LAYOUTS = {
     "contiguous, pointwise too": Layout(False, True, True),
 }
 SMALL_BATCH = 16  # below it torch, with one thread, computes pointwise convolutions in float32 as products by its BLAS
-WORTH = 1.05  # by which fewer threads than allowed must be faster
+MIN_SPEEDUP = 1.05  # by which fewer threads than allowed must be faster
 
 
-class LaidOut(Protocol):
+class MemoryFormatModel(Protocol):
     """A network that can be laid out in either memory format."""
 
     def lay_out(self, channels_last: bool) -> None:
@@ -58,9 +58,13 @@ class LaidOut(Protocol):
 
 
 def choose_layout(
-    chooser: Chooses, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], batch: Batch, config: RunConfig
+    chooser: ChooserProtocol,
+    model: nn.Module,
+    loss: Callable[[nn.Module, Batch], Tensor],
+    batch: Batch,
+    config: RunConfig,
 ) -> None:
-    """Choose format, library and threads for a `LaidOut` model if ``channels_last`` is ``auto``, and set them.
+    """Choose format, library and threads for a `MemoryFormatModel` model if ``channels_last`` is ``auto``, and set them.
 
     Every rank calls it. ``loss`` is computed with a copy of the model on ``batch``, which must be like a training
     batch.
@@ -69,11 +73,11 @@ def choose_layout(
         return
     device, short = chooser.device, config.precision == "bfloat16"
     here = {name: each.to(device) for name, each in batch.items()}
-    layouts = _layouts_of(model, device)
-    timed = _layouts_to_time(layouts, chooser.threads, min(map(len, here.values())), short)
-    shape = _shape(model, batch, config, timed)
+    layouts = _list_layouts(model, device)
+    timed = _select_timed_layouts(layouts, chooser.threads, min(map(len, here.values())), short)
+    shape = _describe_shape(model, batch, config, timed)
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):  # dropout of the trials draws numbers
-        trials = _Trials(model, lambda copied: loss(copied, here), device, short)
+        trials = _LayoutPasses(model, lambda copied: loss(copied, here), device, short)
         answer = chooser.choose(
             Question(
                 name="layout",
@@ -84,16 +88,16 @@ def choose_layout(
             )
         )
         chosen = layouts[answer]
-        lay_out(model, chosen.channels_last)
+        convert_memory_format(model, chosen.channels_last)
         use_onednn(chosen.onednn)
-        take_pointwise(model, chosen.pointwise)
+        use_onednn_for_pointwise(model, chosen.pointwise)
         if device.type == "cpu" and chooser.threads > 1:
-            answer = chooser.choose(_of_threads(chooser.threads, partial(trials.run, chosen), shape))
+            answer = chooser.choose(_make_thread_question(chooser.threads, partial(trials.run, chosen), shape))
             if answer != str(chooser.threads):
                 torch.set_num_threads(int(answer))
 
 
-def _shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str, Layout]) -> dict[str, Any]:
+def _describe_shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str, Layout]) -> dict[str, Any]:
     """Return what the fastest layout depends on."""
     shape: dict[str, Any] = {
         "workload": config.workload,
@@ -106,7 +110,7 @@ def _shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str
     return shape
 
 
-def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
+def _list_layouts(model: nn.Module, device: torch.device) -> dict[str, Layout]:
     """Return the layouts that differ for this model on this device: on a GPU only those of the default library."""
     if device.type != "cpu":
         return {text: how for text, how in LAYOUTS.items() if how.onednn and not how.pointwise}
@@ -114,7 +118,7 @@ def _layouts_of(model: nn.Module, device: torch.device) -> dict[str, Layout]:
     return {text: how for text, how in LAYOUTS.items() if has_pointwise or not how.pointwise}
 
 
-def _layouts_to_time(layouts: Mapping[str, Layout], threads: int, samples: int, short: bool) -> dict[str, Layout]:
+def _select_timed_layouts(layouts: Mapping[str, Layout], threads: int, samples: int, short: bool) -> dict[str, Layout]:
     """Return the layouts that are worth timing. The user may still pin others."""
     timed = dict(layouts)
     if short:
@@ -127,7 +131,7 @@ def _layouts_to_time(layouts: Mapping[str, Layout], threads: int, samples: int, 
 
 
 @dataclass
-class _Trials:
+class _LayoutPasses:
     """Runs training passes of copies of a model, one copy per format. The model and its buffers do not change."""
 
     model: nn.Module
@@ -140,15 +144,15 @@ class _Trials:
         """Run forward and backward pass."""
         if how.channels_last not in self.copies:
             self.copies[how.channels_last] = copy.deepcopy(self.model).train()
-            lay_out(self.copies[how.channels_last], how.channels_last)
+            convert_memory_format(self.copies[how.channels_last], how.channels_last)
         copied = self.copies[how.channels_last]
-        take_pointwise(copied, how.pointwise)
-        with process_kept():
+        use_onednn_for_pointwise(copied, how.pointwise)
+        with keep_process_settings():
             use_onednn(how.onednn)
-            return training_pass(copied, lambda: self.loss(copied), self.device, self.short)
+            return run_training_pass(copied, lambda: self.loss(copied), self.device, self.short)
 
 
-def training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.device, short: bool) -> object:
+def run_training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.device, short: bool) -> object:
     """Return the gradients of a loss; with autocast to bfloat16 if ``short``. The model keeps none of them."""
     with torch.enable_grad():
         with torch.autocast(device.type, torch.bfloat16, enabled=short):
@@ -157,21 +161,21 @@ def training_pass(model: nn.Module, loss: Callable[[], Tensor], device: torch.de
         return torch.autograd.grad(value, wanted, allow_unused=True)
 
 
-def lay_out(model: nn.Module, channels_last: bool) -> None:
+def convert_memory_format(model: nn.Module, channels_last: bool) -> None:
     """Convert a model to a memory format."""
     model.lay_out(channels_last)  # type: ignore[operator]
 
 
-class ProcessWide(NamedTuple):
+class ProcessSettings(NamedTuple):
     """The settings that `choose_layout` changes for the whole process, which several networks may share."""
 
     threads: int
     onednn: bool
 
     @staticmethod
-    def now() -> ProcessWide:
+    def now() -> ProcessSettings:
         """Return the present settings."""
-        return ProcessWide(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()))
+        return ProcessSettings(torch.get_num_threads(), bool(torch._C._get_mkldnn_enabled()))
 
     def restore(self) -> None:
         """Set the process back to these settings."""
@@ -181,9 +185,9 @@ class ProcessWide(NamedTuple):
 
 
 @contextmanager
-def process_kept() -> Iterator[None]:
+def keep_process_settings() -> Iterator[None]:
     """Restore at the end what the body sets for the whole process."""
-    before = ProcessWide.now()
+    before = ProcessSettings.now()
     try:
         yield
     finally:
@@ -202,25 +206,25 @@ def list_pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]
     return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
 
 
-def take_pointwise(model: nn.Module, onednn: bool) -> None:
+def use_onednn_for_pointwise(model: nn.Module, onednn: bool) -> None:
     """Make oneDNN compute 1x1 convolutions for any batch size, or let torch decide."""
     # torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing for a kernel of one pixel.
     for each in list_pointwise_convolutions(model):
         each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 
-def _of_threads(most: int, way: Candidate, shape: Mapping[str, Any]) -> Question:
+def _make_thread_question(most: int, way: Candidate, shape: Mapping[str, Any]) -> Question:
     """Ask for the number of threads: all that the rank may use, half of them, or one."""
     counts = list(dict.fromkeys((most, -(-most // 2), 1)))
 
     def run(count: int) -> object:
-        with process_kept():
+        with keep_process_settings():
             torch.set_num_threads(count)
             return way()
 
     def decide(seconds: Mapping[str, float]) -> str:
         best = min(seconds, key=seconds.__getitem__)
-        return best if WORTH * seconds[best] < seconds.get(str(most), math.inf) else str(most)
+        return best if MIN_SPEEDUP * seconds[best] < seconds.get(str(most), math.inf) else str(most)
 
     return Question(
         name="threads",

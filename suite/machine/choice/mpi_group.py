@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.transport import meet, wait_for
+from suite.transport import wait_for_all_ranks, wait_for_request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME = "mpi4py"
 
 
-def mpi_world(world: World) -> Any:
+def find_mpi_communicator(world: World) -> Any:
     """Return MPI's communicator of all ranks. None unless MPI connects them and allows several threads."""
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is None or world.size == 1 or mpi.Query_thread() < mpi.THREAD_MULTIPLE:
@@ -36,13 +36,13 @@ def mpi_world(world: World) -> Any:
 
 
 @cache
-def register() -> str:
+def register_backend() -> str:
     """Register the backend with torch.distributed and return its name."""
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create_group, extended_api=True, devices=["cpu"])
     return NAME
 
 
-def _create(options: Any, _: object) -> MpiGroup:
+def _create_group(options: Any, _: object) -> MpiGroup:
     """Create the group of the ranks. Only they call it, each at its own time: it must not need the other ranks."""
     from mpi4py import MPI
 
@@ -51,7 +51,7 @@ def _create(options: Any, _: object) -> MpiGroup:
     return MpiGroup(comm)
 
 
-class Done(dist.Work):
+class CompletedWork(dist.Work):
     """An operation that has ended. ``tensors`` are its results."""
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
@@ -73,7 +73,7 @@ class Done(dist.Work):
         return future
 
 
-class Sent(Done):
+class PendingWork(CompletedWork):
     """A message that is being sent or received."""
 
     def __init__(self, request: Any, tensors: Sequence[Tensor]) -> None:
@@ -82,7 +82,7 @@ class Sent(Done):
 
     def wait(self, timeout: object = None) -> bool:
         """Wait until the tensor may be used again."""
-        wait_for(self._request)
+        wait_for_request(self._request)
         return True
 
     def is_completed(self) -> bool:
@@ -127,83 +127,89 @@ class MpiGroup(_Group):  # type: ignore[misc]
         To free it here is a collective, which not all ranks may reach.
         """
 
-    def barrier(self, opts: object = None) -> Done:
+    def barrier(self, opts: object = None) -> CompletedWork:
         """Wait for all ranks."""
-        meet(self._comm)
-        return Done()
+        wait_for_all_ranks(self._comm)
+        return CompletedWork()
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Done:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks, in place."""
         (tensor,) = tensors
-        numbers = _numbers(tensor)
-        meet(self._comm).Allreduce(_in_place(), numbers, _operation(opts))
-        _put_back(numbers, tensor)
-        return Done(tensors)
+        numbers = _make_mpi_buffer(tensor)
+        wait_for_all_ranks(self._comm).Allreduce(_load_in_place(), numbers, _find_operation(opts))
+        _copy_result(numbers, tensor)
+        return CompletedWork(tensors)
 
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Done:
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> CompletedWork:
         """Reduce a tensor over all ranks, in place on the root."""
         (tensor,) = tensors
-        numbers, root = _numbers(tensor), opts.rootRank
+        numbers, root = _make_mpi_buffer(tensor), opts.rootRank
         here = self.rank() == root
-        meet(self._comm).Reduce(_in_place() if here else numbers, numbers if here else None, _operation(opts), root)
+        wait_for_all_ranks(self._comm).Reduce(
+            _load_in_place() if here else numbers, numbers if here else None, _find_operation(opts), root
+        )
         if here:
-            _put_back(numbers, tensor)
-        return Done(tensors)
+            _copy_result(numbers, tensor)
+        return CompletedWork(tensors)
 
-    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Done:
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> CompletedWork:
         """Sum a tensor that has a part for each rank, and keep this rank's part."""
-        got = _numbers(output)
-        meet(self._comm).Reduce_scatter_block(_numbers(given), got, _operation(opts))
-        _put_back(got, output)
-        return Done([output])
+        got = _make_mpi_buffer(output)
+        wait_for_all_ranks(self._comm).Reduce_scatter_block(_make_mpi_buffer(given), got, _find_operation(opts))
+        _copy_result(got, output)
+        return CompletedWork([output])
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Done:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> CompletedWork:
         """Copy the root's tensor to all ranks."""
         (tensor,) = tensors
-        meet(self._comm).Bcast(_bytes(tensor), opts.rootRank)
-        return Done(tensors)
+        wait_for_all_ranks(self._comm).Bcast(_view_bytes(tensor), opts.rootRank)
+        return CompletedWork(tensors)
 
-    def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> Done:
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> CompletedWork:
         """Gather all ranks' tensors into one, in rank order."""
-        meet(self._comm).Allgather(_bytes(given), _bytes(output))
-        return Done([output])
+        wait_for_all_ranks(self._comm).Allgather(_view_bytes(given), _view_bytes(output))
+        return CompletedWork([output])
 
-    def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> Done:
+    def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> CompletedWork:
         """Gather all ranks' tensors, which have one size."""
         (parts,), (mine,) = outputs, given
         every = mine.new_empty(len(parts), *mine.shape)
         self.all_gather_single(every, mine)
         for part, one in zip(parts, every, strict=True):
             part.copy_(one)
-        return Done(parts)
+        return CompletedWork(parts)
 
-    def gather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: Any = None) -> Done:
+    def gather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: Any = None) -> CompletedWork:
         """Gather all ranks' tensors, which have one size, on the root."""
         (mine,), here = given, self.rank() == opts.rootRank
         every = mine.new_empty(self.size(), *mine.shape) if here else None
-        meet(self._comm).Gather(_bytes(mine), None if every is None else _bytes(every), opts.rootRank)
+        wait_for_all_ranks(self._comm).Gather(
+            _view_bytes(mine), None if every is None else _view_bytes(every), opts.rootRank
+        )
         if every is not None:
             for part, one in zip(outputs[0], every, strict=True):
                 part.copy_(one)
-        return Done(given)
+        return CompletedWork(given)
 
-    def scatter(self, outputs: list[Tensor], given: list[list[Tensor]], opts: Any = None) -> Done:
+    def scatter(self, outputs: list[Tensor], given: list[list[Tensor]], opts: Any = None) -> CompletedWork:
         """Give each rank one of the root's tensors, which have one size."""
         (mine,) = outputs
         every = torch.stack(given[0]) if self.rank() == opts.rootRank else None
-        meet(self._comm).Scatter(None if every is None else _bytes(every), _bytes(mine), opts.rootRank)
-        return Done(outputs)
+        wait_for_all_ranks(self._comm).Scatter(
+            None if every is None else _view_bytes(every), _view_bytes(mine), opts.rootRank
+        )
+        return CompletedWork(outputs)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, received: list[int], sent: list[int], opts: object = None
-    ) -> Done:
+    ) -> CompletedWork:
         """Exchange rows: each rank gets a part of every rank's rows. ``sent`` and ``received`` count rows; empty: equal
         parts.
         """
-        meet(self._comm).Alltoallv(self._parts(given, sent), self._parts(output, received))
-        return Done([output])
+        wait_for_all_ranks(self._comm).Alltoallv(self._parts(given, sent), self._parts(output, received))
+        return CompletedWork([output])
 
-    def alltoall(self, outputs: list[Tensor], given: list[Tensor], opts: object = None) -> Done:
+    def alltoall(self, outputs: list[Tensor], given: list[Tensor], opts: object = None) -> CompletedWork:
         """Give each rank one tensor and get one from each."""
         flat = torch.cat([each.reshape(-1) for each in given])
         got = flat.new_empty(sum(each.numel() for each in outputs))
@@ -211,58 +217,58 @@ class MpiGroup(_Group):  # type: ignore[misc]
         self.all_to_all_single(got, flat, sizes, [each.numel() for each in given])
         for each, part in zip(outputs, torch.split(got, sizes), strict=True):
             each.copy_(part.view_as(each))
-        return Done(outputs)
+        return CompletedWork(outputs)
 
-    def send(self, tensors: list[Tensor], receiver: int, tag: int) -> Sent:
+    def send(self, tensors: list[Tensor], receiver: int, tag: int) -> PendingWork:
         """Send a tensor."""
-        return Sent(self._comm.Isend(_bytes(tensors[0]), receiver, tag), tensors)
+        return PendingWork(self._comm.Isend(_view_bytes(tensors[0]), receiver, tag), tensors)
 
-    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Sent:
+    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> PendingWork:
         """Receive a tensor."""
-        return Sent(self._comm.Irecv(_bytes(tensors[0]), sender, tag), tensors)
+        return PendingWork(self._comm.Irecv(_view_bytes(tensors[0]), sender, tag), tensors)
 
     # What torch up to 2.12 calls them
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def _parts(self, rows: Tensor, counts: list[int]) -> Any:
         """Return the bytes of rows, with the size of each rank's part."""
-        data, size = _bytes(rows), self.size()
+        data, size = _view_bytes(rows), self.size()
         if not counts:
             return data, [len(data) // size] * size
         row = len(data) // max(1, len(rows))
         return data, [row * count for count in counts]
 
 
-def _contiguous(tensor: Tensor) -> Tensor:
+def _require_contiguous(tensor: Tensor) -> Tensor:
     if not tensor.is_contiguous():
         shape, strides = tuple(tensor.shape), tensor.stride()
         raise ValueError(f"a tensor {shape} that is sent has to be contiguous; its strides are {strides}")
     return tensor.detach()
 
 
-def _bytes(tensor: Tensor) -> NDArray[Any]:
-    return _contiguous(tensor).reshape(-1).view(torch.uint8).numpy()
+def _view_bytes(tensor: Tensor) -> NDArray[Any]:
+    return _require_contiguous(tensor).reshape(-1).view(torch.uint8).numpy()
 
 
-def _numbers(tensor: Tensor) -> NDArray[Any]:
+def _make_mpi_buffer(tensor: Tensor) -> NDArray[Any]:
     """Return what MPI adds: the tensor's own memory, or its values in float32."""
-    given = _contiguous(tensor)
+    given = _require_contiguous(tensor)
     narrow = given.is_floating_point() and given.element_size() < torch.float32.itemsize
     return (given.float() if narrow else given).numpy()
 
 
-def _put_back(numbers: NDArray[Any], tensor: Tensor) -> None:
+def _copy_result(numbers: NDArray[Any], tensor: Tensor) -> None:
     if numbers.itemsize != tensor.element_size():
         tensor.copy_(torch.from_numpy(numbers))
 
 
-def _in_place() -> Any:
+def _load_in_place() -> Any:
     from mpi4py import MPI
 
     return MPI.IN_PLACE
 
 
-def _operation(opts: Any) -> Any:
+def _find_operation(opts: Any) -> Any:
     """Return MPI's operation. ValueError for one that it lacks, such as torch's mean."""
     from mpi4py import MPI
 

@@ -16,12 +16,12 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import RunConfig
-from suite.documents import plain
-from suite.machine.choice.chooser import Chooser, Question, if_worth
-from suite.machine.choice.layout import ProcessWide, process_kept, training_pass
-from suite.machine.choice.store import Store
+from suite.documents import convert_to_plain_data
+from suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
+from suite.machine.choice.layout import ProcessSettings, keep_process_settings, run_training_pass
+from suite.machine.choice.store import ChoiceCache
 from suite.machine.choice.timing import Candidate
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.workload import Workload
 from suite.world import World
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
-WORTH = 0.9  # of float32's time
-_decide = if_worth(BFLOAT16, FLOAT32, WORTH)
+MAX_TIME_RATIO = 0.9  # of float32's time
+_decide = make_threshold_rule(BFLOAT16, FLOAT32, MAX_TIME_RATIO)
 
 
 def choose_precision(
@@ -56,10 +56,10 @@ def choose_precision(
         alone = {name: structs.replace(each, **mine) for name, each in settled.items()}
         if batch is None:
             return {}
-        return {name: _Pass(chooser, each, make, batch, tick).run for name, each in alone.items()}
+        return {name: _TrainingPass(chooser, each, make, batch, tick).run for name, each in alone.items()}
 
     shape = {
-        **{"workload": config.workload, "samples": samples, "network": plain(config.hyperparameters)},
+        **{"workload": config.workload, "samples": samples, "network": convert_to_plain_data(config.hyperparameters)},
         **{"channels_last": config.channels_last, "compile": config.compile, "pinned": config.choices.pinned},
     }
     no_batch = "no batch is made up for it" if batch is None else ""
@@ -79,7 +79,7 @@ def choose_precision(
 
 
 @dataclass
-class _Pass:
+class _TrainingPass:
     """Runs forward and backward passes of this rank's own network, which the first pass builds."""
 
     chooser: Chooser
@@ -91,20 +91,22 @@ class _Pass:
     def run(self) -> object:
         """Run one pass."""
         self.tick()
-        with process_kept():
+        with keep_process_settings():
             model, loss, process = self._built
             process.restore()
-            return training_pass(model, loss, self.chooser.device, self.config.precision == BFLOAT16)
+            return run_training_pass(model, loss, self.chooser.device, self.config.precision == BFLOAT16)
 
     @cached_property
-    def _built(self) -> tuple[nn.Module, Callable[[], Tensor], ProcessWide]:
+    def _built(self) -> tuple[nn.Module, Callable[[], Tensor], ProcessSettings]:
         """The network with a run's choices, its loss, and the process-wide settings of these choices."""
         chooser, device = self.chooser, self.chooser.device
         torch.manual_seed(0)
-        alone = World("none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], Alone(), Alone())
+        alone = World(
+            "none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], SingleProcessTransport(), SingleProcessTransport()
+        )
         workload = self.make(self.config)
         model = workload.build_model(alone).to(device).train()
         # kept nowhere: other ranks compute beside it, and the run asks again
-        workload.choose(model, Chooser(alone, device, measure=True, store=Store(None), pinned=chooser.pinned))
+        workload.choose(model, Chooser(alone, device, measure=True, store=ChoiceCache(None), pinned=chooser.pinned))
         batch = {name: each.to(device) for name, each in self.batch.items()}
-        return model, lambda: workload.loss(model, batch), ProcessWide.now()
+        return model, lambda: workload.loss(model, batch), ProcessSettings.now()

@@ -12,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suite.files import read_json, write_whole
+from suite.files import read_json, write_file_atomically
 
 VERSION = 1
 NAME = "choices.json"  # in the user's cache folder
-LARGEST = 2**20  # bytes that are read
-MOST = 512  # entries; the oldest go first
+MAX_BYTES = 2**20  # bytes that are read
+MAX_ENTRIES = 512  # entries; the oldest go first
 
 
-class Store:
+class ChoiceCache:
     """JSON objects by a text key, newest last. ``folder`` None: nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -38,9 +38,9 @@ class Store:
         entries = self._entries()
         entries.pop(key, None)
         entries[key] = dict(entry)
-        newest = dict(list(entries.items())[-MOST:])
+        newest = dict(list(entries.items())[-MAX_ENTRIES:])
         with suppress(OSError, ValueError):
-            write_whole(
+            write_file_atomically(
                 self.path, json.dumps({"version": VERSION, "entries": newest}, indent=1, allow_nan=False) + "\n"
             )
 
@@ -48,7 +48,7 @@ class Store:
         if self.path is None:
             return {}
         try:
-            found = {} if self.path.is_symlink() else read_json(self.path, LARGEST)
+            found = {} if self.path.is_symlink() else read_json(self.path, MAX_BYTES)
         except (OSError, ValueError):
             return {}
         entries = found.get("entries") if isinstance(found, dict) and found.get("version") == VERSION else None

@@ -13,8 +13,8 @@ from pathlib import Path
 from suite import LAUNCH
 from suite.files import print_line
 from suite.log.results_tree import POWER
-from suite.machine.power.counters import node_counters
-from suite.machine.probes.root import machine_root
+from suite.machine.power.counters import find_node_counters
+from suite.machine.probes.root import find_machine_root
 from suite.world import World
 
 _ROUNDS = 5  # exchanges of which the shortest tells the clock's offset
@@ -22,13 +22,13 @@ _END_S = 5.0  # for which a sampler may take to write its end
 
 
 @contextmanager
-def record_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
+def run_power_sampler(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
     """Sample the power of every node into ``power/<name of the log>/`` while the body runs. Every rank calls it.
 
     On a node without counters nothing is written. A sampler that cannot start prints one line on stderr; the run goes
     on.
     """
-    process = _start(log, world, gpu) if wanted else None
+    process = _start_sampler(log, world, gpu) if wanted else None
     try:
         yield
     finally:
@@ -42,15 +42,15 @@ def record_power(log: Path, world: World, gpu: str | None, *, wanted: bool) -> I
                 process.wait()
 
 
-def _start(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] | None:
+def _start_sampler(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] | None:
     """Start the sampler of this node, on its first rank. All ranks take part in comparing clocks."""
-    root = machine_root(os.environ)
+    root = find_machine_root(os.environ)
     gpus = world.allgather((world.node, gpu))
     mine = list(dict.fromkeys(uuid for node, uuid in gpus if node == world.node and uuid is not None))
-    has = world.local_rank == 0 and (bool(mine) or bool(node_counters(root).counters))
+    has = world.local_rank == 0 and (bool(mine) or bool(find_node_counters(root).counters))
     if not any(world.allgather(has)):
         return None
-    offset, bound = clock_offset(world)
+    offset, bound = measure_clock_offset(world)
     if not has:
         return None
     words = [
@@ -61,7 +61,15 @@ def _start(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] 
         str(log.parent / POWER / log.stem),
         str(world.node),
     ]
-    words += ["--root", str(root), "--offset", f"{offset:.6f}", "--bound", f"{bound:.6f}", *_pairs("--gpu", mine)]
+    words += [
+        "--root",
+        str(root),
+        "--offset",
+        f"{offset:.6f}",
+        "--bound",
+        f"{bound:.6f}",
+        *_make_option_words("--gpu", mine),
+    ]
     unmarked = {name: value for name, value in os.environ.items() if name != LAUNCH}  # it is no rank
     try:
         return subprocess.Popen(
@@ -72,11 +80,11 @@ def _start(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] 
         return None
 
 
-def _pairs(option: str, values: Sequence[str]) -> list[str]:
+def _make_option_words(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def clock_offset(world: World) -> tuple[float, float]:
+def measure_clock_offset(world: World) -> tuple[float, float]:
     """Measure what to add to this node's clock to get rank 0's, and the error bound, in seconds. A collective.
 
     Rank 0 read its clock between the moments when this rank entered and left the exchange. The shortest exchange

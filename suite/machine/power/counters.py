@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.errors import InputError, not_installed
-from suite.machine.probes.root import REAL
+from suite.errors import InputError, explain_not_installed
+from suite.machine.probes.root import REAL_ROOT
 
 POWERCAP = Path("sys/class/powercap")
 PM_COUNTERS = Path("sys/cray/pm_counters")
@@ -35,7 +35,7 @@ class EnergyCounter:
 
 
 # A counter to be: its name, the name of its place in the file system, and what makes it, by the name that it gets.
-CounterPlace = tuple[str, str, Callable[[str], EnergyCounter]]
+CounterSource = tuple[str, str, Callable[[str], EnergyCounter]]
 
 
 @dataclass(frozen=True)
@@ -140,24 +140,24 @@ def sum_readings(readings: Sequence[EnergyReading], seconds: float, absent: Mapp
     return EnergyUse(by_counter, seconds, reasons)
 
 
-def node_counters(root: Path = REAL) -> FoundCounters:
+def find_node_counters(root: Path = REAL_ROOT) -> FoundCounters:
     """Find the counters of the node whose file system begins at ``root``."""
     counters: list[EnergyCounter] = []
     absent: dict[str, str] = {}
     for source, folder, list_places in (
-        ("rapl", root / POWERCAP, _rapl),
-        ("pm_counters", root / PM_COUNTERS, _pm_counters),
+        ("rapl", root / POWERCAP, _list_rapl),
+        ("pm_counters", root / PM_COUNTERS, _list_pm_counters),
     ):
         of_source: list[EnergyCounter] = []
         unreadable: dict[str, str] = {}
         try:
-            for name, make in _each_name_once(list_places(folder)):
+            for name, make in _make_names_unique(list_places(folder)):
                 try:
                     of_source.append(make(name))
                 except (OSError, ValueError) as error:  # the others still count
-                    unreadable[name] = _reason(error)
+                    unreadable[name] = _explain_error(error)
         except OSError as error:
-            unreadable[source] = _reason(error)
+            unreadable[source] = _explain_error(error)
         if not of_source:
             unreadable = {source: next(iter(unreadable.values()), f"{folder}: no counter of energy there")}
         counters += of_source
@@ -165,11 +165,11 @@ def node_counters(root: Path = REAL) -> FoundCounters:
     return FoundCounters(counters, absent)
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _explain_error(error: OSError | ValueError) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-def _each_name_once(places: Iterable[CounterPlace]) -> list[tuple[str, Callable[[str], EnergyCounter]]]:
+def _make_names_unique(places: Iterable[CounterSource]) -> list[tuple[str, Callable[[str], EnergyCounter]]]:
     """Name the counters. If several places have a name, each place's own name is appended.
 
     A node whose firmware calls both packages "package-0" has two counters, and the meter knows a counter by its name.
@@ -184,7 +184,7 @@ def find_gpu_counter(uuid: str) -> FoundCounters:
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return FoundCounters(absent={"nvml": not_installed("pynvml")})
+        return FoundCounters(absent={"nvml": explain_not_installed("pynvml")})
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
@@ -198,48 +198,48 @@ def find_gpu_counter(uuid: str) -> FoundCounters:
     )
 
 
-def _rapl(folder: Path) -> Iterable[CounterPlace]:
+def _list_rapl(folder: Path) -> Iterable[CounterSource]:
     """Yield packages and their DRAM. Zones of cores and of a GPU on the die are parts of a package and left out."""
     # Zones are intel-rapl:0 (a package) and intel-rapl:0:1 (a part of it).
     for zone in sorted(path for path in folder.iterdir() if path.name.startswith("intel-rapl:")):
         parent = zone.parent / zone.name.rpartition(":")[0]
         try:
-            name = _zone_name(zone)
-            label = f"rapl/{_zone_name(parent)}/dram" if name == "dram" else f"rapl/{name}"
+            name = _read_zone_name(zone)
+            label = f"rapl/{_read_zone_name(parent)}/dram" if name == "dram" else f"rapl/{name}"
         except (OSError, ValueError) as error:
-            yield f"rapl/{zone.name}", zone.name, partial(_fail, error)
+            yield f"rapl/{zone.name}", zone.name, partial(_make_failing_counter, error)
             continue
         if name.startswith("package") or name == "dram":
-            yield label, zone.name, partial(_rapl_counter, zone)
+            yield label, zone.name, partial(_open_rapl_counter, zone)
 
 
-def _zone_name(zone: Path) -> str:
+def _read_zone_name(zone: Path) -> str:
     return (zone / "name").read_text().strip()
 
 
-def _rapl_counter(zone: Path, name: str) -> EnergyCounter:
+def _open_rapl_counter(zone: Path, name: str) -> EnergyCounter:
     range_j = _read_count(zone / "max_energy_range_uj") / 1e6
-    return _file_counter(name, zone / "energy_uj", 1e-6, range_j)
+    return _open_file_counter(name, zone / "energy_uj", 1e-6, range_j)
 
 
-def _fail(error: OSError | ValueError, name: str) -> EnergyCounter:
+def _make_failing_counter(error: OSError | ValueError, name: str) -> EnergyCounter:
     """Raise the error of a counter whose name cannot be read."""
     raise error
 
 
-def _pm_counters(folder: Path) -> Iterable[CounterPlace]:
+def _list_pm_counters(folder: Path) -> Iterable[CounterSource]:
     """Yield ``energy``, the whole node, and its parts ``cpu_energy``, ``memory_energy`` and ``accel<i>_energy``."""
     for path in sorted(folder.iterdir()):
         if path.name == "energy" or path.name.endswith("_energy"):
             part = path.name.removesuffix("energy").rstrip("_") or "node"
-            yield f"pm_counters/{part}", path.name, partial(_pm_counter, path)
+            yield f"pm_counters/{part}", path.name, partial(_open_pm_counter, path)
 
 
-def _pm_counter(path: Path, name: str) -> EnergyCounter:
-    return _file_counter(name, path, 1.0, None)
+def _open_pm_counter(path: Path, name: str) -> EnergyCounter:
+    return _open_file_counter(name, path, 1.0, None)
 
 
-def _file_counter(name: str, path: Path, joules_per_count: float, range_j: float | None) -> EnergyCounter:
+def _open_file_counter(name: str, path: Path, joules_per_count: float, range_j: float | None) -> EnergyCounter:
     def read() -> float:
         return _read_count(path) * joules_per_count
 

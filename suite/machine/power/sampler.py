@@ -25,11 +25,11 @@ from typing import Any
 
 from suite.files import make_folder
 from suite.log.energy.keys import READING, START, STOP
-from suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, node_counters
+from suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
 
 INTERVAL_S = 0.9  # on average: the rules ask for a reading a second; a timer is late now and then
 JITTER = 0.5  # of the interval, either way: then no load is in step with the readings, whatever its period
-LATE_S = 2.0
+MAX_DELAY_S = 2.0
 ACCURACY = 0.05  # a share; no counter's is documented, so the most that the rules allow a meter
 
 
@@ -107,7 +107,7 @@ class Sampler:
                 self._joules[name] = self._joules.get(name, 0.0) + joules
             return before
         gap = (now - before) / 1e3
-        self.late, self.largest_s = self.late + (gap > LATE_S), max(self.largest_s, gap)
+        self.late, self.largest_s = self.late + (gap > MAX_DELAY_S), max(self.largest_s, gap)
         for scope in self.scopes:
             scope.lost = scope.lost or any(item.name in reading.lost for item in scope.counters)
             if not scope.lost:
@@ -118,7 +118,7 @@ class Sampler:
         return now
 
 
-def file_name(node: int, scope: str, widest: bool) -> str:
+def build_file_name(node: int, scope: str, widest: bool) -> str:
     """Return the name of a scope's log. The widest scope has the node's name."""
     return f"node_{node}.txt" if widest else f"part_{node}_{scope}.txt"
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
-    of_node = node_counters(given.root)
+    of_node = find_node_counters(given.root)
     counters = [*of_node.counters]
     for index, uuid in enumerate(given.gpu):
         found = find_gpu_counter(uuid).counters
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     make_folder(given.folder)
     for place, scope in enumerate(scopes):
-        path = given.folder / file_name(given.node, scope.name, place == 0)
+        path = given.folder / build_file_name(given.node, scope.name, place == 0)
         scope.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     stated = {"clock_offset_s": given.offset, "clock_bound_s": given.bound}
     # One of several zones: the sum of the others is less than the node uses, and the log says so.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Accelerator
-from suite.machine.probes.sysfs import Run, convert_to_gib, parse_number, parse_whole, read_text
+from suite.machine.probes.sysfs import Run, convert_to_gib, parse_integer, parse_number, read_text
 
 ACCELERATOR_CLASSES = ("0x0302", "0x0380", "0x1200")  # PCI: 3D controller, other display controller, accelerator
 NVIDIA_FIELDS = (
@@ -43,8 +43,8 @@ def _parse_nvidia_smi(text: str) -> list[Accelerator]:
                 driver=driver,
                 max_clock_mhz=parse_number(clock),
                 power_limit_w=parse_number(power),
-                pcie_generation=parse_whole(generation),
-                pcie_width=parse_whole(width),
+                pcie_generation=parse_integer(generation),
+                pcie_width=parse_integer(width),
                 mig=mig if mig[:1].isalpha() else UNKNOWN,
             )
         )

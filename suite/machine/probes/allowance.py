@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suite.machine.probes.root import REAL, is_simulated, machine_root
-from suite.machine.probes.sysfs import parse_cpu_list, parse_whole, read_text
+from suite.machine.probes.root import REAL_ROOT, find_machine_root, is_simulated
+from suite.machine.probes.sysfs import parse_cpu_list, parse_integer, read_text
 
 CGROUPS = "sys/fs/cgroup"  # below the file-system root
 UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
 
 
 @dataclass(frozen=True)
-class Allowance:
+class UsableResources:
     """The share of its node that a process may use. None if the node does not show it. Memory is in bytes.
 
     ``cpus``: the online CPUs of the affinity mask. ``cpu_quota``: CPU time per time that the control group allows.
@@ -39,26 +39,26 @@ class Allowance:
         return max(1, min(len(self.cpus), quota))
 
 
-def usable(environ: Mapping[str, str] = os.environ) -> Allowance:
+def find_usable_resources(environ: Mapping[str, str] = os.environ) -> UsableResources:
     """Return what this process may use.
 
     On a simulated machine it is at most what the real one has, which does the work.
     """
-    root = machine_root(environ)
-    allowed = read_allowance(root)
+    root = find_machine_root(environ)
+    allowed = read_usable_resources(root)
     if not is_simulated(root):
         return allowed
-    real = read_allowance(REAL)
+    real = read_usable_resources(REAL_ROOT)
     return replace(
         allowed,
         cpu_quota=min(allowed.cores, real.cores),
-        memory_free=_least(allowed.memory_free, real.memory_free),
-        open_files=_least(allowed.open_files, real.open_files),
-        open_files_most=_least(allowed.open_files_most, real.open_files_most),
+        memory_free=_find_least(allowed.memory_free, real.memory_free),
+        open_files=_find_least(allowed.open_files, real.open_files),
+        open_files_most=_find_least(allowed.open_files_most, real.open_files_most),
     )
 
 
-def read_allowance(root: Path) -> Allowance:
+def read_usable_resources(root: Path) -> UsableResources:
     """Read what the process may use of the machine below ``root``."""
     info = {
         key: int(kib) << 10 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M)
@@ -66,12 +66,12 @@ def read_allowance(root: Path) -> Allowance:
     without_estimate = sum(info.get(key, 0) for key in ("MemFree", "Buffers", "Cached")) or None  # before Linux 3.14
     limit, left = _read_group_memory(root)
     soft, most = _read_open_files(root)
-    return Allowance(
+    return UsableResources(
         cpus=_read_cpus(root),
         cpu_quota=_read_quota(root),
         memory_total=info.get("MemTotal"),
         memory_limit=limit,
-        memory_free=_least(info.get("MemAvailable", without_estimate), left),
+        memory_free=_find_least(info.get("MemAvailable", without_estimate), left),
         open_files=soft,
         open_files_most=most,
     )
@@ -92,11 +92,11 @@ def _read_cpus(root: Path) -> frozenset[int]:
 def _read_quota(root: Path) -> float | None:
     """Return the CPU seconds per second that the strictest control group allows."""
     quotas = []
-    for group in list_groups(root, "cpu"):
+    for group in list_control_groups(root, "cpu"):
         words = read_text(group / "cpu.max").split()
         # Version 1 of control groups has two files in place of one
         words = words or [read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        quota, period = map(parse_whole, words) if len(words) == 2 else (None, None)  # "max" and "-1": none
+        quota, period = map(parse_integer, words) if len(words) == 2 else (None, None)  # "max" and "-1": none
         if quota and period:
             quotas.append(quota / period)
     return min(quotas, default=None)
@@ -105,13 +105,13 @@ def _read_quota(root: Path) -> float | None:
 def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
     """Return the lowest limit of the control groups and the bytes left below all limits. Page cache counts as free."""
     limits, remaining = [], []
-    for group in list_groups(root, "memory"):
+    for group in list_control_groups(root, "memory"):
         hard = [read_text(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
-        known = [value for text in hard if (value := parse_whole(text)) is not None and value < UNLIMITED]
+        known = [value for text in hard if (value := parse_integer(text)) is not None and value < UNLIMITED]
         if not known:
             continue
         limits.append(min(known))
-        used = parse_whole(read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")) or 0
+        used = parse_integer(read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")) or 0
         pages = dict(re.findall(r"^(\w+) (\d+)$", read_text(group / "memory.stat"), re.M))
         # The kernel gives up such pages before it denies memory.
         idle = int(pages.get("total_inactive_file") or pages.get("inactive_file") or 0)
@@ -119,7 +119,7 @@ def _read_group_memory(root: Path) -> tuple[int | None, int | None]:
     return min(limits, default=None), min(remaining, default=None)
 
 
-def list_groups(root: Path, controller: str) -> Iterator[Path]:
+def list_control_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control groups for a controller, from its own up to each hierarchy's root.
 
     In a container the path may be the host's and not exist. Then the hierarchy's root is the container's own group.
@@ -140,8 +140,8 @@ def list_groups(root: Path, controller: str) -> Iterator[Path]:
 def _read_open_files(root: Path) -> tuple[int | None, int | None]:
     """Return the soft and the hard limit of open files; None for "unlimited" or unknown."""
     match = re.search(r"^Max open files\s+(\S+)\s+(\S+)", read_text(root / "proc/self/limits"), re.M)
-    return (parse_whole(match.group(1)), parse_whole(match.group(2))) if match else (None, None)
+    return (parse_integer(match.group(1)), parse_integer(match.group(2))) if match else (None, None)
 
 
-def _least(*amounts: int | None) -> int | None:
+def _find_least(*amounts: int | None) -> int | None:
     return min((amount for amount in amounts if amount is not None), default=None)

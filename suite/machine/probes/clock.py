@@ -7,10 +7,10 @@ import tempfile
 import time
 from pathlib import Path
 
-UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+STA_UNSYNC = 5  # TIME_ERROR of adjtimex(2)
 
 
-def measure_skew(folder: Path) -> float | None:
+def measure_clock_skew(folder: Path) -> float | None:
     """Return by how many seconds a new file in ``folder`` is newer than this node's clock. None if none can be written.
 
     A shared file system stamps files with its server's clock. A local one uses this node's, so the result is about 0.
@@ -33,4 +33,4 @@ def is_synchronised() -> bool | None:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only read
     except (OSError, AttributeError):
         return None
-    return None if state < 0 else state != UNSYNCHRONISED
+    return None if state < 0 else state != STA_UNSYNC

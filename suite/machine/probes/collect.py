@@ -18,11 +18,11 @@ from suite.machine.probes.hosts import read_hostname
 from suite.machine.probes.memory import read_memory
 from suite.machine.probes.network import list_network_interfaces
 from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import is_simulated, machine_root
+from suite.machine.probes.root import find_machine_root, is_simulated
 from suite.machine.probes.software import read_limits, read_software
 from suite.machine.probes.storage import list_block_devices, list_file_systems
 from suite.machine.probes.sysfs import Run, read_text, run_command
-from suite.machine.secrets import redact_variable
+from suite.machine.secrets import remove_secret_value
 
 TUNING = re.compile(  # variables that change how fast or how exactly a run computes, of the libraries that it may use
     "(?:NCCL|RCCL|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|CUDNN|CUBLAS"
@@ -33,12 +33,12 @@ TUNING = re.compile(  # variables that change how fast or how exactly a run comp
 )
 SLURM = re.compile("SLURMD?_[A-Z0-9_]+")
 # Of people and of one job's sockets: who submitted from where, ports, addresses that a launcher made for this start
-_NOT_KEPT = re.compile(
+_PERSONAL_VARIABLES = re.compile(
     ".*(?:_USER|_UID|_GID|_ACCOUNT|_JWT|_SUBMIT_HOST|_SUBMIT_DIR|_IPADDR|_COMM_HOST|_COMM_PORT|_SRUN_COMM.*"
     "|_PORT|_COOKIE|_PID|_SCRIPT_CONTEXT|_LOCALID|_PROCID|_TASK_PID|_GTIDS|_NODEID)"
     "|OMPI_MCA_(?:orte|ess|pmix|initial).*|MPIR_(?:MPI_)?DEBUG.*"
 )
-LONGEST = 4096  # characters of a value that are kept
+MAX_VALUE_LENGTH = 4096  # characters of a value that are kept
 
 
 def collect_facts(
@@ -47,15 +47,15 @@ def collect_facts(
     """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``). ``run`` replaces `run_command`.
 
     A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. The default
-    root is that of `machine_root`. No command is run for a simulated machine, because it would answer for the real one.
+    root is that of `find_machine_root`. No command is run for a simulated machine, because it would answer for the real one.
     """
-    root = root or machine_root(environ)
+    root = root or find_machine_root(environ)
     simulated = is_simulated(root)
     run = run or ((lambda command: "") if simulated else run_command)
     hostname = read_hostname(root)
     facts: dict[str, Any] = {}
     probes: dict[str, Callable[[], Any]] = {
-        "product": lambda: _product(root),
+        "product": lambda: _read_product_name(root),
         "firmware": lambda: _read_firmware(root),
         "cpu": lambda: read_cpu(root),
         "memory": lambda: read_memory(root, run),
@@ -85,7 +85,7 @@ def collect_facts(
     )
 
 
-def _product(root: Path) -> str:
+def _read_product_name(root: Path) -> str:
     """Return the manufacturer's name of the machine."""
     names = [read_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     return " ".join(name for name in names if name) or UNKNOWN
@@ -105,8 +105,8 @@ def _read_firmware(root: Path) -> Firmware:
 
 def _select(environ: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, str]:
     """Return the variables whose whole name has the form, by name; secrets without their value."""
-    names = sorted(name for name in environ if pattern.fullmatch(name) and not _NOT_KEPT.fullmatch(name))
-    return {name: redact_variable(name, environ[name][:LONGEST]) for name in names}
+    names = sorted(name for name in environ if pattern.fullmatch(name) and not _PERSONAL_VARIABLES.fullmatch(name))
+    return {name: remove_secret_value(name, environ[name][:MAX_VALUE_LENGTH]) for name in names}
 
 
 def _list_folders(environ: Mapping[str, str], run_folder: Path | None) -> dict[str, Path]:

@@ -12,14 +12,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.machine.probes.allowance import list_groups
-from suite.machine.probes.sysfs import parse_whole, read_text
+from suite.machine.probes.allowance import list_control_groups
+from suite.machine.probes.sysfs import parse_integer, read_text
 
 TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat and /proc/<pid>/stat in a second: 100 on all Linux of today
 UTIME, CSTIME = 11, 14  # fields of /proc/<pid>/stat after the name: user, system, and both of children waited for
 PARENT = 1  # field of /proc/<pid>/stat after the name
 PROC_STAT, CONTROL_GROUP = "proc_stat", "control_group"
-MISCOUNT = 0.02  # a kernel that samples by ticks counts busy time this much too short; more is another view of the node
+COUNTER_TOLERANCE = (
+    0.02  # a kernel that samples by ticks counts busy time this much too short; more is another view of the node
+)
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,16 @@ class NodeUse:
 def read_node_times(root: Path) -> NodeTimes:
     """Read the counters of the node whose file system is below ``root``."""
     rows = re.findall(r"^cpu(\d+) (.+)$", read_text(root / "proc/stat"), re.M)
-    by_cpu = {int(cpu): times for cpu, text in rows if (times := _busy_and_stolen(text))}
+    by_cpu = {int(cpu): times for cpu, text in rows if (times := _parse_cpu_times(text))}
     total = re.search(r"^some .*total=(\d+)", read_text(root / "proc/pressure/cpu"))
     pressure_s = int(total.group(1)) / 1e6 if total else None
-    return NodeTimes(time.monotonic(), by_cpu, _group_s(root), pressure_s)
+    return NodeTimes(time.monotonic(), by_cpu, _read_group_s(root), pressure_s)
 
 
 def read_own_s(root: Path) -> float:
     """Return CPU seconds of this process, its ended children, and its living descendants."""
     proc = root / "proc"
-    return sum(map(_ticks, map(_fields, (proc / "self", *_list_descendants(proc))))) / TICKS
+    return sum(map(_sum_ticks, map(_read_stat_fields, (proc / "self", *_list_descendants(proc))))) / TICKS
 
 
 def compute_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: float, cores: int) -> NodeUse:
@@ -76,14 +78,16 @@ def compute_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: 
     In some containers /proc/stat does not list these CPUs, or counts less than the ranks used. Then the control group's
     count is taken. It covers only processes in the same container, on ``cores`` CPUs.
     """
-    pressure_s = _rise(begin.pressure_s, end.pressure_s)
+    pressure_s = _compute_increase(begin.pressure_s, end.pressure_s)
     own_s = max(0.0, own_s)
-    least = own_s * (1 - MISCOUNT) - 1.0  # a second, because short runs of many ranks are counted in whole ticks
+    least = (
+        own_s * (1 - COUNTER_TOLERANCE) - 1.0
+    )  # a second, because short runs of many ranks are counted in whole ticks
     if cpus and all(cpu in begin.by_cpu and cpu in end.by_cpu for cpu in cpus):
         busy_s, stolen_s = (sum(max(0.0, end.by_cpu[c][i] - begin.by_cpu[c][i]) for c in cpus) for i in (0, 1))
         if busy_s >= least:  # else /proc/stat is another view of the node, as in some containers
             return NodeUse(len(cpus), own_s, max(0.0, busy_s - own_s), stolen_s, pressure_s, PROC_STAT)
-    group_s = _rise(begin.group_s, end.group_s)
+    group_s = _compute_increase(begin.group_s, end.group_s)
     if group_s is not None and group_s >= least:
         return NodeUse(cores, own_s, max(0.0, group_s - own_s), 0.0, pressure_s, CONTROL_GROUP)
     return NodeUse(
@@ -94,21 +98,21 @@ def compute_use(begin: NodeTimes, end: NodeTimes, cpus: Collection[int], own_s: 
     )
 
 
-def _busy_and_stolen(text: str) -> tuple[float, float] | None:
+def _parse_cpu_times(text: str) -> tuple[float, float] | None:
     """Parse user, nice and system time, and stolen time, of a line of /proc/stat. Old kernels count fewer kinds."""
-    ticks = [parse_whole(word) for word in text.split()]
+    ticks = [parse_integer(word) for word in text.split()]
     if len(ticks) < 4 or None in ticks:
         return None
     known = [tick or 0 for tick in ticks]
     return sum(known[:3]) / TICKS, (known[7] if len(known) > 7 else 0) / TICKS
 
 
-def _group_s(root: Path) -> float | None:
+def _read_group_s(root: Path) -> float | None:
     """Return the use of the highest control group with a counter of its own. In a container it is the container's."""
     found = None
-    for group in list_groups(root, "cpuacct"):
+    for group in list_control_groups(root, "cpuacct"):
         used = re.search(r"^usage_usec (\d+)$", read_text(group / "cpu.stat"), re.M)
-        nanoseconds = parse_whole(read_text(group / "cpuacct.usage"))
+        nanoseconds = parse_integer(read_text(group / "cpuacct.usage"))
         if used is not None:
             found = int(used.group(1)) / 1e6
         elif nanoseconds is not None:
@@ -124,7 +128,7 @@ def _list_descendants(proc: Path) -> Iterator[Path]:
         yield from _search_descendants(proc)
         return
     while waiting:
-        for task in _entries(waiting.pop() / "task"):
+        for task in _list_entries(waiting.pop() / "task"):
             children = [proc / pid for pid in read_text(task / "children").split()]
             yield from children
             waiting += children
@@ -133,7 +137,9 @@ def _list_descendants(proc: Path) -> Iterator[Path]:
 def _search_descendants(proc: Path) -> Iterator[Path]:
     """Find descendants by the parents of all processes, if the kernel lists no children (CONFIG_PROC_CHILDREN)."""
     me = read_text(proc / "self/stat").partition(" ")[0]
-    parents = {path: _fields(path)[PARENT : PARENT + 1] for path in _entries(proc) if path.name.isdecimal()}
+    parents = {
+        path: _read_stat_fields(path)[PARENT : PARENT + 1] for path in _list_entries(proc) if path.name.isdecimal()
+    }
     family, before = {me}, 0
     # Each pass finds one more generation.
     while len(family) > before:
@@ -142,21 +148,21 @@ def _search_descendants(proc: Path) -> Iterator[Path]:
     yield from (proc / pid for pid in sorted(family - {me}))
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:  # ended meanwhile
         return []
 
 
-def _fields(process: Path) -> list[str]:
+def _read_stat_fields(process: Path) -> list[str]:
     """Return the fields of /proc/<pid>/stat after the name, which may hold spaces. Empty if the process has ended."""
     return read_text(process / "stat").rpartition(")")[2].split()
 
 
-def _ticks(fields: list[str]) -> int:
-    return sum(parse_whole(text) or 0 for text in fields[UTIME : CSTIME + 1])
+def _sum_ticks(fields: list[str]) -> int:
+    return sum(parse_integer(text) or 0 for text in fields[UTIME : CSTIME + 1])
 
 
-def _rise(begin: float | None, end: float | None) -> float | None:
+def _compute_increase(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else max(0.0, end - begin)

@@ -56,9 +56,9 @@ def read_cpu(root: Path) -> Cpu:
     first = entries[0] if entries else {}
     cpus = _list_cpus(root)
     topology = _read_topology(cpus)
-    flags = _flags(first)
+    flags = _list_flags(first)
     return Cpu(
-        model=_model(root, first),
+        model=_find_model(root, first),
         architecture=read_text(root / "proc/sys/kernel/arch") or platform.machine() or UNKNOWN,
         sockets=len({package for package, _ in topology}) or None,
         cores=len(set(topology)) or None,
@@ -74,7 +74,7 @@ def read_cpu(root: Path) -> Cpu:
     )
 
 
-def _flags(entry: Mapping[str, str]) -> set[str]:
+def _list_flags(entry: Mapping[str, str]) -> set[str]:
     """Return the features of a processor: x86 calls them flags, Arm features."""
     return set((entry.get("flags") or entry.get("Features") or "").split())
 
@@ -95,7 +95,7 @@ def _read_boost(root: Path) -> str:
     return UNKNOWN
 
 
-def _model(root: Path, entry: Mapping[str, str]) -> str:
+def _find_model(root: Path, entry: Mapping[str, str]) -> str:
     """Return the processor's name. Arm's have numbers instead; the device tree names the board, not the processor."""
     numbers = (entry.get("CPU implementer", ""), entry.get("CPU part", ""))
     board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")

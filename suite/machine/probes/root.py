@@ -13,12 +13,12 @@ from typing import Final
 from suite.errors import InputError
 
 VARIABLE: Final = "MLHPC_MACHINE_ROOT"
-REAL: Final = Path("/")
+REAL_ROOT: Final = Path("/")
 
 
-def machine_root(environ: Mapping[str, str]) -> Path:
+def find_machine_root(environ: Mapping[str, str]) -> Path:
     """Return the root of the machine to read. InputError if the variable names no folder."""
-    root = Path(environ.get(VARIABLE) or REAL)
+    root = Path(environ.get(VARIABLE) or REAL_ROOT)
     if not root.is_dir():
         raise InputError(f"{VARIABLE}={root}: expected the folder of a simulated machine's /proc and /sys")
     return root
@@ -26,4 +26,4 @@ def machine_root(environ: Mapping[str, str]) -> Path:
 
 def is_simulated(root: Path) -> bool:
     """Return True if the probes read another root than the machine's own."""
-    return root.resolve() != REAL
+    return root.resolve() != REAL_ROOT

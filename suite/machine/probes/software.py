@@ -10,9 +10,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from suite.machine.facts import UNKNOWN, Limits, Software
-from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.sysfs import convert_to_gib, read_text
-from suite.plugins import name_and_version
+from suite.plugins import read_name_and_version
 
 # Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
 CONTAINERS: tuple[tuple[str, str, str], ...] = (
@@ -28,7 +28,7 @@ CONTAINERS: tuple[tuple[str, str, str], ...] = (
 def read_software(root: Path, environ: Mapping[str, str]) -> Software:
     """Read names and versions of software, and the loaded environment modules."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', read_text(root / "etc/os-release"), re.M))
-    installed = {name: version for name, version in map(name_and_version, distributions()) if name}
+    installed = {name: version for name, version in map(read_name_and_version, distributions()) if name}
     return Software(
         operating_system=release.get("PRETTY_NAME") or UNKNOWN,
         kernel=read_text(root / "proc/sys/kernel/osrelease") or platform.release() or UNKNOWN,
@@ -48,7 +48,7 @@ def read_software(root: Path, environ: Mapping[str, str]) -> Software:
 
 def read_limits(root: Path) -> Limits:
     """Read the limits of the control groups and of this process."""
-    allowance = read_allowance(root)
+    allowance = read_usable_resources(root)
     return Limits(
         memory_gib=convert_to_gib(allowance.memory_limit, 1),
         cpu_quota=allowance.cpu_quota,

@@ -37,7 +37,7 @@ def parse_number(text: str) -> float | None:
     return float(match.group()) if match else None
 
 
-def parse_whole(text: str) -> int | None:
+def parse_integer(text: str) -> int | None:
     """Parse a text of digits as an integer; None for any other text."""
     return int(text) if text.isdecimal() else None
 

@@ -9,16 +9,16 @@ import yaml
 
 from suite.config import RunConfig, resolve_config
 from suite.descriptor import Descriptor
-from suite.documents import YamlSource, plain
+from suite.documents import YamlSource, convert_to_plain_data
 from suite.errors import InputError
 from suite.files import read_bytes
 from suite.package.reproduction.causes import OPERATIONAL
 
-LARGEST = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
-DEEPEST = 12  # mappings and lists inside each other
+MAX_BYTES = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
+MAX_DEPTH = 12  # mappings and lists inside each other
 MOST_THREADS = 64
 SUBMISSION = "submission"  # the submitter and the division: names only, which act on nothing
-_WHY = {
+_REFUSED_SETTINGS = {
     "cache_drop_command": "a command of a package is never run",
     "data": "the data are those of this machine",
     "staging": "a package does not say where this machine writes",
@@ -35,8 +35,8 @@ def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, 
     left_out = []
     for key in sorted((OPERATIONAL - {SUBMISSION}) & source.data.keys()):
         value = source.data.pop(key)
-        if key in _WHY and value not in (None, {}, {"overlap": False}):
-            left_out.append(f"{key}: {_WHY[key]}")
+        if key in _REFUSED_SETTINGS and value not in (None, {}, {"overlap": False}):
+            left_out.append(f"{key}: {_REFUSED_SETTINGS[key]}")
     threads = source.data.get("loader_threads")
     if isinstance(threads, int) and threads > MOST_THREADS:
         source.data["loader_threads"] = MOST_THREADS
@@ -49,7 +49,7 @@ def read_plain_yaml(path: Path) -> YamlSource:
     if path.is_symlink():
         raise InputError(f"{path}: a symbolic link: not followed")
     try:
-        text = read_bytes(path, LARGEST).decode("utf-8")
+        text = read_bytes(path, MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -58,16 +58,16 @@ def read_plain_yaml(path: Path) -> YamlSource:
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise InputError(f"{path}{_line(event)}: an anchor or alias; a run's config.yaml has none")
+                raise InputError(f"{path}{_find_line(event)}: an anchor or alias; a run's config.yaml has none")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise InputError(f"{path}{_line(event)}: nested more than {DEEPEST} deep")
+            if depth > MAX_DEPTH:
+                raise InputError(f"{path}{_find_line(event)}: nested more than {MAX_DEPTH} deep")
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
     return YamlSource.read(path)
 
 
-def _line(event: yaml.Event) -> str:
+def _find_line(event: yaml.Event) -> str:
     return f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
 
 
@@ -75,10 +75,10 @@ def make_changed_config(descriptor: Descriptor, original: RunConfig, overrides: 
     """Return the original with ``overrides``. Without overrides, return the installed suite's own of the size."""
     if not overrides:
         return resolve_config(descriptor, YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml"))
-    data: dict[str, Any] = plain(original, without_none=True)
+    data: dict[str, Any] = convert_to_plain_data(original, without_none=True)
     return resolve_config(descriptor, YamlSource(Path("the configuration of the package"), data, {}), overrides)
 
 
 def render_config(config: RunConfig) -> str:
     """Render the configuration as a YAML file that `mlhpc run --config` reads."""
-    return yaml.safe_dump(plain(config, without_none=True), sort_keys=False)
+    return yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)

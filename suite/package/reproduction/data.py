@@ -12,7 +12,7 @@ from suite.data.manifest import Manifest, check_shard, read_manifest
 from suite.documents import convert
 from suite.errors import InputError
 from suite.package.reproduction.causes import DATA
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
 
 CONVERTED = ("converted", "public")  # names of generators that read files of others instead of making data
 
@@ -26,20 +26,20 @@ def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> Le
     try:
         manifest = read_manifest(root)
     except (InputError, OSError) as error:
-        return verdict_of(1, LevelOutcome.INCONCLUSIVE, f"the data cannot be read: {error}")
+        return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, f"the data cannot be read: {error}")
     compared = {"manifest_sha256": logged, "found_sha256": manifest.sha256, "bytes": manifest.bytes, "how": how}
     if manifest.sha256 != logged:
         cause = _name_difference(parse_kept(kept, logged), manifest)
         why = f"{cause.what} of the data set: {cause.was} in the package, {cause.now} here ({how})"
-        return verdict_of(1, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+        return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
     for entry in manifest.shards:
         problem = check_shard(root, entry, deep=True)
         if problem is not None:
             short = problem.removeprefix(f"{root / entry.file}: ")
             cause = Difference(kind=DATA, what=entry.file, was=f"sha256 {entry.sha256[:12]}", now=short[:120])
-            return verdict_of(1, LevelOutcome.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
+            return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
     why = f"{how}: {len(manifest.shards)} shards, {manifest.bytes} bytes, all sha256 equal"
-    return verdict_of(1, LevelOutcome.REPRODUCED, why, compared=compared)
+    return make_level_verdict(1, LevelOutcome.REPRODUCED, why, compared=compared)
 
 
 def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:

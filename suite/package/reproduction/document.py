@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import plain, read_json_document
-from suite.files import write_whole
+from suite.documents import convert_to_plain_data, read_json_document
+from suite.files import write_file_atomically
 
 REPRODUCTION_VERSION: Final = 1
 FILE_NAME = "reproduction.json"
@@ -88,13 +88,13 @@ class Reproduction(_Part, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Render the document as JSON."""
-        return json.dumps(plain(self), indent=1) + "\n"
+        return json.dumps(convert_to_plain_data(self), indent=1) + "\n"
 
 
 def write_reproduction(folder: Path, document: Reproduction) -> Path:
     """Write ``reproduction.json`` into a folder, whole, and return its path."""
     path = folder / FILE_NAME
-    write_whole(path, document.text())
+    write_file_atomically(path, document.text())
     return path
 
 
@@ -103,7 +103,7 @@ def read_reproduction(path: Path) -> Reproduction:
     return read_json_document(path, Reproduction, "a reproduction", REPRODUCTION_VERSION)
 
 
-def verdict_of(
+def make_level_verdict(
     level: int,
     verdict: LevelOutcome,
     reason: str,
@@ -116,7 +116,7 @@ def verdict_of(
     )
 
 
-def all_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
+def is_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
     """Return True if there is a result, and runs with the package's settings reproduced every level of every result."""
     levels = [level for result in results for level in result.levels]
     settings = any(result.settings for result in results)
@@ -125,18 +125,18 @@ def all_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
 
 def render_table(document: Reproduction) -> str:
     """Render all results for a terminal, each with a line for each level."""
-    return "\n".join(line for result in document.results for line in _lines(result))
+    return "\n".join(line for result in document.results for line in _render_result(result))
 
 
-def _lines(result: ResultVerdict) -> Iterator[str]:
+def _render_result(result: ResultVerdict) -> Iterator[str]:
     yield f"{result.result}: {result.workload or 'unknown workload'} {result.size or ''}".rstrip()
     for level in result.levels:
         yield f"  {level.level} {level.name:<12} {level.verdict:<15} {level.reason}"
         if level.cause is not None and level.verdict == LevelOutcome.NOT_REPRODUCED:
-            yield f"    first cause: {_text(level.cause)}"
+            yield f"    first cause: {_render_difference(level.cause)}"
     if result.differences:
         yield f"  what differs from {result.against or 'the package'}, the likeliest cause first:"
-        yield from (f"    {_text(each)}" for each in result.differences[:_LISTED])
+        yield from (f"    {_render_difference(each)}" for each in result.differences[:_LISTED])
         if len(result.differences) > _LISTED:
             yield f"    and {len(result.differences) - _LISTED} more"
     if result.settings:
@@ -144,5 +144,5 @@ def _lines(result: ResultVerdict) -> Iterator[str]:
     yield from (f"  not followed: {text}" for text in result.left_out)
 
 
-def _text(each: Difference) -> str:
+def _render_difference(each: Difference) -> str:
     return f"{each.kind}: {each.what}: {each.was} in the package, {each.now} here"

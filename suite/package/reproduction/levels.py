@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
 from suite.statistics import Outcome, student_t
 from suite.statistics.comparison import ALPHA, compute_equivalence
 
@@ -16,7 +16,7 @@ CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred good reproducti
 
 
 @dataclass(frozen=True)
-class Growth:
+class RoundingGrowth:
     """The largest relative difference of losses by rounding: at step 0, its growth per step, and its maximum."""
 
     first: float
@@ -31,20 +31,20 @@ class Growth:
 # Each lies three times or more above every difference that was measured under other roundings
 # (benchmarks/first_losses.py). TF32 was not measured, it needs a GPU: three bits more than bfloat16, and the same
 # growth.
-GROWTHS = {
-    "float32": Growth(4e-6, 2.1, 0.1),
-    "tf32": Growth(6e-5, 5.0, 0.5),
-    "bfloat16": Growth(5e-4, 5.0, 0.5),
+LOSS_GROWTH = {
+    "float32": RoundingGrowth(4e-6, 2.1, 0.1),
+    "tf32": RoundingGrowth(6e-5, 5.0, 0.5),
+    "bfloat16": RoundingGrowth(5e-4, 5.0, 0.5),
 }
 
-# Of the metric, per evaluation. The losses show how far rounding took a run by its 20th step: that times `LATER`, or
+# Of the metric, per evaluation. The losses show how far rounding took a run by its 20th step: that times `LATER_FACTOR`, or
 # this if it is more, is what rounding may do to the first evaluation.
-EVALUATIONS = {
-    "float32": Growth(1e-5, 10.0, 0.5),
-    "tf32": Growth(2e-4, 10.0, 0.5),
-    "bfloat16": Growth(1e-2, 10.0, 0.5),
+METRIC_GROWTH = {
+    "float32": RoundingGrowth(1e-5, 10.0, 0.5),
+    "tf32": RoundingGrowth(2e-4, 10.0, 0.5),
+    "bfloat16": RoundingGrowth(1e-2, 10.0, 0.5),
 }
-LATER = 30.0
+LATER_FACTOR = 30.0
 
 
 def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cause: Difference | None) -> LevelVerdict:
@@ -54,23 +54,23 @@ def judge_losses(was: Sequence[float], now: Sequence[float], precision: str, cau
     """
     if not was:
         why = "the package's log has no first_losses; its suite did not log the losses of single steps"
-        return verdict_of(NUMERICS, LevelOutcome.CANNOT, why)
+        return make_level_verdict(NUMERICS, LevelOutcome.CANNOT, why)
     if not now:
-        return verdict_of(NUMERICS, LevelOutcome.INCONCLUSIVE, "the log of the new run has no first_losses")
+        return make_level_verdict(NUMERICS, LevelOutcome.INCONCLUSIVE, "the log of the new run has no first_losses")
     if len(was) != len(now):
         why = f"{len(was)} first losses are logged in the package, {len(now)} in the new run"
-        return verdict_of(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
+        return make_level_verdict(NUMERICS, LevelOutcome.NOT_REPRODUCED, why, cause, {"steps": min(len(was), len(now))})
     compared: dict[str, object]
     equal = sum(a == b for a, b in zip(was, now, strict=True))
     apart = compute_relative_differences(was, now)
-    growth = GROWTHS.get(precision, GROWTHS["float32"])  # an unknown precision gets the strictest bound
+    growth = LOSS_GROWTH.get(precision, LOSS_GROWTH["float32"])  # an unknown precision gets the strictest bound
     step = max(range(len(apart)), key=lambda step: apart[step] / growth.bound(step))
     worst, bound = max(apart), growth.bound(step)
     compared = {"steps": len(was), "equal_bits": equal, "largest_relative_difference": worst}
     compared |= {"step": step, "relative_difference": apart[step], "bound": bound}
     first = next((step for step, gap in enumerate(apart) if gap), None)
     if first is None:
-        return verdict_of(
+        return make_level_verdict(
             NUMERICS, LevelOutcome.REPRODUCED, f"the first {len(was)} losses are equal bit for bit", compared=compared
         )
     where = f"from step {first} on, by at most {worst:.2g} of the loss"
@@ -93,9 +93,9 @@ def judge_evaluations(
     if losses.verdict != LevelOutcome.REPRODUCED or not count:
         return losses
     apart = compute_relative_differences(was[:count], now[:count])
-    growth = EVALUATIONS.get(precision, EVALUATIONS["float32"])
-    first = max(growth.first, LATER * float(losses.compared["largest_relative_difference"]))
-    grown = Growth(first, growth.factor, growth.most)
+    growth = METRIC_GROWTH.get(precision, METRIC_GROWTH["float32"])
+    first = max(growth.first, LATER_FACTOR * float(losses.compared["largest_relative_difference"]))
+    grown = RoundingGrowth(first, growth.factor, growth.most)
     place = max(range(count), key=lambda number: apart[number] / grown.bound(number))
     bound = grown.bound(place)
     compared = losses.compared | {
@@ -106,7 +106,7 @@ def judge_evaluations(
     }
     if not any(apart):
         why = f"{losses.reason}; {count} evaluations are equal"
-        return verdict_of(NUMERICS, LevelOutcome.REPRODUCED, why, losses.cause, compared)
+        return make_level_verdict(NUMERICS, LevelOutcome.REPRODUCED, why, losses.cause, compared)
     text = f"{losses.reason}; evaluation {place + 1} of {count} differs by {apart[place]:.2g}"
     return _judge_difference(text, apart[place], bound, precision, cause, compared)
 
@@ -119,7 +119,7 @@ def _judge_difference(
     if apart <= bound:  # never of NaN
         outcome, side = LevelOutcome.REPRODUCED, "within"
     why = f"{text}: {side} {bound:.2g}, what rounding in {precision} may do by then"
-    return verdict_of(NUMERICS, outcome, why, cause, compared)
+    return make_level_verdict(NUMERICS, outcome, why, cause, compared)
 
 
 def compute_relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
@@ -146,11 +146,11 @@ def judge_epochs(
     compared: dict[str, object] = {"seeds": sorted(now), "epochs": [now[seed] for seed in sorted(now)], "unit": unit}
     if failed:
         why = f"the run with seed {failed[0]} did not reach the target; that of the package did"
-        return verdict_of(CONVERGENCE, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+        return make_level_verdict(CONVERGENCE, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
     if all(seed in was and was[seed] == now[seed] for seed in now):
-        same = f"{_amounts(reached, unit)} to the target, as in the package with the same seed{'s' * (len(now) > 1)}"
+        same = f"{_render_amounts(reached, unit)} to the target, as in the package with the same seed{'s' * (len(now) > 1)}"
         why = same if reached else "the target is not reached, as in the package with the same seeds"
-        return verdict_of(CONVERGENCE, LevelOutcome.REPRODUCED, why, compared=compared)
+        return make_level_verdict(CONVERGENCE, LevelOutcome.REPRODUCED, why, compared=compared)
     return _judge_mean(reached, was, reference, between_evals, unit, cause, compared)
 
 
@@ -167,8 +167,8 @@ def _judge_mean(
     own = [epochs for epochs in was.values() if epochs is not None]
     basis, source = (reference, "reference points") if len(reference) > 1 else (own, "runs of the package")
     if len(basis) < 2 or not reached:
-        why = f"{_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
-        return verdict_of(CONVERGENCE, LevelOutcome.INCONCLUSIVE, why, cause, compared)
+        why = f"{_render_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
+        return make_level_verdict(CONVERGENCE, LevelOutcome.INCONCLUSIVE, why, cause, compared)
     low, high = compute_expected_mean(basis, len(reached), between_evals)
     mean = statistics.fmean(reached)
     compared |= {"mean": mean, "interval": [low, high], "confidence": CONFIDENCE, "basis": source, "n": len(basis)}
@@ -177,7 +177,7 @@ def _judge_mean(
         outcome, place = LevelOutcome.REPRODUCED, "inside"
     interval = f"the {CONFIDENCE:.0%} interval {low:.4g} to {high:.4g} of {len(basis)} {source}"
     why = f"{mean:.4g} {unit} to the target (n={len(reached)}), {place} {interval}"
-    return verdict_of(CONVERGENCE, outcome, why, cause, compared)
+    return make_level_verdict(CONVERGENCE, outcome, why, cause, compared)
 
 
 def compute_expected_mean(basis: Sequence[float], new: int, between_evals: float) -> tuple[float, float]:
@@ -186,7 +186,11 @@ def compute_expected_mean(basis: Sequence[float], new: int, between_evals: float
     A run notices the target only at an evaluation: the deviation is at least that of this rounding.
     """
     spread = max(statistics.stdev(basis), between_evals / math.sqrt(12.0))
-    half = student_t.quantile(0.5 + CONFIDENCE / 2, len(basis) - 1) * spread * math.sqrt(1.0 / len(basis) + 1.0 / new)
+    half = (
+        student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(basis) - 1)
+        * spread
+        * math.sqrt(1.0 / len(basis) + 1.0 / new)
+    )
     half = max(half, between_evals)
     middle = statistics.fmean(basis)
     return middle - half, middle + half
@@ -196,7 +200,7 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
     """Judge level 4: paired times of the original (A) and the changed configuration (B) on one machine."""
     if len(a_s) < 2:
         why = f"{len(a_s)} pair of runs reached the target; at least two are needed"
-        return verdict_of(
+        return make_level_verdict(
             TIME, LevelOutcome.INCONCLUSIVE, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)}
         )
     found = compute_equivalence(a_s, b_s, margin)
@@ -209,12 +213,14 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
         f"(n={found.pairs} pairs on this machine)"
     )
     if found.outcome == Outcome.EQUIVALENT:
-        return verdict_of(TIME, LevelOutcome.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared)
+        return make_level_verdict(
+            TIME, LevelOutcome.REPRODUCED, f"{text}: equivalent within {margin:.0%}", compared=compared
+        )
     if found.outcome in (Outcome.SLOWER, Outcome.FASTER):
-        return verdict_of(
+        return make_level_verdict(
             TIME, LevelOutcome.NOT_REPRODUCED, f"{text}: {found.outcome} by more than {margin:.0%}", cause, compared
         )
-    return verdict_of(
+    return make_level_verdict(
         TIME,
         LevelOutcome.INCONCLUSIVE,
         f"{text}: neither equivalent within {margin:.0%} nor different; more --pairs decide",
@@ -223,5 +229,5 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
     )
 
 
-def _amounts(values: Sequence[float], unit: str) -> str:
+def _render_amounts(values: Sequence[float], unit: str) -> str:
     return f"{', '.join(f'{value:,.6g}' for value in values)} {unit}"

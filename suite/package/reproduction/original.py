@@ -11,15 +11,15 @@ from typing import Any
 
 from suite.compliance.check import check
 from suite.compliance.result import Result
-from suite.compliance.ruleset import Benchmark, card_benchmark
-from suite.descriptor import Descriptor, descriptors
+from suite.compliance.ruleset import Benchmark, build_card_benchmark
+from suite.descriptor import Descriptor, load_descriptors
 from suite.errors import InputError
 from suite.log.provenance import find_kept_folder, read_provenance
 from suite.log.record import RunRecord
 from suite.package.reproduction.run_facts import RunFacts, read_log, read_run_facts, read_small_json
 from suite.package.stated import STATED
 
-_TEXT = re.compile(r"[\w.+ -]{1,100}")
+_PLAIN_TEXT = re.compile(r"[\w.+ -]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Original:
     def descriptor(self) -> Descriptor | None:
         """The installed workload of the result. None if it is not installed, or if another suite made the result."""
         name = self.info.get("workload")
-        return descriptors().get(name) if isinstance(name, str) and self.records[0].suite_version else None
+        return load_descriptors().get(name) if isinstance(name, str) and self.records[0].suite_version else None
 
     @cached_property
     def benchmark(self) -> Benchmark | None:
         """The installed card's benchmark of the size; None if there is none."""
         size = self.records[0].size
         try:
-            return card_benchmark(self.descriptor, size) if self.descriptor is not None and size else None
+            return build_card_benchmark(self.descriptor, size) if self.descriptor is not None and size else None
         except (InputError, KeyError):
             return None
 
@@ -86,7 +86,7 @@ class Original:
             return "the package was not made by mlhpc: it has no configuration that the installed suite could run"
         if self.info.get("loop") is not None:
             program = str(self.info["loop"])
-            shown = program if _TEXT.fullmatch(program) else "a program of the submitter's"
+            shown = program if _PLAIN_TEXT.fullmatch(program) else "a program of the submitter's"
             return f"{shown} trained, a loop of the submitter's own: code of a package is never run"
         if self.descriptor is None:
             return f"workload {str(self.info.get('workload'))[:60]!r} is not installed here"
@@ -102,7 +102,7 @@ def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
     """
     if not package.is_dir():
         raise InputError(f"{package}: expected the folder of a package, <submitter>/{{systems,benchmarks,results}}")
-    found = list(_read(package))
+    found = list(_read_results(package))
     if wanted is None or not found:
         return found
     parts = Path(wanted).parts
@@ -113,7 +113,7 @@ def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
     return chosen
 
 
-def _read(package: Path) -> Iterator[Original]:
+def _read_results(package: Path) -> Iterator[Original]:
     for scored in check([package]).results:
         group = scored.group
         if group.package is None or not scored.runs:

@@ -16,39 +16,39 @@ from pathlib import Path
 
 from msgspec import structs
 
-from suite.compliance.metric import record_of
-from suite.compliance.ruleset import Benchmark, ruleset
-from suite.config import Choosing, RunConfig, default_data_root, load_config
-from suite.data.fingerprint import fingerprint
+from suite.compliance.metric import summarise_for_benchmark
+from suite.compliance.ruleset import Benchmark, read_ruleset
+from suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config
+from suite.data.fingerprint import compute_fingerprint
 from suite.data.manifest import MANIFEST_NAME
 from suite.descriptor import Descriptor
-from suite.documents import plain
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
-from suite.files import byte_text, make_folder, write_whole
+from suite.files import make_folder, render_bytes, write_file_atomically
 from suite.log import mllog
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from suite.log.run_folder import RunFolder
-from suite.machine.probes.allowance import usable
+from suite.machine.probes.allowance import find_usable_resources
 from suite.machine.probes.collect import collect_facts
 from suite.package.reproduction import levels
-from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, rank
+from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, group_by_cause
 from suite.package.reproduction.config import make_changed_config, read_package_config, render_config
 from suite.package.reproduction.data import explain_not_regenerated, judge_data, parse_kept
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, verdict_of
-from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
+from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
+from suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
 from suite.package.reproduction.original import Original
 from suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
-from suite.package.stated import epochs_to_target
+from suite.package.stated import find_epochs_to_target
 from suite.world import World
 
 ORDERS = ("AB", "BA")  # of a pair: it changes from pair to pair
-LARGEST_MADE = 16 * 2**30  # bytes of a data set that is made anew without being asked for
-NAMED = 5  # settings that the reason of a verdict names
+MAX_GENERATED_BYTES = 16 * 2**30  # bytes of a data set that is made anew without being asked for
+MAX_NAMED_SETTINGS = 5  # settings that the reason of a verdict names
 _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Ended:
+class UnfinishedRun:
     """A new run that did not finish: the outcome, the reason, and the facts it logged before it ended."""
 
     verdict: LevelOutcome
@@ -74,7 +74,7 @@ class Rerun:
     left_out: tuple[str, ...] = ()
     made: list[tuple[RunRecord, RunFacts]] = field(default_factory=list)  # new runs, in order
     limit_s: float | None = None
-    failed: Ended | None = None  # the new run that came to no end
+    failed: UnfinishedRun | None = None  # the new run that came to no end
     data_cause: Difference | None = None
 
     @property
@@ -96,13 +96,13 @@ class Rerun:
         The options that its first run measured as fastest are kept, not measured again: they change the arithmetic.
         """
         config, self.left_out = read_package_config(self._descriptor, self.original.folders[0] / "config.yaml")
-        return _pinned(config, self.was)
+        return _pin_choices(config, self.was)
 
     def judge_data(self) -> LevelVerdict:
         """Judge level 1: compare the given or the regenerated data with the manifest that the logs name."""
         logged = self.was.data_manifest
         if logged is None:
-            return verdict_of(1, LevelOutcome.CANNOT, "the log names no data manifest")
+            return make_level_verdict(1, LevelOutcome.CANNOT, "the log names no data manifest")
         if self.original.info.get("loop") is not None:
             return self._judge_own_data(logged)
         manifest = parse_kept(self.original.data_manifest, logged)
@@ -114,7 +114,7 @@ class Rerun:
             seed = manifest.seed if manifest is not None else 0
             why = explain_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
-                return verdict_of(1, LevelOutcome.INCONCLUSIVE, why)
+                return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, why)
             found = self._with_own_copy(judge_data(logged, self.original.data_manifest, self._data, "regenerated"))
         self.data_cause = found.cause
         return found
@@ -122,7 +122,7 @@ class Rerun:
     def _with_own_copy(self, found: LevelVerdict) -> LevelVerdict:
         """Mention in the verdict on regenerated data that the data set at the usual place here differs."""
         logged, kept = self.was.data_manifest, self.original.data_manifest
-        root = default_data_root(self._descriptor.name, str(self._benchmark.size))
+        root = choose_default_data_root(self._descriptor.name, str(self._benchmark.size))
         if logged is None or not (root / MANIFEST_NAME).is_file():
             return found
         own = judge_data(logged, kept, root, "verified")
@@ -143,7 +143,7 @@ class Rerun:
         if (self.was.nodes or 1) > 1 and self.ranks is None:
             why = f"the run had {self.was.nodes} nodes, and this command starts ranks on one"
             return f"{why}; --ranks N runs it here, --with RUN compares with a run of mlhpc submit"
-        wanted, cores = self._ranks, usable().cores
+        wanted, cores = self._ranks, find_usable_resources().cores
         # A stranger's log may claim any number of ranks; a person who states --ranks may oversubscribe further.
         if wanted > 64 * cores or (self.ranks is None and wanted > cores * 4):
             return f"the run had {wanted} ranks, this machine has {cores} cores; --ranks N runs it with fewer"
@@ -152,10 +152,10 @@ class Rerun:
     def judge_numerics(self) -> LevelVerdict:
         """Judge level 2: compare the losses of the first steps and the evaluations of one run."""
         now = self._now(0)
-        ended = now if isinstance(now, Ended) else None
-        facts = now.facts if isinstance(now, Ended) else now[1]
+        ended = now if isinstance(now, UnfinishedRun) else None
+        facts = now.facts if isinstance(now, UnfinishedRun) else now[1]
         if ended is not None and (facts is None or not facts.losses):
-            return verdict_of(2, ended.verdict, ended.why, self._cause())
+            return make_level_verdict(2, ended.verdict, ended.why, self._cause())
         assert facts is not None
         was, precision = self._was_with(facts.seed), str((self.was.config or {}).get("precision"))
         logged = was.losses
@@ -164,7 +164,7 @@ class Rerun:
         found = levels.judge_losses(logged, facts.losses, precision, self._cause())
         found = levels.judge_evaluations(found, was.evaluations, facts.evaluations, precision, self._cause())
         if ended is not None and len(logged) < len(was.losses) and found.verdict != LevelOutcome.NOT_REPRODUCED:
-            return verdict_of(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
+            return make_level_verdict(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
         return self._with_settings(found)
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
@@ -173,13 +173,13 @@ class Rerun:
         count = len(self._beside_records) if self.beside is not None else runs
         for number in range(count):
             now = self._now(number)
-            if isinstance(now, Ended):
-                return verdict_of(3, now.verdict, now.why, self._cause())
+            if isinstance(now, UnfinishedRun):
+                return make_level_verdict(3, now.verdict, now.why, self._cause())
         batch = self.original.records[0].global_batch_size or 0
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
         found = levels.judge_epochs(
-            {record.seed or 0: epochs_to_target(record, benchmark) for record in self.original.records},
-            {record.seed or 0: epochs_to_target(record, benchmark) for record, _ in self.made},
+            {record.seed or 0: find_epochs_to_target(record, benchmark) for record in self.original.records},
+            {record.seed or 0: find_epochs_to_target(record, benchmark) for record, _ in self.made},
             benchmark.reference_points.get(batch, ()),
             apart,
             "samples" if benchmark.epoch_counts_samples else "epochs",
@@ -190,17 +190,17 @@ class Rerun:
     def judge_time(self, overrides: Sequence[str], pairs: int, margin: float) -> LevelVerdict:
         """Judge level 4: run original and changed configuration in pairs, and test if their times are equivalent."""
         changed = make_changed_config(self._descriptor, self.config, tuple(overrides))
-        one, other = (plain(each) for each in (self.config, changed))
-        cause = next(iter(rank([*compare_configs(one, other, CONFIGURATION)])), None)
+        one, other = (convert_to_plain_data(each) for each in (self.config, changed))
+        cause = next(iter(group_by_cause([*compare_configs(one, other, CONFIGURATION)])), None)
         times: dict[str, list[float]] = {"A": [], "B": []}
         for pair in range(pairs):
             found = {}
             for side in ORDERS[pair % len(ORDERS)]:
                 config = self.config if side == "A" else changed
                 made = self._start(config, self.folder / f"pair_{pair}_{side}", self._seed(pair))
-                if isinstance(made, Ended):
+                if isinstance(made, UnfinishedRun):
                     what = "original" if side == "A" else "changed"
-                    return verdict_of(4, made.verdict, f"the {what} configuration: {made.why}", cause)
+                    return make_level_verdict(4, made.verdict, f"the {what} configuration: {made.why}", cause)
                 found[side] = made[0].time_to_train_s
             if None not in found.values():
                 for side, seconds in found.items():
@@ -216,7 +216,7 @@ class Rerun:
             # A new run has the package's settings, so another value is a default of the installed suite.
             found = [structs.replace(each, kind=DEFAULT) if each.kind == CONFIGURATION else each for each in found]
         found += self._changed_defaults({each.what for each in found})
-        return rank(([self.data_cause] if self.data_cause else []) + found)
+        return group_by_cause(([self.data_cause] if self.data_cause else []) + found)
 
     def settings(self) -> tuple[Difference, ...]:
         """List the settings in which the compared run differs from the package's run of its seed."""
@@ -235,14 +235,14 @@ class Rerun:
         if self.was.config is None or now.config is None:
             which = "package's" if self.was.config is None else "new"
             why = f"{found.reason}; the log of the {which} run has no run_config, so settings cannot be compared"
-            return verdict_of(found.level, LevelOutcome.INCONCLUSIVE, why, found.cause, found.compared)
+            return make_level_verdict(found.level, LevelOutcome.INCONCLUSIVE, why, found.cause, found.compared)
         settings = self.settings()
         if not settings:
             return found
         names = [each.what for each in settings]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        why = f"{found.reason}; settings differ that this cannot show: {', '.join(names[:NAMED])}{more}"
-        return verdict_of(
+        more = f" and {len(names) - MAX_NAMED_SETTINGS} more" if len(names) > MAX_NAMED_SETTINGS else ""
+        why = f"{found.reason}; settings differ that this cannot show: {', '.join(names[:MAX_NAMED_SETTINGS])}{more}"
+        return make_level_verdict(
             found.level, LevelOutcome.INCONCLUSIVE, why, settings[0], found.compared | {"settings": names}
         )
 
@@ -287,20 +287,20 @@ class Rerun:
             return self.seed + number
         return seeds[number] if number < len(seeds) else max(seeds) + 1 + number - len(seeds)
 
-    def _now(self, number: int) -> tuple[RunRecord, RunFacts] | Ended:
+    def _now(self, number: int) -> tuple[RunRecord, RunFacts] | UnfinishedRun:
         """Return a run to compare with, and make it if necessary; or how it ended."""
         while len(self.made) <= number:
             if self.failed is not None:
                 return self.failed
             if self.beside is not None:
                 if not self._beside_records:
-                    return Ended(LevelOutcome.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
+                    return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
                 self.made.append(self._beside_records[len(self.made)])
                 continue
             count = len(self.made)
             seed = self._seed(count)
-            made = self._start(_pinned(self.config, self._was_with(seed)), self.folder / f"run_{count}", seed)
-            if isinstance(made, Ended):
+            made = self._start(_pin_choices(self.config, self._was_with(seed)), self.folder / f"run_{count}", seed)
+            if isinstance(made, UnfinishedRun):
                 self.failed = made
                 return made
             self.made.append(made)
@@ -316,19 +316,21 @@ class Rerun:
 
     def _read(self, path: Path, folder: Path) -> tuple[RunRecord, RunFacts]:
         log = read_log(path)
-        record = record_of(log, ruleset(str(summarise(log).ruleset or self.original.records[0].ruleset)))[0]
+        record = summarise_for_benchmark(
+            log, read_ruleset(str(summarise_log(log).ruleset or self.original.records[0].ruleset))
+        )[0]
         return record, read_run_facts(record, log, folder)
 
     @cached_property
-    def _bounds(self) -> Bounds:
-        return find_bounds(self.original.records, self._ranks, usable().memory_free, self.limit_s)
+    def _bounds(self) -> RunLimits:
+        return find_run_limits(self.original.records, self._ranks, find_usable_resources().memory_free, self.limit_s)
 
-    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts] | Ended:
+    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts] | UnfinishedRun:
         """Run a configuration once, within the limits; return the run, or how it ended."""
         settings = folder.with_suffix(".yaml")
-        write_whole(settings, render_config(structs.replace(config, data=self._data.absolute())))
+        write_file_atomically(settings, render_config(structs.replace(config, data=self._data.absolute())))
         words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks), "--runs", "1")
-        done = execute(
+        done = run_limited(
             (*words, "--seed", str(seed), "-o", str(folder)),
             folder.with_suffix(".log"),
             self._bounds,
@@ -337,12 +339,12 @@ class Rerun:
         logs = RunFolder(folder).results()
         if done.over is not None:
             facts = self._read(logs[0], folder)[1] if logs else None
-            return Ended(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
+            return UnfinishedRun(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
         if not logs or done.code not in (0, 1):  # 1: the run missed its target, which level 3 judges
-            return Ended(LevelOutcome.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
+            return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
         ended = made[0].run_stop_s is None
-        return Ended(LevelOutcome.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
+        return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
 
     def _make_data(self, seed: int) -> str | None:
         """Make the data set in the output folder. Returns why it could not be made, or None."""
@@ -350,31 +352,33 @@ class Rerun:
         needed = self._descriptor.card().size(size).data_bytes
         make_folder(self.folder)
         make = f"make them with `mlhpc data generate {name} --size {size} --seed {seed}` and give --data"
-        if needed > LARGEST_MADE:
-            return f"the data have {byte_text(needed)}: {make}"
+        if needed > MAX_GENERATED_BYTES:
+            return f"the data have {render_bytes(needed)}: {make}"
         if needed > shutil.disk_usage(self.folder).free:
-            return f"the data have {byte_text(needed)}, more than is free in {self.folder}: {make}"
+            return f"the data have {render_bytes(needed)}, more than is free in {self.folder}: {make}"
         words = ("data", "generate", name, "--size", size, "--seed", str(seed), "-o", str(self._data))
-        done = execute(words, self.folder / "data.log")
+        done = run_limited(words, self.folder / "data.log")
         return None if done.code == 0 else f"the data cannot be made: {done.last}"
 
     def _judge_own_data(self, logged: str) -> LevelVerdict:
         """Judge the data of a person's own loop: only a copy of them can be compared."""
         if self.given_data is None:
-            return verdict_of(1, LevelOutcome.CANNOT, "the data are the submitter's own; --data compares a copy")
-        found, read = fingerprint(self.given_data, World.create())
+            return make_level_verdict(
+                1, LevelOutcome.CANNOT, "the data are the submitter's own; --data compares a copy"
+            )
+        found, read = compute_fingerprint(self.given_data, World.create())
         compared = {"manifest_sha256": logged, "found_sha256": found, "bytes": read.bytes}
         if found == logged:
-            return verdict_of(
+            return make_level_verdict(
                 1, LevelOutcome.REPRODUCED, f"verified: {read.files} files, equal sha256", compared=compared
             )
         cause = Difference(kind="data", what="sha256 of the data", was=logged[:12], now=found[:12])
-        return verdict_of(1, LevelOutcome.NOT_REPRODUCED, "the data have another sha256", cause, compared)
+        return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, "the data have another sha256", cause, compared)
 
     def _judge_beside(self, logged: str) -> LevelVerdict:
         """Judge the data of an existing run, which compared them with its manifest before it began."""
         if not self._beside_records:
-            return verdict_of(1, LevelOutcome.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
+            return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
         record, facts = self._beside_records[0]
         assert record.path is not None
         checked = read_log(record.path).first(mllog.DATA_VERIFIED)
@@ -382,12 +386,14 @@ class Rerun:
         if facts.data_manifest != logged:
             cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(facts.data_manifest)[:12])
             self.data_cause = cause
-            return verdict_of(1, LevelOutcome.NOT_REPRODUCED, "the run read other data", cause, compared)
+            return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, "the run read other data", cause, compared)
         if checked is None or checked.value is None:
-            return verdict_of(
+            return make_level_verdict(
                 1, LevelOutcome.INCONCLUSIVE, "the run did not verify its data; --data does", compared=compared
             )
-        return verdict_of(1, LevelOutcome.REPRODUCED, "the run verified data with this manifest", compared=compared)
+        return make_level_verdict(
+            1, LevelOutcome.REPRODUCED, "the run verified data with this manifest", compared=compared
+        )
 
     def _changed_defaults(self, known: set[str]) -> list[Difference]:
         """List the defaults of the size that have changed in the installed suite. The command's --set still apply."""
@@ -396,13 +402,13 @@ class Rerun:
             return []
         sets = [str(b) for a, b in pairwise(command) if a == "--set" and _OVERRIDE.fullmatch(str(b))]
         try:
-            ours = plain(load_config(self._descriptor, str(self._benchmark.size), sets))
+            ours = convert_to_plain_data(load_config(self._descriptor, str(self._benchmark.size), sets))
             theirs = self.was.config or {}
         except (InputError, AssertionError):
             return []
         return [each for each in compare_configs(theirs, ours, DEFAULT) if each.what not in known]
 
 
-def _pinned(config: RunConfig, was: RunFacts) -> RunConfig:
+def _pin_choices(config: RunConfig, was: RunFacts) -> RunConfig:
     """Return the configuration with the choices of a run. If it logged none, fixed rules choose."""
-    return structs.replace(config, choices=Choosing(measure=False, pinned=dict(was.choices)))
+    return structs.replace(config, choices=ChoiceSettings(measure=False, pinned=dict(was.choices)))

@@ -15,13 +15,13 @@ from msgspec import Struct, ValidationError
 from suite.documents import convert
 from suite.files import read_bytes, read_json
 from suite.log import mllog
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.origin.installed import Environment, read_environment
-from suite.log.origin.sources import digest_suite, read_git_state
+from suite.log.origin.sources import compute_suite_digests, read_git_state
 from suite.log.reader import Log, read_events
 from suite.log.record import RunRecord, read_choices
 from suite.log.run_folder import RunFolder
-from suite.log.values import finite, whole
+from suite.log.values import convert_to_float, parse_int64
 from suite.machine.facts import Facts
 
 Model = TypeVar("Model", bound=Struct)
@@ -57,7 +57,7 @@ def read_run_facts(record: RunRecord, log: Log, folder: Path | None) -> RunFacts
     """Read the facts of a run from its log, and from the folder of its run.json if there is one."""
     configured, first = log.first(mllog.RUN_CONFIG), log.first(mllog.FIRST_LOSSES)
     values = first.value if first is not None and isinstance(first.value, list) else []
-    losses = [finite(value) for value in values[:64]]
+    losses = [convert_to_float(value) for value in values[:64]]
     facts = RunFacts(
         config=record.config,
         about=configured.metadata if configured is not None else {},
@@ -81,7 +81,7 @@ def read_log(path: Path) -> Log:
 def collect_facts_of_this_machine(facts: Facts) -> RunFacts:
     """Collect the facts of this machine and this installed suite without a run."""
     git = read_git_state()
-    document = digest_suite()
+    document = compute_suite_digests()
     return RunFacts(
         suite_version=document["suite_version"],
         git=None if git is None else git.logged(),
@@ -95,7 +95,7 @@ def collect_facts_of_this_machine(facts: Facts) -> RunFacts:
 def read_small_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a stranger's package. Empty for a link, and for a file that is no JSON object."""
     try:
-        data = {} if path.is_symlink() else read_json(path, limits().json)
+        data = {} if path.is_symlink() else read_json(path, read_limits().json)
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -108,27 +108,27 @@ def _add_files(facts: RunFacts, folder: RunFolder) -> RunFacts:
     sources = read_small_json(folder.sources_path).get("files")
     named = sources.items() if isinstance(sources, dict) else ()
     nodes = [] if folder.facts.is_symlink() else folder.node_facts()[:4096]  # a stranger may add any number
-    known = (_document(path, Facts) for path in nodes)
+    known = (_read_document(path, Facts) for path in nodes)
     return replace(
         facts,
         git=git if isinstance(git, dict) else None,
-        changes=_text(folder.changes_path),
+        changes=_read_text(folder.changes_path),
         sources={path: sha256 for path, sha256 in named if isinstance(sha256, str)},
-        environment=_document(folder.environment_path, Environment),
+        environment=_read_document(folder.environment_path, Environment),
         facts=next((node for node in known if node is not None), None),
-        ranks=facts.ranks if facts.ranks is not None else whole(info.get("ranks")),
+        ranks=facts.ranks if facts.ranks is not None else parse_int64(info.get("ranks")),
     )
 
 
-def _document(path: Path, model: type[Model]) -> Model | None:
+def _read_document(path: Path, model: type[Model]) -> Model | None:
     try:
         return convert(read_small_json(path), model)
     except ValidationError:
         return None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
-        return "" if path.is_symlink() else read_bytes(path, limits().json).decode("utf-8", "replace")
+        return "" if path.is_symlink() else read_bytes(path, read_limits().json).decode("utf-8", "replace")
     except OSError:
         return ""

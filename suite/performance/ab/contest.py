@@ -18,24 +18,24 @@ from msgspec import Meta, Struct
 
 from suite.card import Target
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
-from suite.documents import YamlSource, plain
+from suite.descriptor import load_descriptor
+from suite.documents import YamlSource, convert_to_plain_data
 from suite.errors import InputError
-from suite.files import one_line, read_bytes, write_whole
-from suite.log.limits import limits
+from suite.files import read_bytes, render_error, write_file_atomically
+from suite.log.limits import read_limits
 from suite.log.run_folder import RunFolder
 from suite.statistics.blocks import Turn
 from suite.statistics.race import RaceRules
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"
-SAME_FOR_ALL = ("data", "verify_data", "submission", "staging", "cache_drop_command", "instrumentation", "watchdog")
+ENTRY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+ENTRY_NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"
+COMMON_SETTINGS = ("data", "verify_data", "submission", "staging", "cache_drop_command", "instrumentation", "watchdog")
 """Settings that no entry may state: some of them name commands and folders."""
 
 Document = TypeVar("Document", bound=Struct)
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ContestSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of contest.yaml: what is the same for all entries and never changes."""
 
     version: Literal[1] = 1
@@ -51,7 +51,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: str
 
 
-class Started(Struct, kw_only=True, forbid_unknown_fields=True):
+class StartedRun(Struct, kw_only=True, forbid_unknown_fields=True):
     """A run in the journal. It counts from its start. ``log_sha256`` is null if it left no log."""
 
     block: int
@@ -73,7 +73,7 @@ class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
 
     version: Literal[1] = 1
     digests: dict[str, str] = {}
-    runs: list[Started] = []
+    runs: list[StartedRun] = []
 
     def changed(self, now: dict[str, str]) -> Iterator[str]:
         """Yield a clause for each file of settings and entries that changed since the first run started."""
@@ -89,7 +89,7 @@ class Contest:
     """The folder of a contest, its settings and the resolved configurations of its entries by name."""
 
     root: Path
-    settings: Settings
+    settings: ContestSettings
     entries: Mapping[str, RunConfig]
 
     @cached_property
@@ -112,21 +112,25 @@ class Contest:
     @property
     def target(self) -> Target:
         """The target of a run: the card's, whatever an entry says."""
-        return descriptor(self.settings.workload).card().target(self.settings.size)
+        return load_descriptor(self.settings.workload).card().target(self.settings.size)
 
     def digests(self) -> dict[str, str]:
         """Compute the sha256, by name, of each file that may not change once a run has started."""
         paths = [self.root / "contest.yaml", *map(self.path_of, self.entries)]
-        return {path.relative_to(self.root).as_posix(): hashlib.sha256(read_plain(path)).hexdigest() for path in paths}
+        return {
+            path.relative_to(self.root).as_posix(): hashlib.sha256(read_small_file(path)).hexdigest() for path in paths
+        }
 
     def read_journal(self) -> Journal:
         """Read the journal; an empty one before the first run."""
         path = self.root / "journal.json"
-        return _read(path, Journal) if path.exists() or path.is_symlink() else Journal()
+        return _read_document(path, Journal) if path.exists() or path.is_symlink() else Journal()
 
     def write_journal(self, journal: Journal) -> None:
         """Write the journal atomically."""
-        write_whole(self.root / "journal.json", msgspec.json.format(msgspec.json.encode(journal), indent=1) + b"\n")
+        write_file_atomically(
+            self.root / "journal.json", msgspec.json.format(msgspec.json.encode(journal), indent=1) + b"\n"
+        )
 
 
 def read_contest(root: Path) -> Contest:
@@ -135,73 +139,75 @@ def read_contest(root: Path) -> Contest:
         raise InputError(
             f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {shlex.quote(str(root))}"
         )
-    settings = _read(root / "contest.yaml", Settings)
-    shipped = load_config(descriptor(settings.workload), settings.size)
+    settings = _read_document(root / "contest.yaml", ContestSettings)
+    shipped = load_config(load_descriptor(settings.workload), settings.size)
     folder = root / "entries"
     entries: dict[str, RunConfig] = {}
     for path in sorted(folder.glob("*.yaml")) if not folder.is_symlink() else []:
-        if not NAME.fullmatch(path.stem):
-            raise InputError(f"{path}: expected {NAME_TEXT}")
-        read_plain(path)
+        if not ENTRY_NAME.fullmatch(path.stem):
+            raise InputError(f"{path}: expected {ENTRY_NAME_TEXT}")
+        read_small_file(path)
         entries[path.stem] = read_config(str(path), (), settings, shipped)
     return Contest(root, settings, entries)
 
 
-def read_config(name: str, overrides: Sequence[str], settings: Settings, shipped: RunConfig | None = None) -> RunConfig:
+def read_config(
+    name: str, overrides: Sequence[str], settings: ContestSettings, shipped: RunConfig | None = None
+) -> RunConfig:
     """Read the configuration of an entry. InputError if it is of another size, or sets a common setting."""
-    known = descriptor(settings.workload)
+    known = load_descriptor(settings.workload)
     config = load_config(known, name, overrides)
     shipped = shipped or load_config(known, settings.size)
     if config.size != settings.size:
         raise InputError(f"{name}: size is {config.size!r}; this contest is of {settings.workload} {settings.size}")
-    for key in SAME_FOR_ALL:
+    for key in COMMON_SETTINGS:
         if getattr(config, key) != getattr(shipped, key):
             raise InputError(f"{name}: {key} is the same for all entries: leave it out")
     return config
 
 
-def write_settings(root: Path, settings: Settings) -> None:
+def write_settings(root: Path, settings: ContestSettings) -> None:
     """Make the folder of a new contest. InputError if its path exists."""
     if root.exists() or root.is_symlink():
         raise InputError(f"{root}: exists already; a contest never writes into an earlier folder")
-    text = yaml.safe_dump(plain(settings), sort_keys=False)
-    write_whole(root / "contest.yaml", text, overwrite=False)
+    text = yaml.safe_dump(convert_to_plain_data(settings), sort_keys=False)
+    write_file_atomically(root / "contest.yaml", text, overwrite=False)
 
 
 def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
     """Add an entry and return its file. InputError if name or configuration is taken, or the race has begun."""
-    if not NAME.fullmatch(name):
-        raise InputError(f"entry {name!r}: expected {NAME_TEXT}")
+    if not ENTRY_NAME.fullmatch(name):
+        raise InputError(f"entry {name!r}: expected {ENTRY_NAME_TEXT}")
     if contest.read_journal().runs:
         raise InputError(f"{contest.root}: runs have started, so no entry can be added; create a new contest")
     for other, its_config in contest.entries.items():
         if other.lower() == name.lower():
             raise InputError(f"entry {name!r}: there is an entry {other!r} already")
-        if _logged(its_config) == _logged(config):
+        if _drop_common_settings(its_config) == _drop_common_settings(config):
             raise InputError(f"entry {name!r}: has the same configuration as {other!r}: one is enough")
     path = contest.path_of(name)
-    text = yaml.safe_dump(plain(config, without_none=True), sort_keys=False)
-    write_whole(path, text, overwrite=False)
+    text = yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)
+    write_file_atomically(path, text, overwrite=False)
     return path
 
 
-def _logged(config: RunConfig) -> dict[str, Any]:
+def _drop_common_settings(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as its log has it, without common settings."""
     text: dict[str, Any] = json.loads(json.dumps(config.logged(), default=str))
-    return {key: value for key, value in text.items() if key not in SAME_FOR_ALL}
+    return {key: value for key, value in text.items() if key not in COMMON_SETTINGS}
 
 
-def read_plain(path: Path) -> bytes:
+def read_small_file(path: Path) -> bytes:
     """Read a small regular file. InputError for a link, a larger file, or anything else."""
     if path.is_symlink():
         raise InputError(f"{path}: is a symbolic link, which is not followed")
     try:
-        return read_bytes(path, limits().json)
+        return read_bytes(path, read_limits().json)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or one_line(error)}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror or render_error(error)}") from None
 
 
-def _read(path: Path, kind: type[Document]) -> Document:
+def _read_document(path: Path, kind: type[Document]) -> Document:
     """Read a document, YAML or JSON, which is YAML. InputError names file, line, value and what was expected."""
-    read_plain(path)
+    read_small_file(path)
     return YamlSource.read(path).convert(kind)

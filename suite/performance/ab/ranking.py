@@ -17,15 +17,15 @@ from msgspec import Struct
 
 from suite import RULESET
 from suite.compliance.check import judge_log
-from suite.compliance.ruleset import ruleset
-from suite.files import brief
+from suite.compliance.ruleset import read_ruleset
+from suite.files import render_repr
 from suite.log.score import compute_olympic_mean
-from suite.performance.ab.contest import Contest, Journal, Started, read_contest
+from suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
 from suite.performance.ab.runner import RunResult, read_result
 from suite.statistics import Outcome
-from suite.statistics.bets import MedianRatio, median_ratio
+from suite.statistics.bets import MedianRatio, compute_median_ratio
 from suite.statistics.blocks import Turn
-from suite.statistics.race import Race, replay
+from suite.statistics.race import Race, build_race
 
 KIND: Literal["ab-runs"] = "ab-runs"
 SCORED_RUNS = 3  # the fewest that leave a score when the fastest and the slowest are dropped
@@ -94,21 +94,21 @@ def read_ranking(root: Path) -> Ranking:
     settings = contest.settings
     journal = contest.read_journal()
     results = {noted.turn: read_result(contest, noted.turn) for noted in journal.runs if noted.ended}
-    race, demanded = replay(contest.rules, {turn: result.value for turn, result in results.items()})
-    findings = list(_inspect(contest, journal, results, demanded))
+    race, demanded = build_race(contest.rules, {turn: result.value for turn, result in results.items()})
+    findings = list(_check_folder(contest, journal, results, demanded))
 
     def last_block(name: str) -> int:
         return race.dropped[name].block if name in race.dropped else len(race.blocks) + 1
 
     ranked = sorted(race.rules.entries, key=lambda name: (-last_block(name), -race.points[name], name))
     stated = msgspec.to_builtins(settings)
-    entries = [_rank(name, ranked[0], race) for name in ranked]
+    entries = [_build_ranked_entry(name, ranked[0], race) for name in ranked]
     return Ranking(
         name=root.resolve().name,
         settings={key: value for key, value in stated.items() if key not in ("version", "data")},
         objective=UNITS[settings.objective],
-        verdict=_verdict(race, len(findings)),
-        by_score=_by_score(entries) if race.winner else "",
+        verdict=_render_contest_verdict(race, len(findings)),
+        by_score=_describe_score_order(entries) if race.winner else "",
         winner=None if findings else race.winner,
         over=race.over,
         error=settings.error,
@@ -119,7 +119,7 @@ def read_ranking(root: Path) -> Ranking:
     )
 
 
-def _verdict(race: Race, findings: int) -> str:
+def _render_contest_verdict(race: Race, findings: int) -> str:
     """Render the verdict in one sentence: the winner, no winner, not over, or not to be trusted."""
     error, left, done = f"{100 * race.rules.error:g} %", ", ".join(race.survivors), len(race.blocks)
     if findings:
@@ -131,7 +131,7 @@ def _verdict(race: Race, findings: int) -> str:
     return f"not over: {done} of at most {race.rules.blocks} blocks; in the race: {left}"
 
 
-def _by_score(entries: list[RankedEntry]) -> str:
+def _describe_score_order(entries: list[RankedEntry]) -> str:
     """Name the entries that the MLPerf score puts before the winner, who is first. Empty if there are none."""
     before = [
         f"{entry.entry} ({entry.score_to_leader:.3g} of the winner's)" if entry.score_to_leader else entry.entry
@@ -148,24 +148,24 @@ def _by_score(entries: list[RankedEntry]) -> str:
     )
 
 
-def _score(times: list[float]) -> float | None:
+def _compute_score(times: list[float]) -> float | None:
     """Compute the MLPerf score, infinite if more than one run did not finish; None for too few runs."""
     return compute_olympic_mean(times) if len(times) >= SCORED_RUNS else None
 
 
-def _score_ratio(common: list[tuple[float, float]]) -> float | None:
+def _compute_score_ratio(common: list[tuple[float, float]]) -> float | None:
     """Compute a score over the leader's, from both times in the same blocks. 0 if only the leader has none."""
-    mine, leading = _score([own for own, _ in common]), _score([other for _, other in common])
+    mine, leading = _compute_score([own for own, _ in common]), _compute_score([other for _, other in common])
     if mine is None or leading is None or math.isinf(mine):
         return None
     return mine / leading
 
 
-def _rank(name: str, leader: str, race: Race) -> RankedEntry:
+def _build_ranked_entry(name: str, leader: str, race: Race) -> RankedEntry:
     times = [block[name] for block in race.blocks if name in block]
     logs = [math.log(seconds) for seconds in times if math.isfinite(seconds)]
     common = [(block[name], block[leader]) for block in race.blocks if name in block and leader in block]
-    score = _score(times)
+    score = _compute_score(times)
     dropped = race.dropped.get(name)
     verdict = Outcome.FASTER if race.winner == name else Outcome.INCONCLUSIVE
     return RankedEntry(
@@ -178,12 +178,12 @@ def _rank(name: str, leader: str, race: Race) -> RankedEntry:
         mean=math.exp(statistics.fmean(logs)) if logs else None,
         spread_factor=math.exp(statistics.stdev(logs)) if len(logs) > 1 else None,
         score=score if score is not None and math.isfinite(score) else None,
-        score_to_leader=None if name == leader else _score_ratio(common),
-        ratio_to_leader=None if name == leader else median_ratio(common),
+        score_to_leader=None if name == leader else _compute_score_ratio(common),
+        ratio_to_leader=None if name == leader else compute_median_ratio(common),
     )
 
 
-def _inspect(
+def _check_folder(
     contest: Contest, journal: Journal, results: Mapping[Turn, RunResult], demanded: list[Turn]
 ) -> Iterator[Finding]:
     """Yield a finding for everything in a contest's folder that was deleted, added, edited or made in another way.
@@ -195,35 +195,35 @@ def _inspect(
     for number, noted in enumerate(journal.runs):
         if number >= len(demanded) or noted.turn != demanded[number]:
             # A run that was taken out of the journal shows here: without it the race demands its turn again.
-            yield Finding("turns-as-drawn", _where(contest, noted.turn), "was run out of its turn")
+            yield Finding("turns-as-drawn", _render_run_path(contest, noted.turn), "was run out of its turn")
             break
-    yield from _foreign_runs(contest, journal)
+    yield from _check_foreign_runs(contest, journal)
     first: tuple[str, object] | None = None
     for noted in journal.runs:
         if not noted.ended:
             continue
-        result, where = results[noted.turn], _where(contest, noted.turn)
-        yield from _changed_logs(contest, noted, result)
+        result, where = results[noted.turn], _render_run_path(contest, noted.turn)
+        yield from _check_logs(contest, noted, result)
         record = result.record
         if record is None or record.run_start_s is None:
             continue
         made_by = record.suite_version, record.data_manifest, record.nodes
         first = first or (where, made_by)
         if made_by != first[1]:
-            message = f"suite version, data or nodes are {brief(made_by)}; those of {first[0]} are {brief(first[1])}"
+            message = f"suite version, data or nodes are {render_repr(made_by)}; those of {first[0]} are {render_repr(first[1])}"
             yield Finding("same-for-all", where, message)
         if result.finished and result.log is not None:
-            for finding in judge_log(result.log, ruleset(RULESET), where).findings:
+            for finding in judge_log(result.log, read_ruleset(RULESET), where).findings:
                 if finding.severity == "error":
                     yield Finding(finding.rule, where, finding.message)
 
 
-def _where(contest: Contest, turn: Turn) -> str:
+def _render_run_path(contest: Contest, turn: Turn) -> str:
     """Return the run folder of a turn, relative to the contest: reports name no place on a machine."""
     return contest.run(turn).root.relative_to(contest.root).as_posix()
 
 
-def _foreign_runs(contest: Contest, journal: Journal) -> Iterator[Finding]:
+def _check_foreign_runs(contest: Contest, journal: Journal) -> Iterator[Finding]:
     """Yield a finding for each run folder that is not in the journal."""
     known = {contest.run(noted.turn).root for noted in journal.runs}
     runs = contest.root / "runs"
@@ -235,9 +235,9 @@ def _foreign_runs(contest: Contest, journal: Journal) -> Iterator[Finding]:
             yield Finding("runs-as-started", where, "no run was started here: a run that does not count was put here")
 
 
-def _changed_logs(contest: Contest, noted: Started, result: RunResult) -> Iterator[Finding]:
+def _check_logs(contest: Contest, noted: StartedRun, result: RunResult) -> Iterator[Finding]:
     """Yield a finding for a run's log that is gone or changed, and for extra logs next to it."""
-    folder, where = contest.run(noted.turn), _where(contest, noted.turn)
+    folder, where = contest.run(noted.turn), _render_run_path(contest, noted.turn)
     if noted.log_sha256 != result.log_sha256:
         what = "is gone" if result.log_sha256 is None else "was changed after the run ended"
         yield Finding("log-unchanged", where, f"its log {what}")
@@ -247,7 +247,7 @@ def _changed_logs(contest: Contest, noted: Started, result: RunResult) -> Iterat
         yield Finding("runs-as-started", where, f"has more logs than that of its run: {', '.join(more[:6])}")
 
 
-def lines(ranking: Ranking) -> list[str]:
+def render_ranking(ranking: Ranking) -> list[str]:
     """Render the ranking as text."""
     stated = ranking.settings
     return [
@@ -259,28 +259,28 @@ def lines(ranking: Ranking) -> list[str]:
         "",
         f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7} {'score':>8}  time / leader [95 %]",
         *(
-            f"{entry.entry:<24} {verdict_text(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
-            f"{_number(entry.mean):>8} {_number(entry.spread_factor):>7} {_number(entry.score):>8}  "
-            f"{ratio_text(entry.ratio_to_leader)}"
+            f"{entry.entry:<24} {render_verdict(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
+            f"{_render_number(entry.mean):>8} {_render_number(entry.spread_factor):>7} {_render_number(entry.score):>8}  "
+            f"{render_ratio(entry.ratio_to_leader)}"
             for entry in ranking.entries
         ),
     ]
 
 
-def verdict_text(entry: RankedEntry) -> str:
+def render_verdict(entry: RankedEntry) -> str:
     """Render the verdict on an entry, with when it was dropped."""
     if entry.dropped_p is None:
         return entry.verdict
     return f"{entry.verdict}: dropped after block {entry.dropped_after_block} (p {entry.dropped_p:.2g})"
 
 
-def ratio_text(ratio: MedianRatio | None) -> str:
+def render_ratio(ratio: MedianRatio | None) -> str:
     """Render a ratio to the leader with its interval."""
     if ratio is None:
         return "1"
     ends = "unknown" if not ratio.low or ratio.high is None else f"{ratio.low:.3g}, {ratio.high:.3g}"
-    return f"{_number(ratio.value)} [{ends}]"
+    return f"{_render_number(ratio.value)} [{ends}]"
 
 
-def _number(value: float | None) -> str:
+def _render_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from suite.compliance.manifest import digest
-from suite.data.lock import locked
+from suite.compliance.manifest import compute_sha256
+from suite.data.lock import create_lock
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import duration_text, print_line
-from suite.launch.local import suite_command
+from suite.files import print_line, render_duration
+from suite.launch.local import make_suite_command
 from suite.log import mllog
 from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise
-from suite.log.score import failure
-from suite.log.values import finite
-from suite.performance.ab.contest import Contest, Journal, Started, read_contest
-from suite.processes import end_with_parent
+from suite.log.record import RunRecord, summarise_log
+from suite.log.score import find_failure
+from suite.log.values import convert_to_float
+from suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
+from suite.processes import make_parent_death_hook
 from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, run_race
 
@@ -62,41 +62,41 @@ def read_result(contest: Contest, turn: Turn) -> RunResult:
     if not path.is_file():
         return RunResult(turn, math.inf, "left no log")
     try:
-        log, sha256 = read_events(path, steps=False), digest(path)
+        log, sha256 = read_events(path, steps=False), compute_sha256(path)
     except OSError as error:
         return RunResult(turn, math.inf, f"its log cannot be read: {error.strerror}")
-    record = summarise(log, contest.target.metric)
-    value, why = _value(contest, log, record)
+    record = summarise_log(log, contest.target.metric)
+    value, why = _compute_objective(contest, log, record)
     return RunResult(turn, value, why, record, log, sha256)
 
 
-def _value(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
+def _compute_objective(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
     """Return the objective, or infinity and the reason."""
-    if why := failure(record, contest.target):
+    if why := find_failure(record, contest.target):
         return math.inf, why
     limit_s, seconds = contest.settings.run_limit_s, record.time_to_train_s or 0.0
     if record.status != "success" or seconds > limit_s:
         return (
             math.inf,
-            f"status is {record.status!r}, after {duration_text(seconds)} of a budget of {duration_text(limit_s)}",
+            f"status is {record.status!r}, after {render_duration(seconds)} of a budget of {render_duration(limit_s)}",
         )
     if contest.settings.objective == "time_to_train":
         return seconds, ""
-    cpu_s = cpu_seconds(log)
+    cpu_s = sum_cpu_seconds(log)
     return (cpu_s, "") if cpu_s else (math.inf, "its log has no CPU seconds of the ranks")
 
 
-def cpu_seconds(log: Log) -> float | None:
+def sum_cpu_seconds(log: Log) -> float | None:
     """Compute the ranks' CPU seconds from run_start to run_stop; None if the log does not list every node."""
     event = log.first(mllog.OTHER_WORK)
     if event is None or not isinstance(event.value, list) or len(event.value) != event.metadata.get("nodes"):
         return None
-    each = [finite(node.get("own_s")) if isinstance(node, dict) else None for node in event.value]
+    each = [convert_to_float(node.get("own_s")) if isinstance(node, dict) else None for node in event.value]
     seconds = [number for number in each if number is not None and number > 0]
     return math.fsum(seconds) if seconds and len(seconds) == len(each) else None
 
 
-class Stopped(Exception):
+class ContestStopped(Exception):
     """Raised when the user has asked the contest to end after the present run."""
 
 
@@ -113,8 +113,8 @@ class Runner:
     def __call__(self, turn: Turn) -> float:
         """Run a turn and return its objective in seconds. Stopped if a signal came before it."""
         if self.stopping:
-            raise Stopped
-        noted = Started(block=turn.block, entry=turn.entry)
+            raise ContestStopped
+        noted = StartedRun(block=turn.block, entry=turn.entry)
         self.journal.runs.append(noted)
         self.contest.write_journal(self.journal)  # before the run begins: from here on it counts
         noted.exit_code, last = self._execute(run_command(self.contest, turn))
@@ -140,7 +140,7 @@ class Runner:
             text=True,
             errors="replace",
             start_new_session=True,  # a Ctrl-C of the terminal is for the contest, which lets the run end
-            preexec_fn=end_with_parent(os.getpid()),
+            preexec_fn=make_parent_death_hook(os.getpid()),
         )
         with self._process as process:
             try:
@@ -171,7 +171,7 @@ def run_command(contest: Contest, turn: Turn) -> list[str]:
     words += ["--seed", str(settings.seed + turn.block), "--output", str(contest.run(turn).root)]
     stated = {"submission.platform": settings.system, "data": settings.data}
     words += [part for key, value in stated.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    return suite_command(*words, "--quiet")
+    return make_suite_command(*words, "--quiet")
 
 
 def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | None, int]:
@@ -184,7 +184,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
     if not (Path(settings.data) / "manifest.json").is_file():
         make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {shlex.quote(str(settings.data))}"
         raise InputError(f"{settings.data}: no data set here; make it with: {make}")
-    with locked(root / "contest.lock", f"contest {root}"):
+    with create_lock(root / "contest.lock", f"contest {root}"):
         journal = contest.read_journal()
         for text in journal.changed(contest.digests()):
             raise InputError(f"{root}: {text}: a contest must continue as it began")
@@ -193,7 +193,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
             if not noted.ended:  # the contest was killed while it ran: it counts as what its log says
                 folder = contest.run(noted.turn)
                 if folder.root.is_dir():
-                    with locked(folder.lock(0), f"block {noted.block}, entry {noted.entry!r}"):
+                    with create_lock(folder.lock(0), f"block {noted.block}, entry {noted.entry!r}"):
                         pass  # InputError while the run still ends
                 noted.ended, noted.log_sha256 = True, read_result(contest, noted.turn).log_sha256
         contest.write_journal(journal)
@@ -202,7 +202,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
         before = {number: signal.signal(number, runner.stop) for number in SIGNALS}
         try:
             race = run_race(rules, known, runner)
-        except Stopped:
+        except ContestStopped:
             return None, len(journal.runs) - len(known)
         finally:
             for number, handler in before.items():

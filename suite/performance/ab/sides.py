@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.data.sampling import check_batch, steps_per_epoch
+from suite.data.sampling import check_batch, count_steps_per_epoch
 from suite.errors import InputError
 from suite.log.mllog import EventLog
 from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.layout import ProcessWide, process_kept
+from suite.machine.choice.layout import ProcessSettings, keep_process_settings
 from suite.performance.ab.verdicts import LOSS
-from suite.statistics.blocks import Turn, alternate, run_block
+from suite.statistics.blocks import Turn, make_alternating_order, run_block
 from suite.training.checkpoint import Checkpoint
 from suite.training.counts.flops import count
 from suite.training.counts.memory import LiveBytes
 from suite.training.devices import use_precision
-from suite.training.loop import Trainer, Window
+from suite.training.loop import StepWindow, Trainer
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.slabs import cut
@@ -36,12 +36,12 @@ from suite.training.statement import SEED_BITS
 from suite.workload import Dataset, Workload, load_workload
 from suite.world import World
 
-START = Position(1, 0)
-COUNTED = 2  # steps of a block that are counted and not timed: one for memory and bytes, one for FLOPs
+START_POSITION = Position(1, 0)
+COUNTED_STEPS = 2  # steps of a block that are counted and not timed: one for memory and bytes, one for FLOPs
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockCost:
     """The cost of a block of steps over all ranks.
 
     ``step_s``, of the slowest rank, and ``cpu_s``, the sum, are per step. The others come from the first two steps,
@@ -73,7 +73,7 @@ class Side:
     data: Dataset
     checkpoint: Checkpoint
     device: torch.device
-    process: ProcessWide
+    process: ProcessSettings
     groups: list[dict[str, Any]]  # settings of its optimizer, which a checkpoint has too
     settings: Sequence[str] = ()
     choices: dict[str, str] = field(default_factory=dict)
@@ -102,11 +102,13 @@ class Side:
         data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
         seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
         look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
-        with process_kept():
+        with keep_process_settings():
             use_precision(config.precision, device)
             model = build(parallel, workload, plan.descriptor, world, device, seed, look)
             torch.manual_seed(seed + (parallel.mesh.data_rank << SEED_BITS))
-            state = TrainingState.create(workload, model, steps_per_epoch(len(data), config.global_batch_size), seed)
+            state = TrainingState.create(
+                workload, model, count_steps_per_epoch(len(data), config.global_batch_size), seed
+            )
             checkpoint = Checkpoint(place, {"data_manifest": manifest}, parallel.mesh)
             trainer = Trainer(
                 plan=plan,
@@ -114,14 +116,14 @@ class Side:
                 world=world,
                 device=device,
                 state=state,
-                data=_Training(data),
+                data=_TrainingData(data),
                 log=EventLog(None),
                 checkpoint=checkpoint,
                 stop_signal=lambda: None,
                 say=lambda _: None,
                 parallel=parallel,
             )
-            process = ProcessWide.now()
+            process = ProcessSettings.now()
         chosen = {choice.name: choice.value for choice in chooser.choices.values()}
         groups = [
             {name: value for name, value in group.items() if name != "params"}
@@ -138,14 +140,14 @@ class Side:
 
     def save(self) -> None:
         """Save the present state as the checkpoint."""
-        snapshot = self.checkpoint.snapshot(self.trainer.world, self.trainer.state, START)
+        snapshot = self.checkpoint.snapshot(self.trainer.world, self.trainer.state, START_POSITION)
         snapshot.write()
         self.trainer.world.barrier()
         if self.trainer.world.is_first:
             snapshot.commit()
         self.trainer.world.barrier()
 
-    def block(self, begin: int, steps: int, *, restored: bool = True) -> Block:
+    def block(self, begin: int, steps: int, *, restored: bool = True) -> BlockCost:
         """Load the checkpoint, then take two counted and ``steps`` timed steps from global step ``begin`` on."""
         trainer, world = self.trainer, self.trainer.world
         self.process.restore()
@@ -155,7 +157,7 @@ class Side:
             for group, own in zip(trainer.state.optimization.optimizer.param_groups, self.groups, strict=True):
                 group.update(own)
         trainer.wrapped.train()
-        window, batches = Window(1, begin), trainer.batches(self.data, begin, begin + COUNTED + steps)
+        window, batches = StepWindow(1, begin), trainer.batches(self.data, begin, begin + COUNTED_STEPS + steps)
         with trainer.records.counting():
             memory, flops, sent = self._counted(batches, window)
             world.barrier()
@@ -167,7 +169,7 @@ class Side:
         trainer.timer.flush()
         rows = world.allgather((step_s / steps, cpu_s / steps, memory, flops, sent, loss))
         columns: list[Sequence[float]] = list(zip(*rows, strict=True))
-        return Block(
+        return BlockCost(
             step_s=max(columns[0]),
             cpu_s=sum(columns[1]),
             memory=max(columns[2]),
@@ -176,12 +178,12 @@ class Side:
             loss=sum(columns[5]) / world.size,
         )
 
-    def _counted(self, batches: Iterator[tuple[object, object]], window: Window) -> tuple[float, float, float]:
+    def _counted(self, batches: Iterator[tuple[object, object]], window: StepWindow) -> tuple[float, float, float]:
         """Take two steps. Returns this rank's peak bytes of tensors, its FLOPs and its bytes given to collectives."""
         trainer, instruments = self.trainer, self.trainer.instruments
         assert instruments is not None
         instruments.ledger.take()
-        own = _storages(self._states())
+        own = _sum_storage_bytes(self._states())
         live = LiveBytes(self._states())
 
         def step() -> None:
@@ -209,7 +211,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class _Training:
+class _TrainingData:
     """The data of a trainer that never evaluates."""
 
     dataset: Dataset
@@ -223,7 +225,7 @@ class _Training:
         raise NotImplementedError
 
 
-def _storages(tensors: Iterable[Tensor]) -> int:
+def _sum_storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Sum the bytes of the storages of tensors. A storage that tensors share counts once."""
     found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(found.values())
@@ -238,7 +240,7 @@ class Schedule:
     warmup: int
 
 
-def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Block]]:
+def run_block_pairs(a: Side, b: Side, schedule: Schedule) -> tuple[list[BlockCost], list[BlockCost]]:
     """Run both sides' blocks in turn, in reverse order in every second pair.
 
     Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
@@ -253,13 +255,15 @@ def compete(a: Side, b: Side, schedule: Schedule) -> tuple[list[Block], list[Blo
     a.block(0, schedule.warmup, restored=False)
     a.save()
     b.trainer.state.seed = a.trainer.state.seed
-    sides, first = {"a": a, "b": b}, schedule.warmup + COUNTED
+    sides, first = {"a": a, "b": b}, schedule.warmup + COUNTED_STEPS
     for side in sides.values():
         side.block(first, schedule.steps)
 
-    def run(turn: Turn) -> Block:
-        begin = first + (turn.block - 1) * (schedule.steps + COUNTED)
+    def run(turn: Turn) -> BlockCost:
+        begin = first + (turn.block - 1) * (schedule.steps + COUNTED_STEPS)
         return sides[turn.entry].block(begin, schedule.steps)
 
-    pairs = [run_block(block, alternate(block, tuple(sides)), run) for block in range(1, schedule.pairs + 1)]
+    pairs = [
+        run_block(block, make_alternating_order(block, tuple(sides)), run) for block in range(1, schedule.pairs + 1)
+    ]
     return [pair["a"] for pair in pairs], [pair["b"] for pair in pairs]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from suite.errors import InputError
 from suite.statistics import Outcome
-from suite.statistics.intervals import mean_interval
+from suite.statistics.intervals import compute_mean_interval
 
 CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
 MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster
 LOSS = "loss"
-TIMES = ("step time", "CPU time")
+TIME_QUANTITIES = ("step time", "CPU time")
 QUANTITIES: Mapping[str, str] = {  # measured in each block, with their units
     "step time": "s",
     "CPU time": "s",
@@ -51,13 +51,13 @@ class Row:
 
 def judge(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[Row]:
     """Judge every quantity from both sides' blocks, pair by pair. InputError for fewer than two pairs."""
-    return [_judge(name, unit, a[name], b[name]) for name, unit in QUANTITIES.items()]
+    return [_judge_quantity(name, unit, a[name], b[name]) for name, unit in QUANTITIES.items()]
 
 
-def _judge(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
+def _judge_quantity(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
     if len(a) != len(b) or len(a) < 2:
         raise InputError(f"{name}: {len(a)} blocks of A and {len(b)} of B: expected as many of both, two at least")
-    means = statistics.fmean(a), _spread(a), statistics.fmean(b), _spread(b)
+    means = statistics.fmean(a), _compute_spread(a), statistics.fmean(b), _compute_spread(b)
     if not all(map(math.isfinite, (*a, *b))):
         return Row(name, unit, len(a), *means, None, None, None, None, Outcome.INCONCLUSIVE)
     if list(a) == list(b):
@@ -66,37 +66,37 @@ def _judge(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
     # Without ratios only the signs of the differences decide
     if any(x == 0 for x in a) or (not signed and min(*a, *b) <= 0):
         gaps = [y - x for x, y in zip(a, b, strict=True)]
-        return Row(name, unit, len(a), *means, None, None, None, None, _verdict(name, min(gaps), max(gaps)))
+        return Row(name, unit, len(a), *means, None, None, None, None, _judge_difference(name, min(gaps), max(gaps)))
     apart = [(y - x) / abs(x) if signed else math.log(y / x) for x, y in zip(a, b, strict=True)]
-    middle, half = mean_interval(apart, 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES))
+    middle, half = compute_mean_interval(apart, 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES))
     low, middle, high = (
         each if signed else math.expm1(min(each, 700.0)) for each in (middle - half, middle, middle + half)
     )
     largest = max(abs(y - x) / abs(x) for x, y in zip(a, b, strict=True))
-    return Row(name, unit, len(a), *means, middle, low, high, largest, _verdict(name, low, high))
+    return Row(name, unit, len(a), *means, middle, low, high, largest, _judge_difference(name, low, high))
 
 
-def _verdict(name: str, low: float, high: float) -> str:
+def _judge_difference(name: str, low: float, high: float) -> str:
     """Judge B by the interval of its difference from A."""
     if low > 0:
-        return Outcome.SLOWER if name in TIMES else MORE
+        return Outcome.SLOWER if name in TIME_QUANTITIES else MORE
     if high < 0:
-        return Outcome.FASTER if name in TIMES else LESS
+        return Outcome.FASTER if name in TIME_QUANTITIES else LESS
     return Outcome.INCONCLUSIVE
 
 
-def _spread(values: Sequence[float]) -> float:
+def _compute_spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def lines_of(rows: Sequence[Row]) -> list[str]:
+def render_rows(rows: Sequence[Row]) -> list[str]:
     """Render rows as a table."""
     text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B is"]
     for row in rows:
         between = "none"
         if row.low is not None and row.high is not None:
-            between = f"[{_percent(row, row.low)}, {_percent(row, row.high)}]"
-        told = "none" if row.difference is None else _percent(row, row.difference)
+            between = f"[{_render_percent(row, row.low)}, {_render_percent(row, row.high)}]"
+        told = "none" if row.difference is None else _render_percent(row, row.difference)
         text.append(
             f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} "
             f"{told:>10}  {between:<24} {row.verdict}"
@@ -104,5 +104,5 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     return text
 
 
-def _percent(row: Row, value: float) -> str:
+def _render_percent(row: Row, value: float) -> str:
     return f"{value:+.1e}" if row.quantity == LOSS else f"{100 * value:+.2f} %"

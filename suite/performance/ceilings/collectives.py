@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from suite.machine.choice.collectives import start_measured
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
-from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
-from suite.performance.ceilings.sizes import fits
+from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
+from suite.performance.ceilings.sizes import may_allocate
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SMALLEST = 4 << 10  # bytes of the first message: latency alone
-STEP = 4  # factor between two messages
-COPIES = 4  # of a message in a rank's memory: sent, received, and the library's own
+SMALLEST_MESSAGE = 4 << 10  # bytes of the first message: latency alone
+SIZE_FACTOR = 4  # factor between two messages
+MESSAGE_COPIES = 4  # of a message in a rank's memory: sent, received, and the library's own
 
 
 def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
@@ -30,23 +30,23 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
         return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
     start_measured(world, device)
     findings = Findings()
-    sizes = group_sizes(world.size)
+    sizes = list_group_sizes(world.size)
     for number, ranks in enumerate(reversed(sizes)):
         part = budget.until(budget.length * (number + 1) / len(sizes))
         group = dist.group.WORLD if ranks == world.size else dist.new_group(range(ranks))
         nodes = len(set(world.allgather(world.node)[:ranks]))
         for resource, prepare in COLLECTIVES:
-            findings.add(_collective(world, effort, device, resource, prepare, group, ranks, nodes, free, part))
+            findings.add(_measure_collective(world, effort, device, resource, prepare, group, ranks, nodes, free, part))
         budget.tell(f"collectives: {number + 1} of {len(sizes)} numbers of ranks")
     return findings
 
 
-def library() -> str:
+def find_collective_library() -> str:
     """Return the library that carries collectives between processors here."""
     return dist.get_backend()
 
 
-def group_sizes(ranks: int) -> list[int]:
+def list_group_sizes(ranks: int) -> list[int]:
     """List the numbers of ranks to measure: powers of two below ``ranks``, and ``ranks``."""
     return [2**i for i in range(1, ranks.bit_length()) if 2**i < ranks] + [ranks]
 
@@ -62,7 +62,7 @@ def compute_bus_share(resource: str, ranks: int) -> float:
 Prepare = Callable[[torch.Tensor, object], Callable[[], object]]  # from message and group to the call to time
 
 
-def _collective(
+def _measure_collective(
     world: World,
     effort: Effort,
     device: torch.device,
@@ -76,37 +76,41 @@ def _collective(
 ) -> Findings:
     member = world.rank < ranks
     sampled: dict[int, Samples] = {}
-    size, took, reason = SMALLEST, 0.0, ""
+    size, took, reason = SMALLEST_MESSAGE, 0.0, ""
     while size <= effort.largest_message_bytes and not reason:
         begin = budget.clock()
         elements = max(ranks, size // 4 // ranks * ranks)  # an all-to-all needs as many elements for each rank
         call = prepare(torch.zeros(elements, device=device), group) if member else (lambda: None)
         world.barrier()
         if member:
-            _seconds(call, 1, device)  # connects the ranks
+            _measure_seconds(call, 1, device)  # connects the ranks
         # All ranks must make the same number of calls, or the collectives would not meet.
-        calls = int(agree(world, [count_calls_for(effort.sample_s * 2, _seconds(call, 1, device)) if member else 1])[0])
+        calls = int(
+            gather_maxima(
+                world, [count_calls_for(effort.sample_s * 2, _measure_seconds(call, 1, device)) if member else 1]
+            )[0]
+        )
         sent = compute_bus_share(resource, ranks) * elements * 4
 
         def rate(call: Callable[[], object] = call, calls: int = calls, sent: float = sent) -> float:
-            return sent * calls / _seconds(call, calls, device)
+            return sent * calls / _measure_seconds(call, calls, device)
 
-        sampled[elements * 4] = repeat(world, rate, effort.repetitions, member=member, budget=budget)
-        took = agree(world, [budget.clock() - begin])[0]
-        size *= STEP
+        sampled[elements * 4] = measure_on_all_ranks(world, rate, effort.repetitions, member=member, budget=budget)
+        took = gather_maxima(world, [budget.clock() - begin])[0]
+        size *= SIZE_FACTOR
         # Measuring must never push the node into swapping.
-        if not fits(COPIES * size, world.local_size, free):
+        if not may_allocate(MESSAGE_COPIES * size, world.local_size, free):
             reason = f"messages from {size} bytes: they take more than a quarter of the free memory, {free >> 20} MiB"
-        elif not budget.allows(STEP * took):
+        elif not budget.allows(SIZE_FACTOR * took):
             reason = f"messages from {size} bytes between {ranks} ranks: the time was over"
-    backend = "nccl" if device.type == "cuda" else library()
-    findings = _findings(resource, backend, ranks, nodes, sampled)
+    backend = "nccl" if device.type == "cuda" else find_collective_library()
+    findings = _build_findings(resource, backend, ranks, nodes, sampled)
     if reason and size <= effort.largest_message_bytes:
         findings.not_measured.append(NotMeasured(resource, reason))
     return findings
 
 
-def _findings(resource: Resource, backend: str, ranks: int, nodes: int, sampled: dict[int, Samples]) -> Findings:
+def _build_findings(resource: Resource, backend: str, ranks: int, nodes: int, sampled: dict[int, Samples]) -> Findings:
     """Return the curve over message sizes, and as the ceiling its best bus bandwidth."""
     best = max(sampled, key=lambda message: sampled[message].value)
     points = tuple(
@@ -142,7 +146,7 @@ def _all_to_all(message: torch.Tensor, group: object) -> Callable[[], object]:
 COLLECTIVES: tuple[tuple[Resource, Prepare], ...] = (("all_reduce", _all_reduce), ("all_to_all", _all_to_all))
 
 
-def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
+def _measure_seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from suite.files import duration_text
-from suite.machine.choice.products import has_onednn, onednn_product
+from suite.files import render_duration
+from suite.machine.choice.products import compute_onednn_product, has_onednn
 from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
-from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
-from suite.performance.ceilings.sizes import fits
+from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
+from suite.performance.ceilings.sizes import may_allocate
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -46,37 +46,37 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
     findings = Findings()
     types = GPU_TYPES if device.type == "cuda" else CPU_TYPES
     for number, dtype in enumerate(types):
-        reason = _reason_against(device, dtype)
+        reason = _explain_unmeasurable(device, dtype)
         if reason:
             findings.not_measured.append(NotMeasured("compute", reason, dtype))
             continue
         part = budget.until(budget.length * (number + 1) / len(types))
-        with _tf32(dtype == "tf32"):
+        with _use_tf32(dtype == "tf32"):
             findings.add(_measure_type(world, effort, device, dtype, free, part))
         budget.tell(f"compute: {number + 1} of {len(types)} types")
     return findings
 
 
-def flops(order: int) -> float:
+def count_gemm_flops(order: int) -> float:
     """Return the FLOPs of a product of two square matrices; a multiply-add is two."""
     return 2.0 * order**3
 
 
-def products(device: torch.device, dtype: str, order: int) -> list[Product]:
+def list_products(device: torch.device, dtype: str, order: int) -> list[Product]:
     """List the same product with every library that has it."""
     element = getattr(torch, "float32" if dtype == "tf32" else dtype)
     left, right = (torch.full((order, order), 0.5, dtype=element, device=device) for _ in range(2))
     out = torch.empty_like(left)
-    choices = [Product(_torch_library(device, dtype), lambda: torch.mm(left, right, out=out))]
+    choices = [Product(_find_torch_library(device, dtype), lambda: torch.mm(left, right, out=out))]
     if device.type == "cpu" and dtype in {"float32", "float64"}:
         a, b, c = left.numpy(), right.numpy(), out.numpy()
-        choices.append(Product(_numpy_library(), lambda: np.matmul(a, b, out=c)))
+        choices.append(Product(_find_numpy_library(), lambda: np.matmul(a, b, out=c)))
     if device.type == "cpu" and dtype == "float32" and has_onednn():
-        choices.append(Product(ONEDNN, lambda: onednn_product(left, right)))
+        choices.append(Product(ONEDNN, lambda: compute_onednn_product(left, right)))
     return choices
 
 
-def seconds(multiply: Callable[[], object], calls: int, device: torch.device) -> float:
+def measure_seconds(multiply: Callable[[], object], calls: int, device: torch.device) -> float:
     """Measure the wall-clock seconds of ``calls`` products. The device is idle before and after."""
     _wait(device)
     begin = time.perf_counter()
@@ -96,11 +96,11 @@ def _measure_type(
     if not sampled:
         return findings
     value, library, order = max((s.value, lib, o) for lib, by_order in sampled.items() for o, s in by_order.items())
-    findings.curves += [_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()]
+    findings.curves += [_build_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()]
     modes = {"burst": sampled[library][order]}
     if budget.allows(effort.sustained_s):
-        product = next(p for p in products(device, dtype, order) if p.library == library)
-        modes["sustained"] = _sustained(world, effort, device, product, order, value)
+        product = next(p for p in list_products(device, dtype, order) if p.library == library)
+        modes["sustained"] = _measure_sustained(world, effort, device, product, order, value)
     else:
         findings.not_measured.append(NotMeasured("compute", f"sustained {dtype}: the time was over", dtype))
     for mode, samples in modes.items():
@@ -136,66 +136,73 @@ def _sample_orders(
     sampled: dict[str, dict[int, Samples]] = {}
     left_out: dict[str, str] = {}
     for order in orders:
-        if not fits(3 * order**2 * ELEMENT_BYTES[dtype], world.local_size, free):
+        if not may_allocate(3 * order**2 * ELEMENT_BYTES[dtype], world.local_size, free):
             left_out.setdefault(
                 "", f"orders from {order}: a quarter of the free memory, {free >> 20} MiB, holds no product"
             )
             break
-        for product in products(device, dtype, order):
+        for product in list_products(device, dtype, order):
             done = sampled.get(product.library, {})
-            expected = _expected_s(done, order)
+            expected = _estimate_seconds(done, order)
             if product.library in left_out:
                 continue
             if expected > effort.slowest_s or not budget.allows(LEAST_CALLS * max(expected, effort.sample_s)):
                 over = (
-                    f"takes {duration_text(expected)}" if expected > effort.slowest_s else "does not fit into the time"
+                    f"takes {render_duration(expected)}"
+                    if expected > effort.slowest_s
+                    else "does not fit into the time"
                 )
                 left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
                 continue
-            once = agree(world, [_warm(product, device)])[0]
+            once = gather_maxima(world, [_measure_warm(product, device)])[0]
             calls = count_calls_for(effort.sample_s, once)
 
             def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
-                return flops(order) * calls / seconds(product.multiply, calls, device)
+                return count_gemm_flops(order) * calls / measure_seconds(product.multiply, calls, device)
 
             repetitions = min(effort.repetitions, max(3, count_calls_for(effort.order_s, once * calls)))
-            sampled.setdefault(product.library, {})[order] = repeat(world, rate, repetitions, budget=budget)
+            sampled.setdefault(product.library, {})[order] = measure_on_all_ranks(
+                world, rate, repetitions, budget=budget
+            )
     return sampled, list(left_out.values())
 
 
-def _expected_s(done: Mapping[int, Samples], order: int) -> float:
+def _estimate_seconds(done: Mapping[int, Samples], order: int) -> float:
     """Estimate the seconds of a product from the slowest rank's rate at the largest earlier order; 0 if there is none.
 
     The launch order is ignored: its time is that of a call.
     """
     before = max((known for known in done if known > LAUNCH_ORDER), default=None)
-    return flops(order) / done[before].slowest if before else 0.0
+    return count_gemm_flops(order) / done[before].slowest if before else 0.0
 
 
-def _sustained(
+def _measure_sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
     """Measure ten consecutive parts of one run without pause on all ranks: clocks and power limits settle meanwhile."""
-    few = count_calls_for(effort.sustained_s / 40, flops(order) / burst)
-    once = agree(world, [seconds(product.multiply, few, device) / few])[0]
+    few = count_calls_for(effort.sustained_s / 40, count_gemm_flops(order) / burst)
+    once = gather_maxima(world, [measure_seconds(product.multiply, few, device) / few])[0]
     calls = count_calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst
-    return repeat(world, lambda: flops(order) * calls / seconds(product.multiply, calls, device), 10)
+    return measure_on_all_ranks(
+        world, lambda: count_gemm_flops(order) * calls / measure_seconds(product.multiply, calls, device), 10
+    )
 
 
-def _warm(product: Product, device: torch.device) -> float:
+def _measure_warm(product: Product, device: torch.device) -> float:
     """Return the seconds of the second product: the first one initialises the library."""
-    seconds(product.multiply, 1, device)
-    return seconds(product.multiply, 1, device)
+    measure_seconds(product.multiply, 1, device)
+    return measure_seconds(product.multiply, 1, device)
 
 
-def _curve(world: World, dtype: str, library: str, by_order: dict[int, Samples]) -> Curve:
+def _build_curve(world: World, dtype: str, library: str, by_order: dict[int, Samples]) -> Curve:
     points = tuple(
-        Point(order, s.value, s.n, s.spread, seconds=flops(order) / s.value) for order, s in sorted(by_order.items())
+        Point(order, s.value, s.n, s.spread, seconds=count_gemm_flops(order) / s.value)
+        for order, s in sorted(by_order.items())
     )
     return Curve("compute", library, "burst", "order", "FLOP/s", world.size, world.nodes, points, dtype=dtype)
 
 
-def _reason_against(device: torch.device, dtype: str) -> str:
+def _explain_unmeasurable(device: torch.device, dtype: str) -> str:
     """Return why a type cannot be measured on this device; "" if it can."""
     if dtype == "tf32" and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
         return "this GPU has no TF32"
@@ -205,7 +212,7 @@ def _reason_against(device: torch.device, dtype: str) -> str:
 
 
 @contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def _use_tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid TensorFloat-32 for float32 products in the body. Restores the earlier setting."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -215,7 +222,7 @@ def _tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _torch_library(device: torch.device, dtype: str) -> str:
+def _find_torch_library(device: torch.device, dtype: str) -> str:
     if device.type == "cuda":
         return "hipblaslt" if torch.version.hip else "cublas"
     if dtype == "bfloat16" and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -224,7 +231,7 @@ def _torch_library(device: torch.device, dtype: str) -> str:
     return f"torch {match.group(1) if match else 'blas'}"
 
 
-def _numpy_library() -> str:
+def _find_numpy_library() -> str:
     config = np.show_config(mode="dicts")
     name = (config or {}).get("Build Dependencies", {}).get("blas", {}).get("name", "blas")
     return f"numpy {name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.errors import InputError
-from suite.files import write_whole
+from suite.files import write_file_atomically
 
 VERSION = 1
 
@@ -18,7 +18,7 @@ Unit = Literal["FLOP/s", "B/s"]
 
 
 @dataclass(frozen=True)
-class Roof:
+class Ceiling:
     """One measured ceiling, per rank while all ranks are active. docs/ceilings.md explains the fields."""
 
     resource: Resource
@@ -79,7 +79,7 @@ class NotMeasured:
 class Findings:
     """The results of one or more measuring modules."""
 
-    roofs: list[Roof] = field(default_factory=list)
+    roofs: list[Ceiling] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Findings:
         self.not_measured += other.not_measured
 
 
-def to_json(header: dict[str, Any], findings: Findings) -> str:
+def render_json(header: dict[str, Any], findings: Findings) -> str:
     """Render the text of the file. InputError for a number that is not finite: JSON has none."""
     body = {"version": VERSION, "kind": "ceilings", **header, **asdict(findings)}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
@@ -110,6 +110,6 @@ def refuse_existing(path: Path) -> None:
 def write(path: Path, text: str) -> None:
     """Write a new file. InputError if one has appeared there meanwhile: it is not overwritten."""
     try:
-        write_whole(path, text, overwrite=False)
+        write_file_atomically(path, text, overwrite=False)
     except FileExistsError:
         raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)") from None

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 
 from suite.performance.ceilings.document import Findings, NotMeasured
-from suite.performance.ceilings.samples import Effort, agree, count_calls_for, repeat
+from suite.performance.ceilings.samples import Effort, count_calls_for, gather_maxima, measure_on_all_ranks
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SIZE = 256 << 20  # bytes of a copy, large enough that its launch does not count
+COPY_BYTES = 256 << 20  # bytes of a copy, large enough that its launch does not count
 
 
 def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimit) -> Findings:
@@ -20,10 +20,10 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
     if device.type == "cpu":
         return Findings(not_measured=[NotMeasured("host_link", "the device is the host: nothing is copied")])
     findings = Findings()
-    on_device = torch.ones(SIZE, dtype=torch.uint8, device=device)
+    on_device = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     for mode, on_host in (
-        ("pinned", torch.ones(SIZE, dtype=torch.uint8, pin_memory=True)),
-        ("pageable", torch.ones(SIZE, dtype=torch.uint8)),
+        ("pinned", torch.ones(COPY_BYTES, dtype=torch.uint8, pin_memory=True)),
+        ("pageable", torch.ones(COPY_BYTES, dtype=torch.uint8)),
     ):
         for name, target, source in (
             ("host_to_device", on_device, on_host),
@@ -42,12 +42,12 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
                 findings.not_measured.append(NotMeasured("host_link", f"{mode}: the time was over", name))
                 continue
             run(1)
-            calls = int(agree(world, [count_calls_for(10 * effort.sample_s, run(1))])[0])
+            calls = int(gather_maxima(world, [count_calls_for(10 * effort.sample_s, run(1))])[0])
 
             def rate(calls: int = calls, run: Callable[[int], float] = run) -> float:
-                return SIZE * calls / run(calls)
+                return COPY_BYTES * calls / run(calls)
 
-            samples = repeat(world, rate, effort.repetitions, budget=budget)
+            samples = measure_on_all_ranks(world, rate, effort.repetitions, budget=budget)
             findings.roofs.append(
                 samples.roof(
                     "host_link",
@@ -57,7 +57,7 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
                     ranks=world.size,
                     nodes=world.nodes,
                     library="torch",
-                    size_bytes=SIZE,
+                    size_bytes=COPY_BYTES,
                 )
             )
     return findings

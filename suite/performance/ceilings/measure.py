@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from suite import VERSION
-from suite.files import duration_text
-from suite.machine.probes.allowance import Allowance, usable
+from suite.files import render_duration
+from suite.machine.probes.allowance import UsableResources, find_usable_resources
 from suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
-from suite.machine.probes.root import is_simulated, machine_root
+from suite.machine.probes.root import find_machine_root, is_simulated
 from suite.performance.ceilings import collectives, compute, host_link, memory, storage
-from suite.performance.ceilings.document import Findings, NotMeasured, to_json
+from suite.performance.ceilings.document import Findings, NotMeasured, render_json
 from suite.performance.ceilings.samples import FULL, QUICK, Effort
 from suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
 from suite.performance.ceilings.time_limit import TimeLimit
@@ -27,7 +27,7 @@ from suite.world import World
 
 # The share of a bounded time at which each step ends. What a step does not need is left to the next ones
 # Share of a limited time that is over when each resource ends: what one leaves, the next may use.
-ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}
+TIME_SHARE_ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}
 
 
 def measure(
@@ -42,13 +42,13 @@ def measure(
     effort = QUICK if quick else FULL
     world.barrier()
     budget = TimeLimit(world, effort.seconds, say)
-    busy = _busy_cores()
-    root, allowance = machine_root(os.environ), usable()
+    busy = _measure_busy_cores()
+    root, allowance = find_machine_root(os.environ), find_usable_resources()
     caches = list_data_caches(root, allowance.cpus)
     free = find_free_bytes(world.allgather(allowance.memory_free))
     findings = Findings()
     steps: dict[str, Callable[[TimeLimit], Findings]] = {
-        "compute": lambda part: compute.measure(world, effort, device, _free_for(device, free), part),
+        "compute": lambda part: compute.measure(world, effort, device, _compute_free_share(device, free), part),
         "memory": lambda part: _measure_memory(world, effort, device, caches, allowance.cpus, free, part),
         "host link": lambda part: host_link.measure(world, effort, device, part),
         "storage": lambda part: storage.measure(world, effort, directory, free, part),
@@ -56,10 +56,10 @@ def measure(
     }
     for title, step in steps.items():
         since = budget.clock()
-        part = budget.until(ENDS[title] * budget.length)
-        say(f"{title} ..." + (f" at most {duration_text(part.length)}" if part.ends else ""))
+        part = budget.until(TIME_SHARE_ENDS[title] * budget.length)
+        say(f"{title} ..." + (f" at most {render_duration(part.length)}" if part.ends else ""))
         findings.add(step(part))
-        say(f"{title}: {duration_text(budget.clock() - since)}")
+        say(f"{title}: {render_duration(budget.clock() - since)}")
     header = {
         "system": system,
         "simulated": is_simulated(root),
@@ -70,14 +70,14 @@ def measure(
         "ranks": world.size,
         "nodes": world.nodes,
         "node_names": list(world.node_names),
-        "device": _device(device, busy, root, allowance),
+        "device": _describe_device(device, busy, root, allowance),
         "caches": [
             {"level": cache.level, "size_bytes": cache.size_bytes, "shared_by_cores": len(cache.sharers)}
             for cache in caches
         ],
-        "versions": _versions(device),
+        "versions": _list_versions(device),
     }
-    return str(world.broadcast(to_json(header, findings)))
+    return str(world.broadcast(render_json(header, findings)))
 
 
 def _measure_memory(
@@ -104,11 +104,11 @@ def _measure_memory(
     return memory.measure_cpu(world, effort, plan, budget)
 
 
-def _free_for(device: torch.device, free: int) -> int:
+def _compute_free_share(device: torch.device, free: int) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free
 
 
-def _busy_cores(seconds: float = 0.5) -> float | None:
+def _measure_busy_cores(seconds: float = 0.5) -> float | None:
     """Measure how many cores other processes use while this one sleeps. None if Linux does not show it."""
 
     # Not the load average: it still contains processes that ended a minute ago.
@@ -124,7 +124,9 @@ def _busy_cores(seconds: float = 0.5) -> float | None:
         return None
 
 
-def _device(device: torch.device, busy: float | None, root: Path, allowance: Allowance) -> dict[str, Any]:
+def _describe_device(
+    device: torch.device, busy: float | None, root: Path, allowance: UsableResources
+) -> dict[str, Any]:
     host = {
         "threads": torch.get_num_threads(),
         "cores_allowed": allowance.cores,
@@ -138,7 +140,7 @@ def _device(device: torch.device, busy: float | None, root: Path, allowance: All
     return {"type": "cuda", "name": properties.name, "count": 1, "memory_bytes": properties.total_memory, **host}
 
 
-def _versions(device: torch.device) -> dict[str, str | None]:
+def _list_versions(device: torch.device) -> dict[str, str | None]:
     cuda = device.type == "cuda"
     return {
         "mlhpc": VERSION,

@@ -22,14 +22,21 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Roof
-from suite.performance.ceilings.plateaus import CacheShare, Plateau, names, plateaus, sweep, with_one_memory
-from suite.performance.ceilings.samples import Effort, Samples, agree, count_calls_for, repeat
+from suite.performance.ceilings.document import Ceiling, Curve, Findings, NotMeasured, Point
+from suite.performance.ceilings.plateaus import (
+    CacheShare,
+    Plateau,
+    find_plateaus,
+    list_sweep_sizes,
+    make_level_names,
+    merge_memory_plateaus,
+)
+from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
 from suite.performance.ceilings.sizes import (
     ALIGNMENT,
-    LINE,
-    PAST_CACHE,
+    CACHE_LINE,
     SKEW,
+    SWEEP_END_FACTOR,
     SweepPlan,
     compute_visiting_order,
     count_mapped_bytes,
@@ -37,12 +44,15 @@ from suite.performance.ceilings.sizes import (
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SMALLEST_GPU = 64 << 10  # bytes of the first working set
-LEAST, LONG_S = 5, 0.25  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
-TEAM = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
+SMALLEST_GPU_SET = 64 << 10  # bytes of the first working set
+MIN_REPETITIONS, LARGE_SET_TIME_S = (
+    5,
+    0.25,
+)  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
+THREAD_SAMPLE_FACTOR = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
 FEWEST_PASSES = 3
-FINDING = 2 / 3  # of a bounded time, for the kernel that finds the levels
-BEYOND = 4.0  # how many times slower than a set the next of the ladder may be, for the estimate of its time
+DETECTOR_TIME_SHARE = 2 / 3  # of a bounded time, for the kernel that finds the levels
+MAX_SLOWDOWN = 4.0  # how many times slower than a set the next of the ladder may be, for the estimate of its time
 
 
 @dataclass(frozen=True)
@@ -57,23 +67,23 @@ class Kernel:
 
 def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: TimeLimit) -> Findings:
     """Sweep with one working set per thread of torch's pool on every rank. Returns a ceiling for each level found."""
-    team = Team(plan.threads, plan.buffer_bytes)
+    team = ThreadTeam(plan.threads, plan.buffer_bytes)
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
     try:
-        sampled, left_out = _sweep(world, effort, plan, team, budget)
+        sampled, left_out = _measure_sweep(world, effort, plan, team, budget)
     finally:
         torch.set_num_threads(before)
     late = [NotMeasured("memory", f"{', '.join(left_out)}: the time was over", "sweep")] if left_out else []
     if len(next(iter(sampled.values()))) < 2:  # one set shows no level
         return Findings(not_measured=late)
-    findings = _findings(world, sampled, plan.shares, plan.cut)
+    findings = _build_findings(world, sampled, plan.shares, plan.cut)
     findings.not_measured += late
     return findings
 
 
-def _sweep(
-    world: World, effort: Effort, plan: SweepPlan, team: Team, budget: TimeLimit
+def _measure_sweep(
+    world: World, effort: Effort, plan: SweepPlan, team: ThreadTeam, budget: TimeLimit
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
     """Measure the first kernel from coarse to fine, so that any time limit covers the whole range; then the others.
 
@@ -86,21 +96,21 @@ def _sweep(
     def measure(kernel: Kernel, sizes: Sequence[int], part: TimeLimit) -> None:
         nonlocal overhead
         for number, size in enumerate(sizes):
-            expected = _expected_s(sampled[detector], size, effort, plan)
+            expected = _estimate_seconds(sampled[detector], size, effort, plan)
             # The next set of the ladder may be smaller and still fit.
             if part.ends and sampled[detector] and not part.allows(expected + overhead):
                 continue
             begin = part.clock()
             team.touch(size + SKEW)
-            sampled[kernel][size] = _cpu_rate(world, team, kernel, size, effort, part)
-            took = agree(world, [part.clock() - begin])[0]
-            overhead = max(overhead, took - _expected_s(sampled[detector], size, effort, plan))
+            sampled[kernel][size] = _measure_cpu_rate(world, team, kernel, size, effort, part)
+            took = gather_maxima(world, [part.clock() - begin])[0]
+            overhead = max(overhead, took - _estimate_seconds(sampled[detector], size, effort, plan))
             part.tell(f"memory: {number + 1} of {len(sizes)} working sets with {kernel.name}")
 
     detector, *others = CPU_KERNELS
     order = compute_visiting_order(plan.sizes)
-    measure(detector, order, budget.until(FINDING * budget.length))
-    planned = _planned(order, dict(sorted(sampled[detector].items())), effort, plan)
+    measure(detector, order, budget.until(DETECTOR_TIME_SHARE * budget.length))
+    planned = _select_sets(order, dict(sorted(sampled[detector].items())), effort, plan)
     for kernel in others:
         measure(kernel, planned[kernel], budget)
     left_out = [
@@ -112,7 +122,7 @@ def _sweep(
     return {kernel: by_size for kernel, by_size in rates.items() if by_size or kernel is detector}, left_out
 
 
-def _planned(
+def _select_sets(
     order: Sequence[int], found: Mapping[int, Samples], effort: Effort, plan: SweepPlan
 ) -> dict[Kernel, list[int]]:
     """Select each kernel's working sets. ``order``: the first kernel's; ``found``: its rates by growing size.
@@ -123,7 +133,9 @@ def _planned(
     planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
     if not effort.sets_per_level or len(found) < 2:
         return planned
-    within = [_sizes_of(level, name, list(found), plan.shares) for level, name in _levels(found, plan.shares)]
+    within = [
+        _list_level_sizes(level, name, list(found), plan.shares) for level, name in _find_levels(found, plan.shares)
+    ]
     for kernel in CPU_KERNELS[1:]:
         fitting = [[size for size in sizes if size >= kernel.smallest] for sizes in within]
         cheap = {
@@ -131,11 +143,11 @@ def _planned(
             for size in planned[kernel]
             if size in found and FEWEST_PASSES * size * plan.threads <= found[size].slowest * effort.sample_s
         }
-        planned[kernel] = sorted(cheap | _spread(fitting, effort.sets_per_level))
+        planned[kernel] = sorted(cheap | _select_spread_sets(fitting, effort.sets_per_level))
     return planned
 
 
-def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
+def _select_spread_sets(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
     """Select N sets of each level, spread over its sizes, but one of main memory: its rate is the same for all."""
     chosen: set[int] = set()
     for sizes in levels:
@@ -144,14 +156,14 @@ def _spread(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
     return chosen
 
 
-def _expected_s(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
+def _estimate_seconds(rates: Mapping[int, Samples], size: int, effort: Effort, plan: SweepPlan) -> float:
     """Estimate the seconds of a set from the rate of the next larger set, else of the largest. 0 without any."""
     if not rates:
         return 0.0
     larger = min((known for known in rates if known >= size), default=None)
-    rate = rates[larger].slowest if larger else rates[max(rates)].slowest / BEYOND
+    rate = rates[larger].slowest if larger else rates[max(rates)].slowest / MAX_SLOWDOWN
     once = max(effort.sample_s, FEWEST_PASSES * size * plan.threads / rate)
-    return once * (2 + min(effort.repetitions, max(LEAST, count_calls_for(LONG_S, once))))
+    return once * (2 + min(effort.repetitions, max(MIN_REPETITIONS, count_calls_for(LARGE_SET_TIME_S, once))))
 
 
 def measure_gpu(world: World, effort: Effort, device: torch.device, budget: TimeLimit) -> Findings:
@@ -160,24 +172,24 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
     l2 = int(getattr(properties, "L2_cache_size", 0))
     shares = [CacheShare("L2", l2)] if l2 else []
     free, _ = torch.cuda.mem_get_info(device)
-    largest = min(max(1 << 30, PAST_CACHE * l2), free // 4)
+    largest = min(max(1 << 30, SWEEP_END_FACTOR * l2), free // 4)
     rates = {}
-    sizes = sweep(SMALLEST_GPU, largest, effort.points_per_octave, 4096)
+    sizes = list_sweep_sizes(SMALLEST_GPU_SET, largest, effort.points_per_octave, 4096)
     for size in compute_visiting_order(sizes):
         if not budget.left():
             break
         launch = _gpu_triad(device, size)
-        calls = int(agree(world, [count_calls_for(effort.sample_s, _gpu_seconds(launch, 1))])[0])
+        calls = int(gather_maxima(world, [count_calls_for(effort.sample_s, _measure_gpu_seconds(launch, 1))])[0])
         moved = size // 12 * 12 * GRAPH_LAUNCHES * calls  # a triad: two arrays of 4-byte numbers read and one written
 
         def rate(launch: Callable[[], None] = launch, calls: int = calls, moved: int = moved) -> float:
-            return moved / _gpu_seconds(launch, calls)
+            return moved / _measure_gpu_seconds(launch, calls)
 
-        rates[size] = repeat(world, rate, effort.repetitions, budget=budget)
+        rates[size] = measure_on_all_ranks(world, rate, effort.repetitions, budget=budget)
         budget.tell(f"memory: {len(rates)} of {len(sizes)} working sets")
     if len(rates) < 2:
         return Findings(not_measured=[NotMeasured("memory", "the time was over")])
-    findings = _findings(world, {Kernel("triad", "torch", _cpu_triad): dict(sorted(rates.items()))}, shares)
+    findings = _build_findings(world, {Kernel("triad", "torch", _cpu_triad): dict(sorted(rates.items()))}, shares)
     findings.not_measured.append(
         NotMeasured("memory", "private to a multiprocessor: no sweep of the device sees it", "L1")
     )
@@ -187,7 +199,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
     return findings
 
 
-def _findings(
+def _build_findings(
     world: World, sampled: dict[Kernel, dict[int, Samples]], shares: Sequence[CacheShare], cut: str = ""
 ) -> Findings:
     """Find the levels in the first kernel's rates. Returns a ceiling for each, and why a cache has none.
@@ -195,11 +207,11 @@ def _findings(
     ``cut`` says why no larger set was tried.
     """
     detector = next(iter(sampled.values()))
-    sizes, levels = list(detector), _levels(detector, shares)
+    sizes, levels = list(detector), _find_levels(detector, shares)
     level_names = [name for _, name in levels]
-    findings = Findings(curves=[_curve(world, kernel, rates) for kernel, rates in sampled.items()])
+    findings = Findings(curves=[_build_curve(world, kernel, rates) for kernel, rates in sampled.items()])
     for level, name in levels:
-        findings.roofs.append(_roof(world, sampled, sizes, level, name, shares))
+        findings.roofs.append(_build_ceiling(world, sampled, sizes, level, name, shares))
     for cache in shares:
         if cache.name not in level_names:
             reason = f"no plateau near its {cache.share_bytes} bytes per thread: the rate does not fall behind it"
@@ -211,14 +223,14 @@ def _findings(
     return findings
 
 
-def _levels(detector: Mapping[int, Samples], shares: Sequence[CacheShare]) -> list[tuple[Plateau, str]]:
+def _find_levels(detector: Mapping[int, Samples], shares: Sequence[CacheShare]) -> list[tuple[Plateau, str]]:
     """Return the levels in the first kernel's rates, by growing size, and their names."""
     sizes = list(detector)
-    levels = with_one_memory(plateaus(sizes, [samples.best for samples in detector.values()]), shares)
-    return list(zip(levels, names(levels, sizes[-1], shares), strict=True))
+    levels = merge_memory_plateaus(find_plateaus(sizes, [samples.best for samples in detector.values()]), shares)
+    return list(zip(levels, make_level_names(levels, sizes[-1], shares), strict=True))
 
 
-def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[CacheShare]) -> list[int]:
+def _list_level_sizes(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequence[CacheShare]) -> list[int]:
     """Return the sets of a level. For ``dram`` only sets above four times every cache count."""
     low, high = sizes[plateau.first], plateau.capacity or sizes[-1]
     if name == "dram":
@@ -227,16 +239,16 @@ def _sizes_of(plateau: Plateau, name: str, sizes: Sequence[int], shares: Sequenc
     return [size for size in sizes if low <= size <= high]
 
 
-def _roof(
+def _build_ceiling(
     world: World,
     sampled: dict[Kernel, dict[int, Samples]],
     sizes: Sequence[int],
     plateau: Plateau,
     name: str,
     shares: Sequence[CacheShare],
-) -> Roof:
+) -> Ceiling:
     """Return the best median of any kernel on a plateau."""
-    within = set(_sizes_of(plateau, name, sizes, shares))
+    within = set(_list_level_sizes(plateau, name, sizes, shares))
     candidates = [
         (samples, kernel, size)
         for kernel, rates in sampled.items()
@@ -258,17 +270,17 @@ def _roof(
     )
 
 
-def _curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
+def _build_curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
     points = tuple(Point(size, s.value, s.n, s.spread) for size, s in rates.items())
     return Curve("memory", "sweep", kernel.name, "working_set_bytes", "B/s", world.size, world.nodes, points)
 
 
-class Team:
+class ThreadTeam:
     """Threads with a private buffer each. `touch` makes the first bytes usable."""
 
     def __init__(self, threads: int, size: int) -> None:
         self._threads = threads
-        self.buffers: list[NDArray[np.uint8]] = [_buffer(size) for _ in range(threads)]
+        self.buffers: list[NDArray[np.uint8]] = [_make_buffer(size) for _ in range(threads)]
         self._touched = 0
 
     def touch(self, size: int) -> None:
@@ -304,10 +316,12 @@ class Team:
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
-def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effort, budget: TimeLimit) -> Samples:
+def _measure_cpu_rate(
+    world: World, team: ThreadTeam, kernel: Kernel, size: int, effort: Effort, budget: TimeLimit
+) -> Samples:
     """Measure the bytes/s of all threads of a rank together."""
     estimate = 20e9  # bytes/s; only decides how many passes the first call makes
-    sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else TEAM)
+    sample_s = effort.sample_s * (1 if len(team.buffers) == 1 else THREAD_SAMPLE_FACTOR)
 
     def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
         ready = [kernel.prepare(buffer, size, passes) for buffer in team.buffers]
@@ -316,23 +330,23 @@ def _cpu_rate(world: World, team: Team, kernel: Kernel, size: int, effort: Effor
     calls, moved = prepared(max(FEWEST_PASSES, round(estimate * sample_s / 4 / size)))
     team.seconds(calls)
     rate = moved / team.seconds(calls) / len(calls)
-    passes = int(agree(world, [max(FEWEST_PASSES, round(rate * sample_s / size))])[0])
+    passes = int(gather_maxima(world, [max(FEWEST_PASSES, round(rate * sample_s / size))])[0])
     calls, moved = prepared(passes)
-    enough = int(agree(world, [count_calls_for(LONG_S, passes * size / rate)])[0])
-    repetitions = min(effort.repetitions, max(LEAST, enough))
-    return repeat(world, lambda: moved / team.seconds(calls), repetitions, budget=budget)
+    enough = int(gather_maxima(world, [count_calls_for(LARGE_SET_TIME_S, passes * size / rate)])[0])
+    repetitions = min(effort.repetitions, max(MIN_REPETITIONS, enough))
+    return measure_on_all_ranks(world, lambda: moved / team.seconds(calls), repetitions, budget=budget)
 
 
 def _cpu_read(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    row = torch.from_numpy(_part(buffer, 0, size, np.float32))
+    row = torch.from_numpy(_make_view(buffer, 0, size, np.float32))
     rows = row.expand(passes, row.numel())
     out = torch.empty(passes)
     return lambda: torch.sum(rows, 1, out=out), float(size * passes)
 
 
 def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    half = size // 2 // LINE * LINE
-    x, y = _part(buffer, 0, half, np.float32), _part(buffer, half + SKEW, half, np.float32)
+    half = size // 2 // CACHE_LINE * CACHE_LINE
+    x, y = _make_view(buffer, 0, half, np.float32), _make_view(buffer, half + SKEW, half, np.float32)
     rows = np.broadcast_to(x, (passes, x.size))
     return lambda: np.add.reduce(rows, axis=0, out=y), 3.0 * half * (passes - 1)  # the first pass only copies
 
@@ -340,12 +354,13 @@ def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Call
 def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
     # numpy would make a repeated row (step 0) its inner loop, so each pass moves on by one line within a sixteenth of
     # the set
-    half = size // 2 // LINE * LINE
-    steps = max(1, half // 16 // LINE)
-    width = half - steps * LINE
+    half = size // 2 // CACHE_LINE * CACHE_LINE
+    steps = max(1, half // 16 // CACHE_LINE)
+    width = half - steps * CACHE_LINE
     rounds, rows = max(1, passes // steps), min(steps, passes)
     source, target = (
-        as_strided(_part(buffer, start, half, np.float64), (rows, width // 8), (LINE, 8)) for start in (0, half + SKEW)
+        as_strided(_make_view(buffer, start, half, np.float64), (rows, width // 8), (CACHE_LINE, 8))
+        for start in (0, half + SKEW)
     )
 
     def call() -> None:
@@ -356,8 +371,8 @@ def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callab
 
 
 def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    third = size // 3 // LINE * LINE
-    a, b, c = (torch.from_numpy(_part(buffer, i * (third + LINE), third, np.float32)) for i in range(3))
+    third = size // 3 // CACHE_LINE * CACHE_LINE
+    a, b, c = (torch.from_numpy(_make_view(buffer, i * (third + CACHE_LINE), third, np.float32)) for i in range(3))
 
     def call() -> None:
         for _ in range(passes):
@@ -366,7 +381,7 @@ def _cpu_triad(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Calla
     return call, 3.0 * third * passes
 
 
-def _part(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
+def _make_view(buffer: NDArray[np.uint8], start: int, size: int, dtype: type[np.generic]) -> NDArray[Any]:
     """Return ``size`` bytes of a buffer from ``start`` on. Asserts that they exist: a slice would be cut silently."""
     assert start + size <= buffer.size, f"working set of {start + size} bytes in a buffer of {buffer.size}"
     return buffer[start : start + size].view(dtype)
@@ -383,14 +398,14 @@ CPU_KERNELS = (
 )
 
 
-def _buffer(size: int) -> NDArray[np.uint8]:
+def _make_buffer(size: int) -> NDArray[np.uint8]:
     """Map untouched pages, in huge pages and from their boundary on if the system has them."""
     mapped = mmap.mmap(-1, count_mapped_bytes(size))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has no huge pages: use ordinary ones
             mapped.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(mapped, np.uint8)
-    return raw[-raw.ctypes.data % (ALIGNMENT if size >= ALIGNMENT else LINE) :][:size]
+    return raw[-raw.ctypes.data % (ALIGNMENT if size >= ALIGNMENT else CACHE_LINE) :][:size]
 
 
 def _fill(buffer: NDArray[np.uint8]) -> None:
@@ -413,7 +428,7 @@ def _gpu_triad(device: torch.device, size: int) -> Callable[[], None]:
     return graph.replay
 
 
-def _gpu_seconds(launch: Callable[[], None], calls: int) -> float:
+def _measure_gpu_seconds(launch: Callable[[], None], calls: int) -> float:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(calls):

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-RAMP = 0.90  # the first rate above this share of the best ends the ramp, where starting a pass costs most
-FALL = 0.90  # a level ends where the rate falls below this share within an octave (L1 to L2 of a Zen 5 core: 0.81)
-SAME_CACHE = 4.0  # largest factor between the capacity of a plateau and that of the cache it is named after
+RAMP_END_SHARE = 0.90  # the first rate above this share of the best ends the ramp, where starting a pass costs most
+FALL_SHARE = (
+    0.90  # a level ends where the rate falls below this share within an octave (L1 to L2 of a Zen 5 core: 0.81)
+)
+MAX_CAPACITY_FACTOR = 4.0  # largest factor between the capacity of a plateau and that of the cache it is named after
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class CacheShare:
     share_bytes: int
 
 
-def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
+def find_plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
     """Find the plateaus of a sweep by growing size.
 
     Rates are smoothed by a median of three neighbours and, after the ramp, by isotonic regression. So none rises with
@@ -43,9 +45,9 @@ def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
         raise ValueError(f"expected a positive rate for each of at least two sizes, got {len(sizes)} and {len(rates)}")
     smooth = [rates[0], *(median(rates[i - 1 : i + 2]) for i in range(1, len(rates) - 1)), rates[-1]]
     # The ramp of small sets is not a level: there a pass is so short that starting it counts.
-    start = next(i for i, rate in enumerate(smooth) if rate >= RAMP * max(smooth))
-    logs = _falling([math.log(rate) for rate in smooth[start:]])
-    edges = _falls(sizes[start:], logs)
+    start = next(i for i, rate in enumerate(smooth) if rate >= RAMP_END_SHARE * max(smooth))
+    logs = _fit_non_increasing([math.log(rate) for rate in smooth[start:]])
+    edges = _find_falls(sizes[start:], logs)
     # A plateau lies between the end of one fall and the begin of the next.
     begins = [0, *(end for _, end in edges)]
     ends = [*(begin for begin, _ in edges), len(logs) - 1]
@@ -56,16 +58,16 @@ def plateaus(sizes: Sequence[int], rates: Sequence[float]) -> list[Plateau]:
         capacity = None
         if position + 1 < len(levels):
             middle = (levels[position] + levels[position + 1]) / 2  # the mean of logarithms: a geometric mean
-            capacity = sizes[start + _last_above(logs, middle, begin)]
+            capacity = sizes[start + _find_last_above(logs, middle, begin)]
         result.append(Plateau(start + begin, start + end, capacity))
     return result
 
 
-def _last_above(logs: Sequence[float], least: float, begin: int) -> int:
+def _find_last_above(logs: Sequence[float], least: float, begin: int) -> int:
     return max(i for i in range(begin, len(logs)) if logs[i] >= least)
 
 
-def with_one_memory(levels: Sequence[Plateau], caches: Sequence[CacheShare]) -> list[Plateau]:
+def merge_memory_plateaus(levels: Sequence[Plateau], caches: Sequence[CacheShare]) -> list[Plateau]:
     """Join all plateaus after one of at least half the largest cache: they are main memory, split by noise."""
     for position, plateau in enumerate(levels):
         if plateau.capacity and caches and plateau.capacity >= max(cache.share_bytes for cache in caches) / 2:
@@ -74,7 +76,7 @@ def with_one_memory(levels: Sequence[Plateau], caches: Sequence[CacheShare]) -> 
     return list(levels)
 
 
-def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheShare]) -> list[str]:
+def make_level_names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheShare]) -> list[str]:
     """Name each plateau after a cache, in order, each once. The last is ``dram`` if it is far beyond all caches.
 
     A plateau that fits no cache is ``level_<position>``.
@@ -87,7 +89,7 @@ def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheSh
             continue
         distances = [abs(math.log(plateau.capacity / cache.share_bytes)) for cache in left]
         nearest = min(range(len(left)), key=distances.__getitem__, default=None)
-        if nearest is not None and distances[nearest] <= math.log(SAME_CACHE):
+        if nearest is not None and distances[nearest] <= math.log(MAX_CAPACITY_FACTOR):
             named.append(left[nearest].name)
             left = left[nearest + 1 :]
         else:
@@ -95,7 +97,7 @@ def names(levels: Sequence[Plateau], largest_size: int, caches: Sequence[CacheSh
     return named
 
 
-def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[int]:
+def list_sweep_sizes(smallest: int, largest: int, per_octave: int, multiple: int) -> list[int]:
     """List sizes from ``smallest`` to ``largest``, evenly on a logarithmic scale, as multiples of ``multiple``.
 
     An octave has at least ``per_octave`` sizes. No size exceeds ``largest``: buffers of that many bytes hold every
@@ -108,7 +110,7 @@ def sweep(smallest: int, largest: int, per_octave: int, multiple: int) -> list[i
     return sorted({min(round(size / multiple), largest // multiple) * multiple for size in raw})
 
 
-def _falling(values: Sequence[float]) -> list[float]:
+def _fit_non_increasing(values: Sequence[float]) -> list[float]:
     """Fit the nearest non-increasing sequence in least squares (pool adjacent violators)."""
     pools: list[tuple[float, int]] = []
     for value in values:
@@ -120,14 +122,14 @@ def _falling(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
-def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]:
-    """Find index intervals where the rate falls below `FALL` of itself within an octave, and join overlaps."""
+def _find_falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]:
+    """Find index intervals where the rate falls below `FALL_SHARE` of itself within an octave, and join overlaps."""
     edges: list[tuple[int, int]] = []
     for i, size in enumerate(sizes):
         octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)  # sizes are rounded to a multiple
-        if octave == i or logs[octave] - logs[i] > math.log(FALL):
+        if octave == i or logs[octave] - logs[i] > math.log(FALL_SHARE):
             continue
-        begin = _last_before_fall(logs, i, octave)
+        begin = _find_last_before_fall(logs, i, octave)
         end = octave
         if edges and begin <= edges[-1][1]:
             edges[-1] = (edges[-1][0], end)
@@ -136,7 +138,7 @@ def _falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, int]]
     return edges
 
 
-def _last_before_fall(logs: Sequence[float], begin: int, end: int) -> int:
+def _find_last_before_fall(logs: Sequence[float], begin: int, end: int) -> int:
     """Return the last index between two at which at most a tenth of the fall between them has happened."""
     tolerance = 0.1 * (logs[begin] - logs[end])
     return max(i for i in range(begin, end) if logs[i] >= logs[begin] - tolerance)

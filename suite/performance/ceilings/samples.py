@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.performance.ceilings.document import Resource, Roof, Unit
+from suite.performance.ceilings.document import Ceiling, Resource, Unit
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-FEWEST = 3  # repetitions of what was begun before the time was over
+MIN_REPETITIONS = 3  # repetitions of what was begun before the time was over
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Samples:
         ranges = [np.subtract(*np.percentile(rates, [75, 25])) / np.median(rates) for rates in self.by_rank]
         return float(max(ranges))
 
-    def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Roof:
-        """Make a ceiling of the rates. ``where``: the fields of `Roof` that do not follow from rates."""
-        return Roof(
+    def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Ceiling:
+        """Make a ceiling of the rates. ``where``: the fields of `Ceiling` that do not follow from rates."""
+        return Ceiling(
             resource,
             name,
             mode,
@@ -115,16 +115,16 @@ class Samples:
         )
 
 
-def repeat(
+def measure_on_all_ranks(
     world: World, rate: Callable[[], float], n: int, *, member: bool = True, budget: TimeLimit | None = None
 ) -> Samples:
     """Call ``rate`` n times on every member rank; each time all start together. All ranks call it.
 
-    When the time of ``budget`` is over, `FEWEST` repetitions are enough; ``n`` of the result counts them.
+    When the time of ``budget`` is over, `MIN_REPETITIONS` repetitions are enough; ``n`` of the result counts them.
     """
     mine = []  # empty on ranks that take no part; they still meet the others at each barrier
     for done in range(n):
-        if budget is not None and done >= FEWEST and not budget.left():
+        if budget is not None and done >= MIN_REPETITIONS and not budget.left():
             break
         world.barrier()
         if member:
@@ -132,7 +132,7 @@ def repeat(
     return Samples(tuple(tuple(rates) for rates in world.allgather(mine) if rates))
 
 
-def agree(world: World, numbers: Sequence[float]) -> list[float]:
+def gather_maxima(world: World, numbers: Sequence[float]) -> list[float]:
     """Return the largest of each number over ranks. So all ranks choose the same number of calls."""
     return [max(column) for column in zip(*world.allgather(list(numbers)), strict=True)]
 

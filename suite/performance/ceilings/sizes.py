@@ -11,27 +11,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings.plateaus import CacheShare, sweep
+from suite.performance.ceilings.plateaus import CacheShare, list_sweep_sizes
 
-LINE = 64  # bytes of a cache line
+CACHE_LINE = 64  # bytes of a cache line
 PAGE = 4096
 ALIGNMENT = 2 << 20  # a huge page
-SKEW = 7 * LINE  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
-SMALLEST = 8 << 10
-SHORTEST = 64 << 10  # a sweep that ends below this shows no level
+SKEW = (
+    7 * CACHE_LINE
+)  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
+SMALLEST_SET = 8 << 10
+SHORTEST_SWEEP = 64 << 10  # a sweep that ends below this shows no level
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
-PAST_CACHE = 5  # the sweep ends at this many times the largest cache
-LEAST_END = 8 << 20  # per thread, at least: triad is measured from 4 MiB on
-STEP = 8  # between the sets that are measured first: the rate of one bounds that of the next
-SHARE = 4  # measurements take one SHARE-th of the free memory
-UNKNOWN_FREE = 1 << 30  # taken as free where the machine does not say
+SWEEP_END_FACTOR = 5  # the sweep ends at this many times the largest cache
+MIN_SWEEP_END = 8 << 20  # per thread, at least: triad is measured from 4 MiB on
+COARSE_FACTOR = 8  # between the sets that are measured first: the rate of one bounds that of the next
+FREE_DIVISOR = 4  # measurements take one SHARE-th of the free memory
+DEFAULT_FREE_BYTES = 1 << 30  # taken as free where the machine does not say
 
 
 @dataclass(frozen=True)
 class SweepPlan:
     """A sweep over working sets with one private buffer per thread. Sizes are bytes per thread.
 
-    ``cut`` says why the sweep ends below `PAST_CACHE` times the largest cache; "" if it does not.
+    ``cut`` says why the sweep ends below `SWEEP_END_FACTOR` times the largest cache; "" if it does not.
     """
 
     shares: tuple[CacheShare, ...]
@@ -53,7 +55,7 @@ class SweepPlan:
 
 def find_free_bytes(amounts: Iterable[int | None]) -> int:
     """Return the memory that every rank agrees is free on its node: the minimum over ranks."""
-    return min(UNKNOWN_FREE if amount is None else amount for amount in amounts)
+    return min(DEFAULT_FREE_BYTES if amount is None else amount for amount in amounts)
 
 
 def plan_sweep(
@@ -66,24 +68,26 @@ def plan_sweep(
     """
     active = threads * ranks
     shares = [CacheShare(f"L{c.level}", c.size_bytes // max(1, min(active, len(c.sharers & cpus)))) for c in caches]
-    wanted = max((PAST_CACHE * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
-    wanted = max(wanted, LEAST_END)
-    most = free // SHARE // active
+    wanted = max((SWEEP_END_FACTOR * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
+    wanted = max(wanted, MIN_SWEEP_END)
+    most = free // FREE_DIVISOR // active
     buffer = max(
         most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1)
     )  # `count_mapped_bytes` of it is at most ``most``
     largest = min(wanted, buffer - SKEW) // PAGE * PAGE
     cut = ""
     if largest < wanted // PAGE * PAGE:
-        allowed, whole = free // SHARE >> 20, free >> 20
+        allowed, whole = free // FREE_DIVISOR >> 20, free >> 20
         cut = f"{active} threads may take {allowed} MiB, a quarter of the {whole} MiB of memory that are free"
-    if largest < SHORTEST:
+    if largest < SHORTEST_SWEEP:
         return f"{cut}: too little for a sweep"
-    return SweepPlan(tuple(shares), tuple(sweep(SMALLEST, largest, per_octave, PAGE)), threads, ranks, cut)
+    return SweepPlan(
+        tuple(shares), tuple(list_sweep_sizes(SMALLEST_SET, largest, per_octave, PAGE)), threads, ranks, cut
+    )
 
 
 def compute_visiting_order(sizes: Sequence[int]) -> list[int]:
-    """Order the sizes from coarse to fine: steps of at most `STEP`, then the middles of gaps, widest first.
+    """Order the sizes from coarse to fine: steps of at most `COARSE_FACTOR`, then the middles of gaps, widest first.
 
     The coarse steps begin with the smallest, so that each shows how long the next will take.
     """
@@ -91,7 +95,9 @@ def compute_visiting_order(sizes: Sequence[int]) -> list[int]:
     ladder = [0]
     while ladder[-1] < last:
         here = ladder[-1]
-        ladder.append(max(i for i in range(here + 1, last + 1) if i == here + 1 or sizes[i] <= STEP * sizes[here]))
+        ladder.append(
+            max(i for i in range(here + 1, last + 1) if i == here + 1 or sizes[i] <= COARSE_FACTOR * sizes[here])
+        )
     order, gaps = list(ladder), list(pairwise(ladder))
     for low, high in gaps:
         middle = (low + high) // 2
@@ -106,6 +112,6 @@ def count_mapped_bytes(buffer_bytes: int) -> int:
     return buffer_bytes + (2 * ALIGNMENT if buffer_bytes >= ALIGNMENT else PAGE)
 
 
-def fits(bytes_per_rank: int, ranks: int, free: int) -> bool:
+def may_allocate(bytes_per_rank: int, ranks: int, free: int) -> bool:
     """Return True if all ranks of a node may take this much."""
-    return bytes_per_rank * ranks <= free // SHARE
+    return bytes_per_rank * ranks <= free // FREE_DIVISOR

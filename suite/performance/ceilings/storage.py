@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.files import duration_text
-from suite.performance.ceilings.document import Findings, NotMeasured, Resource, Roof
-from suite.performance.ceilings.samples import Effort, Samples, agree, repeat
+from suite.files import render_duration
+from suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, Resource
+from suite.performance.ceilings.samples import Effort, Samples, gather_maxima, measure_on_all_ranks
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 BLOCK = 4 << 20  # bytes of one write or read
 REPETITIONS = 3
 PASSES = 10  # over the file in all: three writes, three cold reads, and four warm ones, which cost less
-COLD = 0.01  # a file is cold if less than this share of it is in the page cache
+COLD_SHARE = 0.01  # a file is cold if less than this share of it is in the page cache
 
 
 def measure(world: World, effort: Effort, directory: Path, free: int, budget: TimeLimit) -> Findings:
@@ -32,21 +32,25 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Ti
     Files are smaller than ``effort.storage_bytes`` if that exceeds the free space, the memory (the directory may lie in
     it) or the time. ``size_bytes`` of the ceilings is their size.
     """
-    size = min(effort.storage_bytes, _free(directory, world) // 10, free // 8 // world.local_size) // BLOCK * BLOCK
+    size = (
+        min(effort.storage_bytes, _find_free_bytes(directory, world) // 10, free // 8 // world.local_size)
+        // BLOCK
+        * BLOCK
+    )
     path = directory / f".mlhpc-ceilings-{os.getpid()}-{world.rank}"
-    reason = _reason(world, directory, size)
+    reason = _explain_unmeasurable(world, directory, size)
     if reason:
-        return _none(reason)
+        return _make_not_measured(reason)
     size = min(world.allgather(size))
     block = np.random.default_rng(world.rank).bytes(BLOCK)
     findings = Findings()
     try:
         if budget.ends:
-            once = agree(world, [write_file(path, block, BLOCK)])[0]
+            once = gather_maxima(world, [measure_write(path, block, BLOCK)])[0]
             size = min(size, int(budget.left() / (PASSES * once)) * BLOCK)
             if size == 0:
-                return _none(
-                    f"{directory} takes {duration_text(once)} to write {BLOCK >> 20} MiB: too slow for the time"
+                return _make_not_measured(
+                    f"{directory} takes {render_duration(once)} to write {BLOCK >> 20} MiB: too slow for the time"
                 )
         if size < effort.storage_bytes:
             what = (
@@ -62,27 +66,27 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Ti
 def _measure_files(world: World, directory: Path, path: Path, block: bytes, size: int, budget: TimeLimit) -> Findings:
     """Measure the three ceilings of one file per rank."""
     findings = Findings()
-    written = repeat(world, lambda: size / write_file(path, block, size), REPETITIONS, budget=budget)
-    findings.roofs.append(_roof(world, "storage_write", directory, "fsync", written, size))
-    cold = [all(world.allgather(evict(path)))]
+    written = measure_on_all_ranks(world, lambda: size / measure_write(path, block, size), REPETITIONS, budget=budget)
+    findings.roofs.append(_build_ceiling(world, "storage_write", directory, "fsync", written, size))
+    cold = [all(world.allgather(drop_from_page_cache(path)))]
 
     def read_cold() -> float:
-        cold.append(evict(path))
-        return size / read_file(path)
+        cold.append(drop_from_page_cache(path))
+        return size / measure_read(path)
 
-    samples = repeat(world, read_cold, REPETITIONS, budget=budget)
+    samples = measure_on_all_ranks(world, read_cold, REPETITIONS, budget=budget)
     if all(world.allgather(all(cold))):
-        findings.roofs.append(_roof(world, "storage_read", directory, "cold", samples, size))
+        findings.roofs.append(_build_ceiling(world, "storage_read", directory, "cold", samples, size))
     else:
         reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
         findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
-    read_file(path)
-    warm = repeat(world, lambda: size / read_file(path), REPETITIONS, budget=budget)
-    findings.roofs.append(_roof(world, "storage_read", directory, "warm", warm, size))
+    measure_read(path)
+    warm = measure_on_all_ranks(world, lambda: size / measure_read(path), REPETITIONS, budget=budget)
+    findings.roofs.append(_build_ceiling(world, "storage_read", directory, "warm", warm, size))
     return findings
 
 
-def _none(reason: str) -> Findings:
+def _make_not_measured(reason: str) -> Findings:
     return Findings(not_measured=[NotMeasured("storage_read", reason), NotMeasured("storage_write", reason)])
 
 
@@ -102,17 +106,17 @@ def measure_resident_share(path: Path) -> float:
     return sum(value & 1 for value in present) / pages
 
 
-def evict(path: Path) -> bool:
+def drop_from_page_cache(path: Path) -> bool:
     """Drop a file from this node's page cache. True if it is gone."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    return measure_resident_share(path) < COLD
+    return measure_resident_share(path) < COLD_SHARE
 
 
-def write_file(path: Path, block: bytes, size: int) -> float:
+def measure_write(path: Path, block: bytes, size: int) -> float:
     """Write a file of blocks and force it to the device. Returns the seconds."""
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -127,7 +131,7 @@ def write_file(path: Path, block: bytes, size: int) -> float:
     return time.perf_counter() - begin
 
 
-def read_file(path: Path) -> float:
+def measure_read(path: Path) -> float:
     """Read a whole file. Returns the seconds."""
     buffer = bytearray(BLOCK)
     begin = time.perf_counter()
@@ -140,7 +144,7 @@ def read_file(path: Path) -> float:
     return time.perf_counter() - begin
 
 
-def _free(directory: Path, world: World) -> int:
+def _find_free_bytes(directory: Path, world: World) -> int:
     """Return the free bytes of the directory's file system divided by the node's ranks; 0 if unknown."""
     try:
         status = os.statvfs(directory)
@@ -149,7 +153,7 @@ def _free(directory: Path, world: World) -> int:
     return status.f_bavail * status.f_frsize // world.local_size
 
 
-def _reason(world: World, directory: Path, size: int) -> str:
+def _explain_unmeasurable(world: World, directory: Path, size: int) -> str:
     """Return why storage is not measured; "" if it is. One rank that cannot write is enough. All ranks call it."""
     mine = ""
     if not directory.is_dir():
@@ -161,7 +165,9 @@ def _reason(world: World, directory: Path, size: int) -> str:
     return next((text for text in world.allgather(mine) if text), "")
 
 
-def _roof(world: World, resource: Resource, directory: Path, mode: str, samples: Samples, size: int) -> Roof:
+def _build_ceiling(
+    world: World, resource: Resource, directory: Path, mode: str, samples: Samples, size: int
+) -> Ceiling:
     return samples.roof(
         resource,
         str(directory),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from suite.world import World
 
-TELL_S = 5.0  # a line of progress about this often
+PROGRESS_INTERVAL_S = 5.0  # a line of progress about this often
 
 
 class TimeLimit:
@@ -48,7 +48,7 @@ class TimeLimit:
         return self.left() > seconds
 
     def tell(self, text: str) -> None:
-        """Report how far a measurement is, at most every `TELL_S` seconds."""
-        if self.clock() - self._told >= TELL_S:
+        """Report how far a measurement is, at most every `PROGRESS_INTERVAL_S` seconds."""
+        if self.clock() - self._told >= PROGRESS_INTERVAL_S:
             self._told = self.clock()
             self._say(f"  {text}")

@@ -15,11 +15,11 @@ from msgspec import Meta, Struct
 
 from suite.documents import NotNegative, Positive, read_json_document
 from suite.errors import InputError
-from suite.performance.cost_model import Network, all_reduce
+from suite.performance.cost_model import Network, predict_all_reduce
 
 
 @dataclass(frozen=True)
-class Span:
+class Estimate:
     """A value with its lower and upper bound."""
 
     low: float
@@ -27,17 +27,17 @@ class Span:
     high: float
 
     @staticmethod
-    def of(low: float, high: float) -> Span:
+    def of(low: float, high: float) -> Estimate:
         """Return the span whose value is the geometric mean of its ends."""
-        return Span(low, (low * high) ** 0.5, high)
+        return Estimate(low, (low * high) ** 0.5, high)
 
     def fastest_first(self) -> tuple[float, float, float]:
         """The rates in the order of the times they give: the highest rate gives the shortest."""
         return self.high, self.value, self.low
 
-    def times(self, other: Span) -> Span:
+    def times(self, other: Estimate) -> Estimate:
         """Return the product, with both errors in the same direction."""
-        return Span(self.low * other.low, self.value * other.value, self.high * other.high)
+        return Estimate(self.low * other.low, self.value * other.value, self.high * other.high)
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Machine:
     the same factor). This holds on up to ``measured_ranks`` ranks: a switch level beyond makes times longer.
     """
 
-    flops: Span
+    flops: Estimate
     network: Network
-    memory: Span | None = None
-    storage: Span | None = None
+    memory: Estimate | None = None
+    storage: Estimate | None = None
     is_reached: bool = True
     network_factor: float = 1.0
     ring_factor: float | None = None
@@ -60,7 +60,7 @@ class Machine:
     sources: tuple[str, ...] = ()
 
 
-def stated_network(bandwidth: float, latency_s: float) -> Network:
+def make_uniform_network(bandwidth: float, latency_s: float) -> Network:
     """Return links with this bandwidth (bytes/s) and latency (s), equal inside and between nodes."""
     return Network(
         ranks_per_node=1,
@@ -74,11 +74,11 @@ def stated_network(bandwidth: float, latency_s: float) -> Network:
     )
 
 
-class _Lenient(Struct, frozen=True, kw_only=True):
+class _LenientStruct(Struct, frozen=True, kw_only=True):
     """The base class of the parts of the document."""
 
 
-class _Roof(_Lenient, frozen=True, kw_only=True):
+class _CeilingEntry(_LenientStruct, frozen=True, kw_only=True):
     resource: str
     name: str
     mode: str
@@ -89,66 +89,66 @@ class _Roof(_Lenient, frozen=True, kw_only=True):
     capacity_bytes: int | None = None
 
     @property
-    def span(self) -> Span:
+    def span(self) -> Estimate:
         """Return the span from the slowest rank's median to the best repetition."""
-        return Span(min(self.slowest, self.value), self.value, max(self.best, self.value))
+        return Estimate(min(self.slowest, self.value), self.value, max(self.best, self.value))
 
 
-class _Point(_Lenient, frozen=True, kw_only=True):
+class _Point(_LenientStruct, frozen=True, kw_only=True):
     x: Annotated[int, Meta(gt=0)]
     seconds: Positive | None = None
 
 
-class _Curve(_Lenient, frozen=True, kw_only=True):
+class _Curve(_LenientStruct, frozen=True, kw_only=True):
     resource: str
     ranks: Annotated[int, Meta(ge=1)]
     nodes: Annotated[int, Meta(ge=1)]
     points: tuple[_Point, ...]
 
 
-class _Ceilings(_Lenient, frozen=True, kw_only=True):
+class _Ceilings(_LenientStruct, frozen=True, kw_only=True):
     version: Literal[1]
     kind: Literal["ceilings"]
     system: str
     date: str
-    roofs: tuple[_Roof, ...]
+    roofs: tuple[_CeilingEntry, ...]
     curves: tuple[_Curve, ...] = ()
 
-    def of(self, resource: str) -> list[_Roof]:
+    def of(self, resource: str) -> list[_CeilingEntry]:
         """Return the ceilings of one resource, the highest first."""
         return sorted((roof for roof in self.roofs if roof.resource == resource), key=lambda roof: -roof.value)
 
 
-class _Errors(_Lenient, frozen=True, kw_only=True):
+class _Errors(_LenientStruct, frozen=True, kw_only=True):
     largest: NotNegative
 
 
-class _Fit(_Lenient, frozen=True, kw_only=True):
+class _Fit(_LenientStruct, frozen=True, kw_only=True):
     sweep: str
     ranks: Annotated[int, Meta(ge=1)]
     network: dict[str, Any]
     errors: Annotated[tuple[_Errors, ...], Meta(min_length=1)]
 
 
-class _Fits(_Lenient, frozen=True, kw_only=True):
+class _Fits(_LenientStruct, frozen=True, kw_only=True):
     version: Literal[1]
     fits: Annotated[tuple[_Fit, ...], Meta(min_length=1, max_length=1)]
 
 
-def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | None) -> Machine:
+def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimate | None) -> Machine:
     """Read a machine. ``reached``: the part of the compute ceiling that a step reaches; None: not known.
 
     InputError if a file is damaged or lacks the number format.
     """
     file = read_json_document(ceilings, _Ceilings, "ceilings", 1)
-    flops = _compute_rate(file, precision, ceilings)
+    flops = _find_compute_rate(file, precision, ceilings)
     # The last level has no capacity: it is main memory, which large tensors stream from.
     last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
     # The data set of a real run does not fit the page cache.
     cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
     fit = read_json_document(network, _Fits, "output of mlhpc moe fit SWEEP --format json", 1).fits[0]
-    links = _links(fit, network)
-    rings = _ring_factor(file.curves, links)
+    links = _read_links(fit, network)
+    rings = _compute_ring_factor(file.curves, links)
     compared = "rings compared with its all-reduces" if rings else "no all-reduce in it: rings may be further off"
     return Machine(
         flops=flops if reached is None else flops.times(reached),
@@ -163,7 +163,7 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Span | 
     )
 
 
-def _compute_rate(file: _Ceilings, precision: str, path: Path) -> Span:
+def _find_compute_rate(file: _Ceilings, precision: str, path: Path) -> Estimate:
     """Return the rate in a number format. The value is sustained, the upper bound is a burst."""
     roofs = file.of("compute")
     fitting = [roof for roof in roofs if roof.dtype == precision]
@@ -172,10 +172,10 @@ def _compute_rate(file: _Ceilings, precision: str, path: Path) -> Span:
         raise InputError(f"{path}: no compute roof in {precision}, only in {', '.join(measured)}")
     # A step of training lasts longer than a burst: clocks have fallen by then.
     sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
-    return Span(sustained.span.low, sustained.value, fitting[0].span.high)
+    return Estimate(sustained.span.low, sustained.value, fitting[0].span.high)
 
 
-def _ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
+def _compute_ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
     """Return the largest factor between measured all-reduces and a ring's closed form. None if none was measured.
 
     All-reduces on one node say nothing about links between nodes, and the other way round.
@@ -186,13 +186,13 @@ def _ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
         if curve.resource != "all_reduce" or not same_links:
             continue
         for point in curve.points:
-            form = all_reduce(network, curve.ranks, point.x).total_s
+            form = predict_all_reduce(network, curve.ranks, point.x).total_s
             if point.seconds is not None and form > 0:
                 largest = max(largest or 0.0, point.seconds / form, form / point.seconds)
     return largest
 
 
-def _links(fit: _Fit, path: Path) -> Network:
+def _read_links(fit: _Fit, path: Path) -> Network:
     known = {name: value for name, value in fit.network.items() if value is not None}
     try:
         network = Network(**known)

@@ -20,8 +20,15 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.plans.rehearsal import Passes, Update, gather_and_scatter, learn_order, run_passes, run_update
-from suite.performance.plans.remembered import RememberingFakeMode
+from suite.performance.plans.rehearsal import (
+    Passes,
+    Update,
+    gather_and_scatter,
+    run_passes,
+    run_prefetch_warm_up,
+    run_update,
+)
+from suite.performance.plans.remembered import CachingFakeTensorMode
 from suite.training.devices import count_prefetched_batches
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
@@ -31,7 +38,7 @@ from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.spatial import Trace
 from suite.training.parallel.states import ShardedStates, gathered_bytes
-from suite.workload import Spread, Work, Workload, load_workload
+from suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
 Updated = tuple["Update | None", tuple["Exchange", ...]]
@@ -101,7 +108,7 @@ class Cost:
         return {name: float(value) for name, value in found.items()}
 
 
-class Notes:
+class CollectiveRecorder:
     """Counts the collectives that a step would call, by axis, kind, bytes and ranks."""
 
     def __init__(self) -> None:
@@ -112,7 +119,7 @@ class Notes:
         self.found[axis, kind, given, ranks] += 1
 
 
-def _take(notes: Notes, times: int) -> list[Exchange]:
+def _take_exchanges(notes: CollectiveRecorder, times: int) -> list[Exchange]:
     """Return the notes, multiplied by ``times``, by axis, kind and ranks. Resets them."""
     found: dict[tuple[str, str, int], list[int]] = {}
     for (axis, kind, given, ranks), calls in notes.found.items():
@@ -126,11 +133,11 @@ def _take(notes: Notes, times: int) -> list[Exchange]:
     ]
 
 
-class Common:
+class PredictionCache:
     """Shares what predictions of one configuration have in common under any plan and mesh."""
 
     def __init__(self) -> None:
-        self.mode = RememberingFakeMode()
+        self.mode = CachingFakeTensorMode()
         self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None
@@ -160,22 +167,24 @@ class Common:
         return self._work
 
 
-def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
+def predict(
+    descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: PredictionCache | None = None
+) -> Cost:
     """Predict one step of the rank of ``parallel``, in torch's default precision. InputError if the plan does not fit.
 
     ``common``: shared by predictions of the same configuration, also with other plans and meshes.
     """
-    common = common or Common()
+    common = common or PredictionCache()
     # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
     config = structs.replace(config, channels_last=False)
     plan = parallel.plan
     assert plan is not None
     parts, size = config.gradient_accumulation_steps, parallel.mesh.size
     samples = config.global_batch_size // parallel.mesh.data_size // parts
-    note = Notes()
+    note = CollectiveRecorder()
     workload: Workload = load_workload(descriptor)(config)
     # Experts learn their ranks before the model is built.
-    workload.spread = Spread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
+    workload.spread = ExpertSpread(parallel.mesh.expert, size, parallel.mesh.tensor, note)
     work, unsplit, traced = common.work(workload), None, None
     if math.prod(parallel.mesh.spatial) > 1:
         traced = common.trace(descriptor, config, parallel)
@@ -185,31 +194,31 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
         wrapped = ShardedStates(model) if parallel.has_parts else model
-        batch = _batch(parallel, samples)
+        batch = _make_batch(parallel, samples)
         with explained():
-            kept = _kept_gradients(parallel, workload, model, parts)
-            passes = _rehearse(wrapped, workload, batch, config, parallel, note, kept) if batch else None
+            kept = _list_kept_gradients(parallel, workload, model, parts)
+            passes = _run_dry_step(wrapped, workload, batch, config, parallel, note, kept) if batch else None
         if passes is None:  # the loss cannot run without memory: closed forms where there are any
             note.found.clear()
             gather_and_scatter(model)
             passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
-            _note_unseen(parallel, config, model, samples, note)
-        exchanges = [*_take(note, parts), *_of_the_loss(plan, size, parts)]
-        update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take(note, 1))))
+            _record_unrun_exchanges(parallel, config, model, samples, note)
+        exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
+        update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
         exchanges += sent
-    gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
-    exchanges += _of_gradients(parallel, workload, model, update)
+    gradients = _sum_bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
+    exchanges += _list_gradient_exchanges(parallel, workload, model, update)
     updating = gradients + (0 if update is None else update.temporary)
     inputs = ahead = reads = None
     if batch:
-        inputs = _bytes(batch.values())
+        inputs = _sum_bytes(batch.values())
         ahead, reads = inputs * count_prefetched_batches(config.loader_threads), inputs * parts
     return Cost(
         plan=parallel.name,
         mesh=parallel.mesh.text(),
         ranks=size,
         samples=samples,
-        parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
+        parameters=_sum_bytes(model.parameters()) + _sum_bytes(model.buffers()),
         gradients=gradients,
         gathered=passes.gathered,
         optimizer=None if update is None else update.state,
@@ -224,28 +233,28 @@ def predict(descriptor: Descriptor, config: RunConfig, parallel: Parallel, commo
     )
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _sum_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _rehearse(
+def _run_dry_step(
     model: nn.Module,
     workload: Workload,
     batch: dict[str, Tensor],
     config: RunConfig,
     parallel: Parallel,
-    notes: Notes,
+    notes: CollectiveRecorder,
     kept: Sequence[nn.Parameter],
 ) -> Passes | None:
     """Run a step's passes. If pieces are prefetched, a first step learns the order of layers, uncounted."""
     assert parallel.plan is not None
     if parallel.is_sharded and "pieces" in parallel.plan.beside:
-        learn_order(model, workload, batch, config)
+        run_prefetch_warm_up(model, workload, batch, config)
         notes.found.clear()
     return run_passes(model, workload, batch, config, kept_gradients=kept)
 
 
-def _of_gradients(
+def _list_gradient_exchanges(
     parallel: Parallel, workload: Workload, model: nn.Module, update: Update | None
 ) -> Iterator[Exchange]:
     """Yield what is sent for gradients outside the passes: the norm of shares for clipping, and DDP's mean of
@@ -255,24 +264,26 @@ def _of_gradients(
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
     if size > 1 and not parallel.has_parts:
-        given = sum(parameter.nbytes for parameter in _averaged(model, workload) if parameter.requires_grad)
+        given = sum(
+            parameter.nbytes for parameter in _list_unsharded_parameters(model, workload) if parameter.requires_grad
+        )
         yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
 
 
-def _kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
+def _list_kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
     """Return the parameters whose gradients always exist: in a step's earlier parts, or in DDP's buckets."""
     if parts > 1:
         return list(model.parameters())
-    return _averaged(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
+    return _list_unsharded_parameters(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
 
 
-def _averaged(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
+def _list_unsharded_parameters(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
     """Return the parameters that are not split into shares."""
     alone = {id(share) for share in workload.sharded_parameters(model)}
     return [parameter for parameter in model.parameters() if id(parameter) not in alone]
 
 
-def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
+def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:
     """Note what regions exchange in a part of a step that cannot run. InputError if only a run could show it."""
     plan = parallel.plan
     assert plan is not None
@@ -291,13 +302,13 @@ def _note_unseen(parallel: Parallel, config: RunConfig, model: nn.Module, sample
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 
 
-def _of_the_loss(plan: ParallelPlan, ranks: int, parts: int) -> Iterator[Exchange]:
+def _list_loss_exchanges(plan: ParallelPlan, ranks: int, parts: int) -> Iterator[Exchange]:
     """Yield what the workload's loss exchanges itself, as the plan states it."""
     for kind, own in plan.exchanges.items() if ranks > 1 else ():
         yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
 
 
-def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
+def _make_batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
     """Return a batch of this rank without memory; empty if the plan does not describe one."""
     default = torch.get_default_dtype()
     return {
@@ -306,39 +317,41 @@ def _batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
     }
 
 
-def largest(descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: Common | None = None) -> Cost:
+def predict_largest_cost(
+    descriptor: Descriptor, config: RunConfig, parallel: Parallel, common: PredictionCache | None = None
+) -> Cost:
     """Predict the memory of the rank that holds most, with the collectives of the rank that sends most.
 
     Inside a sample a part has two neighbours; the last part may be the largest. Of two parts the first may send more:
     strided layers need other borders of it. Where all parts of every layer are equal, the middle holds as much as any.
     ``common``: see `predict`.
     """
-    common = common or Common()
+    common = common or PredictionCache()
     mesh = parallel.mesh
     places = {tuple(parts // 2 for parts in mesh.spatial)}
     places.add(tuple(0 if parts == 2 else parts // 2 for parts in mesh.spatial))
-    if max(mesh.spatial, default=1) > 2 and not _parts_are_equal(
+    if max(mesh.spatial, default=1) > 2 and not _has_equal_parts(
         common.trace(descriptor, config, parallel), mesh.spatial
     ):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
-    ranks = {_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
+    ranks = {_compute_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
     costs = [
         predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), common) for rank in sorted(ranks)
     ]
     fullest = max(costs, key=lambda cost: cost.memory)
-    return replace(fullest, exchanges=max((cost.exchanges for cost in costs), key=_sent))
+    return replace(fullest, exchanges=max((cost.exchanges for cost in costs), key=_sum_sent_bytes))
 
 
-def _sent(exchanges: Iterable[Exchange]) -> int:
+def _sum_sent_bytes(exchanges: Iterable[Exchange]) -> int:
     return sum(each.bytes for each in exchanges)
 
 
-def _parts_are_equal(found: Trace | None, spatial: tuple[int, ...]) -> bool:
+def _has_equal_parts(found: Trace | None, spatial: tuple[int, ...]) -> bool:
     """Return True if a sample's ranks have equal parts of each tensor, apart from tensors that all have whole."""
     calls = found.calls if found is not None else []
     extents = [each for call in calls for each in (call.before, call.after) if set(each) != {1}]
     return found is not None and all(n % parts == 0 for each in extents for n, parts in zip(each, spatial, strict=True))
 
 
-def _rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:
+def _compute_rank(place: tuple[int, ...], parts: tuple[int, ...]) -> int:
     return sum(at * math.prod(parts[d + 1 :]) for d, at in enumerate(place))

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from suite.config import RunConfig
-from suite.training.counts.flops import formulas
+from suite.training.counts.flops import list_flop_formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import Clipping, give_norms
 from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
@@ -68,8 +68,8 @@ def run_passes(
     for parameter in (each for each in kept_gradients if each.requires_grad):
         parameter.grad = torch.empty_like(parameter)
         standing.append(parameter.grad)
-    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), formulas)
-    hooks = _label_gathered(model, live)
+    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), list_flop_formulas)
+    hooks = _count_gathered(model, live)
     model.train()
     try:
         with live:
@@ -85,14 +85,14 @@ def run_passes(
     return Passes(kept, gathered_bytes(model), live.peak + sum(each.nbytes for each in standing), float(live.flops))
 
 
-def learn_order(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
+def run_prefetch_warm_up(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
     """Run both passes once, as the first step of a run does, so that the next ones gather ahead."""
     run_passes(model, workload, batch, config, kept_gradients=())
     for parameter in model.parameters():
         parameter.grad = None
 
 
-def _label_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
+def _count_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
     """Count separately what is gathered for the whole step, between the wrapper's call and the model's."""
     if not isinstance(model, ShardedStates) or model.by_layer:
         return []
@@ -125,7 +125,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     try:
         with live:
             if optimization.clip_norm is not None:
-                with _without_gradients(workload.sharded_parameters(model)):  # their norm is `predict`'s
+                with _remove_gradients(workload.sharded_parameters(model)):  # their norm is `predict`'s
                     Clipping(model, (), optimization.clip_norm)()
             optimizer.step()
     except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
@@ -140,7 +140,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
 
 
 @contextmanager
-def _without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def _remove_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Remove the parameters' gradients in the body."""
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:

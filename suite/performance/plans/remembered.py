@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
 AS_STRIDED = aten.as_strided.default  # the only one whose arguments say where memory begins
-ON_META = {  # whose results do not depend on the device
+META_OPERATORS = {  # whose results do not depend on the device
     *(aten.clone.default, aten._unsafe_view.default, aten.view.default, aten.detach.default, aten.alias.default),
     *(aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default, aten.unsqueeze.default),
     *(aten.squeeze.dim, aten.slice.Tensor, aten.select.int, aten.split.Tensor, aten.split_with_sizes.default),
@@ -29,12 +29,12 @@ ON_META = {  # whose results do not depend on the device
     aten.tanh_backward.default,
     *(aten.add_.Tensor, aten.mul_.Tensor, aten.copy_.default, aten.zero_.default, aten.fill_.Scalar),
 }
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-MOST = 64  # tensors of a list; of longer ones nothing is remembered
-UNKNOWN: Any = object()  # of a key or a result: torch must work it out each time
+PLAIN_TYPES = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+MAX_LIST_TENSORS = 64  # tensors of a list; of longer ones nothing is remembered
+NOT_CACHEABLE: Any = object()  # of a key or a result: torch must work it out each time
 
 
-class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+class CachingFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A `FakeTensorMode` that caches results by their arguments, and which tensors share memory."""
 
     def __init__(self) -> None:
@@ -53,17 +53,17 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         kwargs = kwargs or {}
         tensors: list[FakeTensor] = []
-        key = _key(func, args, kwargs, tensors)
-        if key is UNKNOWN:
+        key = _make_call_key(func, args, kwargs, tensors)
+        if key is NOT_CACHEABLE:
             return super().__torch_dispatch__(func, types, args, kwargs)
         known = self._known.get(key)
-        if known is None and _runs_on_meta(func, kwargs, tensors):
-            known = self._known[key] = _of_meta(func, args, kwargs, tensors)
+        if known is None and _is_meta_operator(func, kwargs, tensors):
+            known = self._known[key] = _run_on_meta(func, args, kwargs, tensors)
         if known is None:
             found = super().__torch_dispatch__(func, types, args, kwargs)
-            self._known[key] = _noted(found, tensors)
+            self._known[key] = _make_recipe(found, tensors)
             return found
-        if known is UNKNOWN:
+        if known is NOT_CACHEABLE:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return self._made(known, tensors)
 
@@ -89,22 +89,22 @@ class RememberingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return found
 
 
-def _key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
+def _make_call_key(func: Any, args: Any, kwargs: Any, tensors: list[FakeTensor]) -> Any:
     """Return a key of a call, or UNKNOWN. The tensors of the arguments are appended to a list."""
     if type(func) is not OpOverload or torch.Tag.inplace_view in func.tags:  # changes the shape of its argument
-        return UNKNOWN
-    kinds = _kinds((*args, *kwargs.items()), tensors)
-    if kinds is UNKNOWN:
-        return UNKNOWN
+        return NOT_CACHEABLE
+    kinds = _make_values_key((*args, *kwargs.items()), tensors)
+    if kinds is NOT_CACHEABLE:
+        return NOT_CACHEABLE
     return func, kinds, tensors[0].storage_offset() if func is AS_STRIDED else 0
 
 
-def _runs_on_meta(func: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> bool:
+def _is_meta_operator(func: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> bool:
     """Return True if the operator gives the same on meta tensors, which is quicker than on fake ones."""
-    return func in ON_META and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1
+    return func in META_OPERATORS and not kwargs.get("device") and len({each.fake_device for each in tensors}) == 1
 
 
-def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
+def _run_on_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -> Any:
     """Note an operator's result, from torch's kernels for meta tensors, which are quick."""
     plain: dict[int, Tensor] = {}
 
@@ -117,56 +117,64 @@ def _of_meta(func: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]) -
         return type(value)(map(of, value)) if type(value) in (list, tuple) else value
 
     found = func(*map(of, args), **{name: of(value) for name, value in kwargs.items()})
-    return _noted(found, [plain[id(each)] for each in tensors], tensors[0].fake_device)
+    return _make_recipe(found, [plain[id(each)] for each in tensors], tensors[0].fake_device)
 
 
-def _kinds(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
+def _make_values_key(values: Iterable[Any], tensors: list[FakeTensor]) -> Any:
     """Return a key that is equal if an operator gives equal results, or UNKNOWN. Its tensors go to a list."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
             if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:
-                return UNKNOWN
+                return NOT_CACHEABLE
             tensors.append(value)
             found.append((value.shape, value.stride(), value.dtype, value.requires_grad, value.fake_device))
         elif kind is list or kind is tuple:
-            inner = UNKNOWN if len(value) > MOST and isinstance(value[0], Tensor) else _kinds(value, tensors)
-            if inner is UNKNOWN:
-                return UNKNOWN
+            inner = (
+                NOT_CACHEABLE
+                if len(value) > MAX_LIST_TENSORS and isinstance(value[0], Tensor)
+                else _make_values_key(value, tensors)
+            )
+            if inner is NOT_CACHEABLE:
+                return NOT_CACHEABLE
             found.append((kind, inner))
-        elif kind in PLAIN:
+        elif kind in PLAIN_TYPES:
             found.append((kind, value))
         else:
-            return UNKNOWN
+            return NOT_CACHEABLE
     return tuple(found)
 
 
-def _noted(found: Any, tensors: Sequence[Tensor], device: torch.device | None = None) -> Any:
+def _make_recipe(found: Any, tensors: Sequence[Tensor], device: torch.device | None = None) -> Any:
     """Note how to make a result again: a tuple whose first element is its kind. ``device``: for results on meta."""
     if type(found) in (list, tuple):
-        return _noted_sequence(found, tensors, device)
-    if type(found) in PLAIN:
+        return _make_sequence_recipe(found, tensors, device)
+    if type(found) in PLAIN_TYPES:
         return None, found
     same = next((position for position, each in enumerate(tensors) if each is found), None)
     if same is not None:  # an operator in place returns its argument
         return FakeTensor, same
-    return _noted_tensor(found, tensors, device) if _can_be_made(found, on_meta=device is not None) else UNKNOWN
+    return (
+        _make_tensor_recipe(found, tensors, device)
+        if _can_be_made(found, on_meta=device is not None)
+        else NOT_CACHEABLE
+    )
 
 
-def _noted_tensor(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
+def _make_tensor_recipe(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
     """Note a tensor: the argument whose memory it shares, its offset there, shape, strides, type and device."""
     storage = found.untyped_storage()
     shares = [position for position, each in enumerate(tensors) if each.untyped_storage() is storage]
     if len(shares) > 1:  # the arguments share memory: another call's arguments may not
-        return UNKNOWN
+        return NOT_CACHEABLE
     where = found.fake_device if device is None else device
     if shares:
         further = found.storage_offset() - tensors[shares[0]].storage_offset()
         return Tensor, shares[0], found.shape, found.stride(), found.dtype, further, where
     alone = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta").untyped_storage()
     if found.storage_offset() or storage.nbytes() != alone.nbytes():  # a part of memory that nothing here holds
-        return UNKNOWN
+        return NOT_CACHEABLE
     return Tensor, None, found.shape, found.stride(), found.dtype, 0, where
 
 
@@ -179,14 +187,14 @@ def _can_be_made(found: Any, *, on_meta: bool) -> bool:
     return on_meta or (type(found) is FakeTensor and found.constant is None)
 
 
-def _noted_sequence(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
+def _make_sequence_recipe(found: Any, tensors: Sequence[Tensor], device: torch.device | None) -> Any:
     """Note a list or tuple of results. UNKNOWN if two of them share memory that no argument holds."""
-    inner = [_noted(each, tensors, device) for each in found]
-    if UNKNOWN in inner:
-        return UNKNOWN
+    inner = [_make_recipe(each, tensors, device) for each in found]
+    if NOT_CACHEABLE in inner:
+        return NOT_CACHEABLE
     fresh = [
         id(each.untyped_storage())
         for each, noted in zip(found, inner, strict=True)
         if noted[0] is Tensor and noted[1] is None
     ]
-    return UNKNOWN if len(set(fresh)) < len(fresh) else (type(found), *inner)
+    return NOT_CACHEABLE if len(set(fresh)) < len(fresh) else (type(found), *inner)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from suite.performance.cost_model import all_gather, all_reduce
-from suite.performance.plans.machine import Machine, Span
+from suite.performance.cost_model import predict_all_gather, predict_all_reduce
+from suite.performance.plans.machine import Estimate, Machine
 from suite.performance.plans.predict import GRADIENTS, Cost, Exchange
 
-RINGS = ("all_gather", "reduce_scatter", "all_reduce")
+RING_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,20 @@ class StepTime:
 
 def predict_time(machine: Machine, cost: Cost) -> StepTime:
     """Predict the time of one step on a machine."""
-    gradients = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis == GRADIENTS)
-    exchange = sum(_exchange_s(machine, each) for each in cost.exchanges if each.axis != GRADIENTS)
-    rings = sum(_exchange_s(machine, each) for each in cost.exchanges if each.kind in RINGS)
+    gradients = sum(_predict_exchange_s(machine, each) for each in cost.exchanges if each.axis == GRADIENTS)
+    exchange = sum(_predict_exchange_s(machine, each) for each in cost.exchanges if each.axis != GRADIENTS)
+    rings = sum(_predict_exchange_s(machine, each) for each in cost.exchanges if each.kind in RING_COLLECTIVES)
     sent = gradients + exchange
     straight = sent - rings
     # Rings have a factor of their own where the closed form was compared with measured all-reduces.
     factor = machine.network_factor
     ring_factor = factor if machine.ring_factor is None else machine.ring_factor
-    network = Span(straight / factor + rings / ring_factor, sent, straight * factor + rings * ring_factor)
-    compute = _seconds(cost.flops, machine.flops)
-    memory = _seconds(cost.traffic, machine.memory)
-    reading = _seconds(cost.reads, machine.storage)
+    network = Estimate(straight / factor + rings / ring_factor, sent, straight * factor + rings * ring_factor)
+    compute = _compute_seconds(cost.flops, machine.flops)
+    memory = _compute_seconds(cost.traffic, machine.memory)
+    reading = _compute_seconds(cost.reads, machine.storage)
     known = [span for span in (compute, memory, network, reading) if span is not None]
-    why = _why_unbounded(machine, cost, sends=sent > 0)
+    why = _explain_unbounded(machine, cost, sends=sent > 0)
     return StepTime(
         compute_s=cost.flops / machine.flops.value,
         memory_s=None if memory is None else memory.value,
@@ -95,29 +95,29 @@ def predict_time(machine: Machine, cost: Cost) -> StepTime:
     )
 
 
-def _seconds(amount: float | None, rate: Span | None) -> Span | None:
+def _compute_seconds(amount: float | None, rate: Estimate | None) -> Estimate | None:
     """Return the seconds of an amount at a rate; None if either is unknown."""
     if amount is None or rate is None:
         return None
-    return Span(*(amount / each for each in rate.fastest_first()))
+    return Estimate(*(amount / each for each in rate.fastest_first()))
 
 
-def _why_unbounded(machine: Machine, cost: Cost, *, sends: bool) -> str:
+def _explain_unbounded(machine: Machine, cost: Cost, *, sends: bool) -> str:
     """Return why there is no upper bound of the time; empty if there is one."""
     if machine.measured_ranks is not None and sends and cost.ranks > machine.measured_ranks:
         return f"the network was measured on at most {machine.measured_ranks} ranks"
     return "" if machine.is_reached else "what part of the compute roof a step reaches is not stated"
 
 
-def _exchange_s(machine: Machine, each: Exchange) -> float:
+def _predict_exchange_s(machine: Machine, each: Exchange) -> float:
     network, one = machine.network, each.bytes / each.calls
     if each.kind == "all_gather":
-        return each.calls * all_gather(network, each.ranks, one * each.ranks).total_s
+        return each.calls * predict_all_gather(network, each.ranks, one * each.ranks).total_s
     # An all-gather backwards: what each rank keeps is what it gives there.
     if each.kind == "reduce_scatter":
-        return each.calls * all_gather(network, each.ranks, one).total_s
+        return each.calls * predict_all_gather(network, each.ranks, one).total_s
     if each.kind == "all_reduce":
-        return each.calls * all_reduce(network, each.ranks, one).total_s
+        return each.calls * predict_all_reduce(network, each.ranks, one).total_s
     # Ranks of one sample are consecutive, so a group that fits a node is on one.
     inside = each.ranks <= network.ranks_per_node
     latency = network.intra_latency_s if inside else network.inter_latency_s

@@ -9,7 +9,7 @@ from suite.errors import InputError
 from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR
 from suite.training.parallel.plan import ParallelPlan, is_spread
 
-MOST = 64  # ranks of a sample, and ranks that share experts
+MAX_AXIS_RANKS = 64  # ranks of a sample, and ranks that share experts
 Found = TypeVar("Found")
 Axes = Mapping[str, int]  # ranks of each axis but data, and parts of each split dimension; those of 1 left out
 
@@ -18,7 +18,7 @@ class NotLegalError(InputError):
     """A plan does not fit these axes, whatever the other axes are."""
 
 
-def sweep(
+def list_plan_costs(
     plans: Mapping[str, ParallelPlan],
     ranks: int,
     fits: Callable[[str], object],
@@ -39,7 +39,7 @@ def sweep(
         except InputError as error:
             refused.append({"plan": name, "mesh": "any", "reason": str(error)})
             continue
-        for axes in meshes(plan, ranks):
+        for axes in list_meshes(plan, ranks):
             key, text = frozenset(axes.items()), render_mesh(plan, axes, ranks)
             if key in known:
                 continue
@@ -59,17 +59,17 @@ def sweep(
     return found, refused
 
 
-def meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
+def list_meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
     """Yield the axes of every mesh to try: none, each axis alone, parts of several dimensions, tensor with expert.
 
     Meshes with fewer axes come first. ``shard`` is tried alone.
     """
     yield {}
     if SHARD in plan.parameters.values():
-        for n in _divisors(ranks):
+        for n in _list_divisors(ranks):
             yield {SHARD: n}
-    yield from sorted(_shapes(plan.split, ranks, MOST), key=len)
-    sizes = [n for n in _divisors(ranks) if n <= MOST]
+    yield from sorted(_list_shapes(plan.split, ranks, MAX_AXIS_RANKS), key=len)
+    sizes = [n for n in _list_divisors(ranks) if n <= MAX_AXIS_RANKS]
     axial = sizes if plan.axial is not None else []
     expert = sizes if any(map(is_spread, plan.parameters.values())) else []
     tensor = sizes if plan.tensor is not None else []
@@ -92,14 +92,14 @@ def render_mesh(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
     return ",".join([f"data={ranks // parts}", *(f"{name}={n}" for name, n in named.items())])
 
 
-def _divisors(n: int) -> list[int]:
+def _list_divisors(n: int) -> list[int]:
     return [each for each in range(2, n + 1) if n % each == 0]
 
 
-def _shapes(dimensions: Sequence[str], ranks: int, most: int) -> Iterator[Axes]:
+def _list_shapes(dimensions: Sequence[str], ranks: int, most: int) -> Iterator[Axes]:
     """List the splits into at most N parts in one or more dimensions. Splits differ in shape: order counts."""
     for number, name in enumerate(dimensions):
-        for n in (each for each in _divisors(ranks) if each <= most):
+        for n in (each for each in _list_divisors(ranks) if each <= most):
             yield {name: n}
-            for rest in _shapes(dimensions[number + 1 :], ranks // n, most // n):
+            for rest in _list_shapes(dimensions[number + 1 :], ranks // n, most // n):
                 yield {name: n, **rest}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.launcher import Launch
 from suite.machine.node_samples import Better
 from suite.machine.probes.processor import CpuCache
@@ -34,14 +34,14 @@ MESSAGE_BYTES = 1 << 20
 FILE_BYTES = 8 << 20
 LINK_BYTES = 64 << 20
 LARGEST_SET, SMALLEST_SET = 1 << 30, 64 << 20  # bytes of a node's working set that no cache holds
-PAST_CACHE = 4  # times the largest cache
+CACHE_FACTOR = 4  # times the largest cache
 STEP_SAMPLES = 2  # per rank, of a workload's step
 
 Repeat = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Site:
+class BenchContext:
     """Where benchmarks run: the ranks of one node, their device, staging folder, caches and free bytes."""
 
     world: World
@@ -59,40 +59,40 @@ class Bench:
     component: str
     unit: str
     better: Better
-    prepare: Callable[[Site], Repeat | None]
+    prepare: Callable[[BenchContext], Repeat | None]
 
 
-def _timed(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
+def _make_timer(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
     """Return how many calls fill a repetition, and a function that returns their seconds."""
-    compute.seconds(call, 1, device)
-    once = min(compute.seconds(call, floor, device) / floor for _ in range(3))
+    compute.measure_seconds(call, 1, device)
+    once = min(compute.measure_seconds(call, floor, device) / floor for _ in range(3))
     calls = max(floor, count_calls_for(REPETITION_S, once))
-    return calls, lambda: compute.seconds(call, calls, device)
+    return calls, lambda: compute.measure_seconds(call, calls, device)
 
 
-def _gemm(dtype: str, place: Site) -> Repeat:
+def _prepare_gemm(dtype: str, place: BenchContext) -> Repeat:
     order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
-    calls, seconds = _timed(compute.products(place.device, dtype, order)[0].multiply, place.device)
-    return lambda: compute.flops(order) * calls / seconds()
+    calls, seconds = _make_timer(compute.list_products(place.device, dtype, order)[0].multiply, place.device)
+    return lambda: compute.count_gemm_flops(order) * calls / seconds()
 
 
-def _dispatch(place: Site) -> Repeat:
-    product = compute.products(place.device, "float32", compute.LAUNCH_ORDER)[0]
-    calls, seconds = _timed(product.multiply, place.device, floor=100)
+def _prepare_dispatch(place: BenchContext) -> Repeat:
+    product = compute.list_products(place.device, "float32", compute.LAUNCH_ORDER)[0]
+    calls, seconds = _make_timer(product.multiply, place.device, floor=100)
     return lambda: calls / seconds()
 
 
-def _memory(place: Site, *, cached: bool) -> Repeat | None:
+def _prepare_memory(place: BenchContext, *, cached: bool) -> Repeat | None:
     """Run triads on all threads: on a set in a core's private cache, or on one that no cache holds."""
     if place.device.type == "cuda":
-        return None if cached else _gpu_memory(place)
+        return None if cached else _prepare_gpu_memory(place)
     threads = torch.get_num_threads()
     largest = max((cache.size_bytes for cache in place.caches), default=0)
     private = max((cache.size_bytes for cache in place.caches if cache.level == 2), default=256 << 10)
-    whole = min(max(SMALLEST_SET, PAST_CACHE * largest), LARGEST_SET, place.free // 4)
+    whole = min(max(SMALLEST_SET, CACHE_FACTOR * largest), LARGEST_SET, place.free // 4)
     size = private // 2 if cached else whole // (threads * place.world.local_size)
     kernel = memory.CPU_KERNELS[1]  # update: two loads and a store
-    team = memory.Team(threads, size + SKEW)
+    team = memory.ThreadTeam(threads, size + SKEW)
     team.touch(size + SKEW)
 
     def prepared(passes: int) -> tuple[list[Callable[[], object]], float]:
@@ -106,13 +106,13 @@ def _memory(place: Site, *, cached: bool) -> Repeat | None:
     return lambda: moved / team.seconds(calls)
 
 
-def _gpu_memory(place: Site) -> Repeat:
+def _prepare_gpu_memory(place: BenchContext) -> Repeat:
     a, b, c = (torch.ones(LARGEST_SET // 12, device=place.device) for _ in range(3))
-    calls, seconds = _timed(lambda: torch.add(b, c, alpha=0.5, out=a), place.device)
+    calls, seconds = _make_timer(lambda: torch.add(b, c, alpha=0.5, out=a), place.device)
     return lambda: LARGEST_SET * calls / seconds()
 
 
-def _host_link(place: Site) -> Repeat | None:
+def _prepare_host_link(place: BenchContext) -> Repeat | None:
     if place.device.type != "cuda":
         return None
     on_host = torch.ones(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -122,29 +122,29 @@ def _host_link(place: Site) -> Repeat | None:
         on_device.copy_(on_host, non_blocking=True)
         on_host.copy_(on_device, non_blocking=True)
 
-    calls, seconds = _timed(there_and_back, place.device)
+    calls, seconds = _make_timer(there_and_back, place.device)
     return lambda: 2.0 * LINK_BYTES * calls / seconds()
 
 
-def _collective(resource: Resource, place: Site) -> Repeat | None:
+def _prepare_collective(resource: Resource, place: BenchContext) -> Repeat | None:
     world = place.world
     if world.size == 1:
         return None
     message = torch.zeros(MESSAGE_BYTES // 4 // world.size * world.size, device=place.device)
     call = dict(collectives.COLLECTIVES)[resource](message, dist.group.WORLD)
-    calls, seconds = _together(world, call, place.device)
+    calls, seconds = _make_common_timer(world, call, place.device)
     sent = collectives.compute_bus_share(resource, world.size) * message.numel() * 4
     return lambda: sent * calls / seconds()
 
 
-def _overlap(place: Site) -> Repeat | None:
+def _prepare_overlap(place: BenchContext) -> Repeat | None:
     """Return the seconds of a product and an all-reduce that run at the same time."""
     world = place.world
     if world.size == 1:
         return None
     message = torch.zeros(MESSAGE_BYTES // 4, device=place.device)
     order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
-    product = compute.products(place.device, "float32", order)[0]
+    product = compute.list_products(place.device, "float32", order)[0]
 
     def both() -> None:
         work = dist.all_reduce(message, async_op=True)
@@ -152,52 +152,54 @@ def _overlap(place: Site) -> Repeat | None:
         assert work is not None
         work.wait()
 
-    calls, seconds = _together(world, both, place.device)
+    calls, seconds = _make_common_timer(world, both, place.device)
     return lambda: seconds() / calls
 
 
-def _together(world: World, call: Callable[[], object], device: torch.device) -> tuple[int, Callable[[], float]]:
-    """Return the same as `_timed`, for a call that all ranks make. They agree on the number of calls."""
-    compute.seconds(call, 1, device)
-    once = max(world.allgather(compute.seconds(call, 3, device) / 3))
+def _make_common_timer(
+    world: World, call: Callable[[], object], device: torch.device
+) -> tuple[int, Callable[[], float]]:
+    """Return the same as `_make_timer`, for a call that all ranks make. They agree on the number of calls."""
+    compute.measure_seconds(call, 1, device)
+    once = max(world.allgather(compute.measure_seconds(call, 3, device) / 3))
     calls = count_calls_for(REPETITION_S, once)
-    return calls, lambda: compute.seconds(call, calls, device)
+    return calls, lambda: compute.measure_seconds(call, calls, device)
 
 
-def _write(place: Site) -> Repeat:
-    path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
+def _prepare_write(place: BenchContext) -> Repeat:
+    path, block = _make_file_path(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
 
     def repetition() -> float:
         try:
-            return FILE_BYTES / storage.write_file(path, block, FILE_BYTES)
+            return FILE_BYTES / storage.measure_write(path, block, FILE_BYTES)
         finally:
             path.unlink(missing_ok=True)
 
     return repetition
 
 
-def _read(place: Site) -> Repeat:
+def _prepare_read(place: BenchContext) -> Repeat:
     """Read a file that is not in the page cache, if the file system can drop it."""
-    path, block = _file(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
+    path, block = _make_file_path(place), np.random.default_rng(place.world.rank).bytes(storage.BLOCK)
 
     def repetition() -> float:
         try:
-            storage.write_file(path, block, FILE_BYTES)
-            storage.evict(path)
-            return FILE_BYTES / storage.read_file(path)
+            storage.measure_write(path, block, FILE_BYTES)
+            storage.drop_from_page_cache(path)
+            return FILE_BYTES / storage.measure_read(path)
         finally:
             path.unlink(missing_ok=True)
 
     return repetition
 
 
-def _file(place: Site) -> Path:
+def _make_file_path(place: BenchContext) -> Path:
     return place.directory / f".mlhpc-preflight-{os.getpid()}-{place.world.rank}"
 
 
-def _step(name: str, root: Path, place: Site) -> Repeat:
+def _prepare_step(name: str, root: Path, place: BenchContext) -> Repeat:
     """Return the seconds of forward, backward and update of the ``smoke`` model. Each rank works alone."""
-    workload = load_workload(descriptor(name))(load_config(descriptor(name), "smoke", ()))
+    workload = load_workload(load_descriptor(name))(load_config(load_descriptor(name), "smoke", ()))
     torch.manual_seed(0)
     alone = World.create(Launch("none", 0, 1))
     model = workload.build_model(alone).to(place.device)
@@ -214,36 +216,36 @@ def _step(name: str, root: Path, place: Site) -> Repeat:
         workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    calls, seconds = _timed(step, place.device)
+    calls, seconds = _make_timer(step, place.device)
     return lambda: seconds() / calls
 
 
 # All but the steps of workloads, in the order in which they are repeated.
 BENCHES: tuple[Bench, ...] = (
-    Bench("gemm/float32", "compute", "FLOP/s", "more", partial(_gemm, "float32")),
-    Bench("gemm/bfloat16", "compute", "FLOP/s", "more", partial(_gemm, "bfloat16")),
-    Bench("gemm/float64", "compute", "FLOP/s", "more", partial(_gemm, "float64")),
-    Bench("dispatch", "operator launch", "calls/s", "more", _dispatch),
-    Bench("memory/cache", "cache", "B/s", "more", partial(_memory, cached=True)),
-    Bench("memory/main", "memory", "B/s", "more", partial(_memory, cached=False)),
-    Bench("host_link", "host link", "B/s", "more", _host_link),
-    Bench("all_reduce/node", "links in the node", "B/s", "more", partial(_collective, "all_reduce")),
-    Bench("all_to_all/node", "links in the node", "B/s", "more", partial(_collective, "all_to_all")),
-    Bench("overlap", "compute beside links", "s", "less", _overlap),
-    Bench("storage/write", "storage", "B/s", "more", _write),
-    Bench("storage/read", "storage", "B/s", "more", _read),
+    Bench("gemm/float32", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float32")),
+    Bench("gemm/bfloat16", "compute", "FLOP/s", "more", partial(_prepare_gemm, "bfloat16")),
+    Bench("gemm/float64", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float64")),
+    Bench("dispatch", "operator launch", "calls/s", "more", _prepare_dispatch),
+    Bench("memory/cache", "cache", "B/s", "more", partial(_prepare_memory, cached=True)),
+    Bench("memory/main", "memory", "B/s", "more", partial(_prepare_memory, cached=False)),
+    Bench("host_link", "host link", "B/s", "more", _prepare_host_link),
+    Bench("all_reduce/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_reduce")),
+    Bench("all_to_all/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_to_all")),
+    Bench("overlap", "compute beside links", "s", "less", _prepare_overlap),
+    Bench("storage/write", "storage", "B/s", "more", _prepare_write),
+    Bench("storage/read", "storage", "B/s", "more", _prepare_read),
 )
 
 
-def step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
+def make_step_benches(workloads: Mapping[str, Path]) -> list[Bench]:
     """Return a benchmark of a training step for each workload, with its data in the given folder."""
     return [
-        Bench(f"step/{name}", "all of a training step", "s", "less", partial(_step, name, root))
+        Bench(f"step/{name}", "all of a training step", "s", "less", partial(_prepare_step, name, root))
         for name, root in workloads.items()
     ]
 
 
-def facts(place: Site) -> Iterator[tuple[str, str, float, float]]:
+def collect_facts(place: BenchContext) -> Iterator[tuple[str, str, float, float]]:
     """Yield (metric, unit, value, worst value allowed) of untimed facts: free space, descriptors, free memory."""
     import resource
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from suite.files import write_whole
-from suite.machine.node_samples import Sample, render
+from suite.files import write_file_atomically
+from suite.machine.node_samples import Sample, render_samples
 from suite.performance.ceilings.collectives import compute_bus_share
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
@@ -27,7 +27,7 @@ ALL_BYTES = 1 << 20
 MOST_GROUPS = 16  # nodes of which each is left out once: a group takes every node's time
 CLOCK_BOUND_S = 1.0  # apart: logs and file times of such nodes cannot be put in order
 PINGS = 20  # exchanges of which the fastest tells the clock's offset best
-FEWEST = 1  # rounds that count, however short the time
+MIN_ROUNDS = 1  # rounds that count, however short the time
 
 
 def measure(
@@ -47,29 +47,31 @@ def measure(
     budget = TimeLimit(world, seconds)
     world.init_torch(device)
     at("clock offset")
-    offset = _clock_offset(world)
+    offset = _measure_clock_offset(world)
     # Values of a sample are positive: an offset of 0 is written as 1e-6.
     values: dict[str, list[float]] = {"clock_offset": [max(offset, 1e-6)]}
     pair = "link/pair" if world.size > 2 else "link/of_two"
-    without = _groups_without_one(world.size) if 2 < world.size <= MOST_GROUPS else []
+    without = _make_groups_without_one(world.size) if 2 < world.size <= MOST_GROUPS else []
     longest, count = 0.0, 0
-    while count <= (rounds or count) and (count <= FEWEST or budget.allows(2.0 * longest)):
+    while count <= (rounds or count) and (count <= MIN_ROUNDS or budget.allows(2.0 * longest)):
         begin = budget.clock()
         at(pair)
-        found = {pair: statistics.median_high(_pairs(world, device))}
+        found = {pair: statistics.median_high(_measure_pairs(world, device))}
         if without:
             at("link/without")
-            found["link/without"] = _all_but_one(world, device, without)
+            found["link/without"] = _measure_all_but_one(world, device, without)
         if count:  # the first round connects the nodes
             for metric, value in found.items():
                 values.setdefault(metric, []).append(value)
         count += 1
         longest = max(longest, budget.clock() - begin)
         # After every round: what there is stays if the time is over.
-        _write(world, [_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()], output)
+        _write(
+            world, [_build_sample(world, hardware, metric, tuple(those)) for metric, those in values.items()], output
+        )
 
 
-def _groups_without_one(nodes: int) -> list[object]:
+def _make_groups_without_one(nodes: int) -> list[object]:
     """Make a group without each of the nodes. All ranks make all groups, also groups that they are not in."""
     return [dist.new_group([node for node in range(nodes) if node != left]) for left in range(nodes)]
 
@@ -78,10 +80,10 @@ def _write(world: World, samples: list[Sample], output: Path) -> None:
     """Write the samples of all nodes on rank 0."""
     gathered = world.gather(samples, list[Sample])
     if gathered is not None:
-        write_whole(output, render(sample for node in gathered for sample in node))
+        write_file_atomically(output, render_samples(sample for node in gathered for sample in node))
 
 
-def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
+def list_round_robin_rounds(nodes: int) -> Iterator[list[tuple[int, int]]]:
     """Yield rounds of pairs in which everybody meets everybody once (the circle method)."""
     seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     for _ in range(len(seats) - 1):
@@ -92,11 +94,11 @@ def tournament(nodes: int) -> Iterator[list[tuple[int, int]]]:
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def _pairs(world: World, device: torch.device) -> list[float]:
+def _measure_pairs(world: World, device: torch.device) -> list[float]:
     """Return the bytes/s that this node exchanges with each of the others, there and back."""
     message = torch.zeros(PAIR_BYTES, dtype=torch.uint8, device=device)
     found = []
-    for pairs in tournament(world.size):
+    for pairs in list_round_robin_rounds(world.size):
         mine = next((pair for pair in pairs if world.rank in pair), None)
         world.barrier()
         if mine is not None:
@@ -109,7 +111,7 @@ def _pairs(world: World, device: torch.device) -> list[float]:
     return found
 
 
-def _all_but_one(world: World, device: torch.device, groups: list[object]) -> float:
+def _measure_all_but_one(world: World, device: torch.device, groups: list[object]) -> float:
     """Return the bytes/s of the others' all-reduce without this node."""
     message = torch.zeros(ALL_BYTES // 4, device=device)
     took = []
@@ -127,7 +129,7 @@ def _all_but_one(world: World, device: torch.device, groups: list[object]) -> fl
     return compute_bus_share("all_reduce", world.size - 1) * ALL_BYTES / slowest[world.rank]
 
 
-def _clock_offset(world: World) -> float:
+def _measure_clock_offset(world: World) -> float:
     """Return the seconds between this node's clock and the first node's, by the shortest round trip."""
     best, offset = float("inf"), 0.0
     for other in range(1, world.size):
@@ -158,7 +160,7 @@ METRICS: dict[str, tuple[str, str]] = {  # unit, component
 }
 
 
-def _sample(world: World, hardware: str, metric: str, values: tuple[float, ...]) -> Sample:
+def _build_sample(world: World, hardware: str, metric: str, values: tuple[float, ...]) -> Sample:
     unit, component = METRICS[metric]
     return Sample(
         node=world.node_names[world.node],

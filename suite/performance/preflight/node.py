@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from suite.files import one_line, write_whole
-from suite.machine.node_samples import Sample, render
-from suite.machine.probes.allowance import usable
+from suite.files import render_error, write_file_atomically
+from suite.machine.node_samples import Sample, render_samples
+from suite.machine.probes.allowance import find_usable_resources
 from suite.machine.probes.processor import list_data_caches, read_cpu
-from suite.machine.probes.root import machine_root
+from suite.machine.probes.root import find_machine_root
 from suite.performance.ceilings.sizes import find_free_bytes
 from suite.performance.ceilings.time_limit import TimeLimit
-from suite.performance.preflight.benches import BENCHES, Bench, Repeat, Site, facts, step_benches
-from suite.world import World, node_name
+from suite.performance.preflight.benches import BENCHES, Bench, BenchContext, Repeat, collect_facts, make_step_benches
+from suite.world import World, find_node_name
 
-FEWEST = 2  # rounds, however short the time: one to warm up, one that counts
-PREPARING = 0.6  # share of the time within which benchmarks are prepared
+MIN_ROUNDS = 2  # rounds, however short the time: one to warm up, one that counts
+PREPARATION_SHARE = 0.6  # share of the time within which benchmarks are prepared
 
 
 def measure(
@@ -46,25 +46,25 @@ def measure(
     """
     budget = TimeLimit(world, seconds)
     world.init_torch(device)
-    allowance = usable()
-    caches = tuple(list_data_caches(machine_root(os.environ), allowance.cpus))
-    place = Site(world, device, directory, caches, find_free_bytes(world.allgather(allowance.memory_free)))
+    allowance = find_usable_resources()
+    caches = tuple(list_data_caches(find_machine_root(os.environ), allowance.cpus))
+    place = BenchContext(world, device, directory, caches, find_free_bytes(world.allgather(allowance.memory_free)))
     node = _Node(
-        node_name(),
-        f"{hardware_of(device)}, {world.size} ranks of {torch.get_num_threads()} threads",
+        find_node_name(),
+        f"{describe_hardware(device)}, {world.size} ranks of {torch.get_num_threads()} threads",
         output,
         world.is_first,
     )
     node.add_facts(place)
     ready: list[tuple[Bench, Repeat]] = []
     late: list[str] = []
-    for bench in (*BENCHES, *step_benches(workloads)):
+    for bench in (*BENCHES, *make_step_benches(workloads)):
         # At least one benchmark is prepared, however late it is.
-        if not budget.allows((1.0 - PREPARING) * seconds) and ready:
+        if not budget.allows((1.0 - PREPARATION_SHARE) * seconds) and ready:
             late.append(bench.metric)
             continue
         at(bench.metric)
-        repeat, why = _attempt(lambda bench=bench: bench.prepare(place))  # type: ignore[misc]
+        repeat, why = _call_safely(lambda bench=bench: bench.prepare(place))  # type: ignore[misc]
         # What fails on one rank is measured on none: they would wait for each other.
         if node.well(bench, world.allgather(why)) and repeat is not None:
             ready.append((bench, repeat))
@@ -72,7 +72,7 @@ def measure(
         say(f"no time was left to prepare {', '.join(late)}")
     node.write()
     done = 0
-    while ready and done <= (rounds or done) and (done < FEWEST or budget.left()):
+    while ready and done <= (rounds or done) and (done < MIN_ROUNDS or budget.left()):
         _measure_round(world, node, ready, done, budget, at)
         done += 1
         node.write()
@@ -92,11 +92,11 @@ def _measure_round(
     A benchmark that fails is removed. The first round warms up.
     """
     for bench, repeat in list(ready):
-        if done >= FEWEST and not budget.left():
+        if done >= MIN_ROUNDS and not budget.left():
             break
         at(bench.metric)
         world.barrier()
-        results = world.allgather(_attempt(repeat))  # (value, problem) of each rank
+        results = world.allgather(_call_safely(repeat))  # (value, problem) of each rank
         if not node.well(bench, [why for _, why in results]):
             ready.remove((bench, repeat))
         elif done:
@@ -112,9 +112,9 @@ class _Node:
         self._failed: dict[Bench, str] = {}
         self._facts: list[Sample] = []
 
-    def add_facts(self, place: Site) -> None:
+    def add_facts(self, place: BenchContext) -> None:
         """Add untimed facts."""
-        for metric, unit, value, worst in facts(place):
+        for metric, unit, value, worst in collect_facts(place):
             self._facts.append(
                 Sample(
                     node=self._name, hardware=self._hardware, metric=metric, unit=unit, better="more",
@@ -153,20 +153,20 @@ class _Node:
     def write(self) -> None:
         """Write the file anew."""
         if self._writes:
-            write_whole(self._output, render(self.samples()))
+            write_file_atomically(self._output, render_samples(self.samples()))
 
 
-def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+def _call_safely(call: Callable[[], Any]) -> tuple[Any, str]:
     """Return what a call returns, or None and why it failed: anything broken on this node is a result."""
     try:
         return call(), ""
     except Exception as error:
-        return None, f"{type(error).__name__}: {one_line(error)}"
+        return None, f"{type(error).__name__}: {render_error(error)}"
 
 
-def hardware_of(device: torch.device) -> str:
+def describe_hardware(device: torch.device) -> str:
     """Return what nodes must share to be compared: processor, number of CPUs, and accelerators."""
-    cpu = read_cpu(machine_root(os.environ))
+    cpu = read_cpu(find_machine_root(os.environ))
     name = f"{cpu.threads or '?'} CPUs {cpu.model}"
     if device.type == "cuda":
         name += f", {torch.cuda.device_count()} {torch.cuda.get_device_name(device)}"

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 Shape = Sequence[int]
 
 # Operators that are not counted by convention, besides those that torch tags as pointwise or as views
-NOT_COUNTED = frozenset(
+UNCOUNTED_OPERATORS = frozenset(
     """
     sum mean amax amin max min prod var var_mean std linalg_vector_norm any all argmax argmin cumsum cumprod sort
     topk median logsumexp norm count_nonzero dist _softmax _log_softmax _softmax_backward_data
@@ -76,10 +76,10 @@ class Count:
 
 def count(run: Callable[[], object], model: nn.Module | None = None) -> Count:
     """Run once and count, also by module of ``model``. Do not time it: the counter slows execution."""
-    seen = _Seen()
+    seen = _OperatorCounter()
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     by_module: dict[str, int] = {}
-    with _modules_counted(model, counter, by_module), seen, counter:
+    with _count_modules(model, counter, by_module), seen, counter:
         run()
     totals = counter.get_flop_counts().get("Global", {})
     by_operator = {str(packet).removeprefix("aten."): int(flops) for packet, flops in totals.items()}
@@ -89,7 +89,7 @@ def count(run: Callable[[], object], model: nn.Module | None = None) -> Count:
 
 
 @contextmanager
-def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_module: dict[str, int]) -> Iterator[None]:
+def _count_modules(model: nn.Module | None, counter: FlopCounterMode, by_module: dict[str, int]) -> Iterator[None]:
     """Within the body the FLOPs of each module's calls are added to ``by_module``.
 
     torch's own module tracker is not used: it charges backward operators to modules that did not cause them.
@@ -116,7 +116,7 @@ def _modules_counted(model: nn.Module | None, counter: FlopCounterMode, by_modul
             hook.remove()
 
 
-def formulas() -> dict[Any, Callable[..., int]]:
+def list_flop_formulas() -> dict[Any, Callable[..., int]]:
     """Return for each operator the function that computes its FLOPs from its arguments and its result ``out_val``."""
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
@@ -124,7 +124,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
 class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds the FLOPs of every operator in the body to `flops`, by the formulas that ``known`` returns."""
 
-    def __init__(self, known: Callable[[], dict[Any, Callable[..., int]]] = formulas) -> None:
+    def __init__(self, known: Callable[[], dict[Any, Callable[..., int]]] = list_flop_formulas) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._formulas = known()
@@ -144,8 +144,8 @@ class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of each operator that convention does not exclude (`_excluded_by_convention`)."""
+class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the calls of each operator that convention does not exclude (`_is_excluded_by_convention`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,18 +154,18 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not _excluded_by_convention(func):
+        if not _is_excluded_by_convention(func):
             self.calls[func.overloadpacket] += 1
         return func(*args, **kwargs or {})
 
 
-def _excluded_by_convention(func: Any) -> bool:
+def _is_excluded_by_convention(func: Any) -> bool:
     name = func.overloadpacket.__name__
     if func.namespace in {"prim", "prims", "c10d", "_c10d_functional", "profiler"}:
         return True  # bookkeeping and collectives
     if func.namespace != "aten":
         return False  # a custom operator can be anything
-    if name in NOT_COUNTED or name.startswith("_foreach_") or torch.Tag.pointwise in func.tags or func.is_view:
+    if name in UNCOUNTED_OPERATORS or name.startswith("_foreach_") or torch.Tag.pointwise in func.tags or func.is_view:
         return True
     # In-place ("add_") and backward forms are excluded like the operator itself
     return any(_is_pointwise(name.removesuffix(suffix)) for suffix in ("", "_", "_backward") if name.endswith(suffix))
@@ -233,9 +233,9 @@ def count_product_flops(*arguments: Any, **_: object) -> int:
     """Count the product of the last two tensors. Of a sparse one only stored values count; torch counts it as dense."""
     left, right = [argument for argument in arguments if isinstance(argument, torch.Tensor)][-2:]
     if left.layout != torch.strided:
-        return 2 * _stored(left) * right.shape[1]
+        return 2 * _count_stored(left) * right.shape[1]
     if right.layout != torch.strided:
-        return 2 * _stored(right) * left.shape[0]
+        return 2 * _count_stored(right) * left.shape[0]
     return 2 * left.shape[0] * left.shape[1] * right.shape[1]
 
 
@@ -245,7 +245,7 @@ def count_embedding_bag_flops(weight: Shape, indices: Shape, *arguments: Any, **
     return 0 if per_row is None else 2 * prod(indices) * weight[1]
 
 
-def _stored(sparse: torch.Tensor) -> int:
+def _count_stored(sparse: torch.Tensor) -> int:
     return int(sparse._nnz())
 
 

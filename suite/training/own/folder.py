@@ -12,18 +12,18 @@ from typing import Any
 
 from suite.config import RunConfig, load_config, resolve_config
 from suite.data.lock import refuse_held
-from suite.descriptor import Descriptor, describe_card, descriptor
-from suite.documents import YamlSource, plain
+from suite.descriptor import Descriptor, describe_card, load_descriptor
+from suite.documents import YamlSource, convert_to_plain_data
 from suite.errors import InputError
-from suite.files import brief, make_folder, write_whole
-from suite.log.limits import limits
+from suite.files import make_folder, render_repr, write_file_atomically
+from suite.log.limits import read_limits
 from suite.log.record import NOT_HYPERPARAMETERS
-from suite.log.resume import began
-from suite.log.run_folder import RunFolder, may_be_used, trial_of, write_run_info
+from suite.log.resume import has_run_start
+from suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_info
 from suite.world import World
 
-SUFFIXES = (".yaml", ".yml")
-ITS_KEYS = (
+CARD_SUFFIXES = (".yaml", ".yml")
+LOOP_SETTINGS = (
     frozenset(  # of RunConfig: what a run does for a loop or what a loop states of itself; the rest steers the harness
         {
             *(
@@ -40,7 +40,7 @@ ITS_KEYS = (
     )
 )
 ALWAYS_LOGGED = frozenset({"gradient_accumulation_steps", "instrumentation", "submission"})
-LARGEST_PROGRAM = 1 << 20
+MAX_PROGRAM_BYTES = 1 << 20
 
 
 def find_benchmark(benchmark: str | Path) -> Descriptor:
@@ -49,7 +49,7 @@ def find_benchmark(benchmark: str | Path) -> Descriptor:
     InputError if the file is no card, or the name is not known.
     """
     card = Path(benchmark)
-    found = describe_card(card) if card.suffix in SUFFIXES else descriptor(str(benchmark))
+    found = describe_card(card) if card.suffix in CARD_SUFFIXES else load_descriptor(str(benchmark))
     return replace(found, hyperparameters=None)
 
 
@@ -62,27 +62,27 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
         data = {"hyperparameters": {}} | dict(config)
         found = resolve_config(benchmark, YamlSource(Path("the config of mlhpc.Run"), data, {}))
     else:
-        if Path(config).suffix not in SUFFIXES:
+        if Path(config).suffix not in CARD_SUFFIXES:
             raise InputError(f"config {str(config)!r}: expected a mapping or the path of a .yaml file")
         found = load_config(benchmark, str(config))
-    foreign = sorted(found.stated - ITS_KEYS)
+    foreign = sorted(found.stated - LOOP_SETTINGS)
     if foreign:
         raise InputError(
-            f"{foreign[0]} is for the harness's loop; that of an own loop takes {', '.join(sorted(ITS_KEYS))}"
+            f"{foreign[0]} is for the harness's loop; that of an own loop takes {', '.join(sorted(LOOP_SETTINGS))}"
         )
-    taken = sorted(hyperparameters(found).keys() & NOT_HYPERPARAMETERS)
+    taken = sorted(collect_hyperparameters(found).keys() & NOT_HYPERPARAMETERS)
     if taken:
         raise InputError(f"hyperparameters.{taken[0]}: is the name of another event of the log")
     return found.with_stated_precision("an own loop")
 
 
-def hyperparameters(config: RunConfig) -> dict[str, Any]:
+def collect_hyperparameters(config: RunConfig) -> dict[str, Any]:
     """Return the hyperparameters to log: those of the configuration, and the global batch size."""
-    stated: dict[str, Any] = plain(config.hyperparameters)
+    stated: dict[str, Any] = convert_to_plain_data(config.hyperparameters)
     return {"global_batch_size": config.global_batch_size} | stated
 
 
-def logged(config: RunConfig) -> dict[str, Any]:
+def select_logged_config(config: RunConfig) -> dict[str, Any]:
     """Return the configuration to log: what was stated, without defaults that only the harness's loop makes true."""
     stated = config.stated | ALWAYS_LOGGED
     return {key: value for key, value in config.logged().items() if key in stated}
@@ -98,7 +98,7 @@ def make_run_folder(
     chosen, error = trial, None
     if world.is_first:
         try:
-            chosen = _prepare(RunFolder(root), benchmark, config, trial, runs, world.size)
+            chosen = _prepare_folder(RunFolder(root), benchmark, config, trial, runs, world.size)
         except OSError as caught:
             error = InputError(f"{caught.filename or root}: cannot be written: {caught.strerror}")
         except InputError as caught:
@@ -107,12 +107,12 @@ def make_run_folder(
     return RunFolder(root), world.broadcast(chosen)
 
 
-def _prepare(
+def _prepare_folder(
     folder: RunFolder, benchmark: Descriptor, config: RunConfig, trial: int | None, runs: int, ranks: int
 ) -> int:
-    program = own_program()
+    program = find_main_program()
     root = folder.root
-    _clear_unbegun(folder)
+    _clear_without_runs(folder)
     fresh = not folder.info_path.exists()
     if fresh and root.exists() and not may_be_used(root):
         raise InputError(f"{root}: not empty and no run folder (no run.json); choose another output")
@@ -123,7 +123,7 @@ def _prepare(
     if trial is not None:
         refuse_held(folder.lock(trial), f"trial {trial}")
     with suppress(FileExistsError):
-        write_whole(folder.card_path, benchmark.card_path.read_text(encoding="utf-8"), overwrite=False)
+        write_file_atomically(folder.card_path, benchmark.card_path.read_text(encoding="utf-8"), overwrite=False)
     if trial is None:
         taken = {path.name for path in folder.results()}
         trial = next(number for number in range(len(taken) + 1) if folder.result(number).name not in taken)
@@ -132,7 +132,7 @@ def _prepare(
     return trial
 
 
-def _clear_unbegun(folder: RunFolder) -> None:
+def _clear_without_runs(folder: RunFolder) -> None:
     """Empty a folder in which no run ever began, so that another card or program may use it.
 
     Logs are kept as those of failed attempts.
@@ -140,10 +140,10 @@ def _clear_unbegun(folder: RunFolder) -> None:
     logs = [*folder.results(), *folder.resumed(), *folder.failed()]
     if not folder.info_path.exists() or folder.read_info().loop is None:
         return
-    if folder.under_way() or any(began(log) for log in logs):
+    if folder.under_way() or any(has_run_start(log) for log in logs):
         return
     for log in folder.results():
-        folder.move_aside(log, trial_of(log))
+        folder.move_aside(log, parse_trial(log))
     made = (folder.card_path, folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
     for path in (folder.info_path, *made):  # run.json first: what a kill leaves then is a folder that may be used
         path.unlink(missing_ok=True)
@@ -162,26 +162,30 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
     if folder.card_path.exists() and folder.card_path.read_bytes() != benchmark.card_path.read_bytes():
         raise InputError(
             f"{folder.root}: holds runs for the card {folder.card_path}, which differs from {benchmark.card_path}"
-            f"{_difference(folder.card_path, benchmark.card_path, info.size)}; choose another output"
+            f"{_describe_difference(folder.card_path, benchmark.card_path, info.size)}; choose another output"
         )
-    before = plain(load_config(benchmark, str(folder.config_path)))
-    now = plain(config)
+    before = convert_to_plain_data(load_config(benchmark, str(folder.config_path)))
+    now = convert_to_plain_data(config)
     different = sorted(key for key in now if now[key] != before[key])
     if different:
         key = different[0]
         raise InputError(
-            f"{folder.root}: holds runs with {key} = {brief(before[key])}, not {brief(now[key])}; choose another output"
+            f"{folder.root}: holds runs with {key} = {render_repr(before[key])}, not {render_repr(now[key])}; choose another output"
         )
 
 
-def _difference(kept: Path, given: Path, size: str) -> str:
+def _describe_difference(kept: Path, given: Path, size: str) -> str:
     """Name the first value of a size in which two cards differ. Empty if they differ only elsewhere."""
-    one, other = (plain(describe_card(path).card().size(size)) for path in (kept, given))
+    one, other = (convert_to_plain_data(describe_card(path).card().size(size)) for path in (kept, given))
     different = [key for key in other if one[key] != other[key]]
-    return f" ({different[0]} = {brief(one[different[0]])}, not {brief(other[different[0]])})" if different else ""
+    return (
+        f" ({different[0]} = {render_repr(one[different[0]])}, not {render_repr(other[different[0]])})"
+        if different
+        else ""
+    )
 
 
-def own_program() -> Path | None:
+def find_main_program() -> Path | None:
     """Return the file of the main module, whose loop this is. None in a notebook or at a prompt."""
     name = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(name) if name else None
@@ -193,12 +197,12 @@ def _keep_program(folder: RunFolder, program: Path, trial: int) -> None:
 
     A later trial's changed program gets its own folder.
     """
-    if program.stat().st_size > min(LARGEST_PROGRAM, limits().json):
+    if program.stat().st_size > min(MAX_PROGRAM_BYTES, read_limits().json):
         return
     text = program.read_text(encoding="utf-8", errors="replace")
     for target in (folder.code / program.name, folder.code / f"trial_{trial}" / program.name):
         if target.exists() and target.read_text(encoding="utf-8", errors="replace") == text:
             return
         with suppress(FileExistsError):
-            write_whole(target, text, overwrite=False)
+            write_file_atomically(target, text, overwrite=False)
             return

@@ -22,43 +22,49 @@ import torch
 from torch import nn, optim
 
 from suite import FIRST_LINE_S
-from suite.config import missing_submitter
-from suite.data.fingerprint import fingerprint
-from suite.data.lock import locked_together
+from suite.config import explain_missing_submitter
+from suite.data.fingerprint import compute_fingerprint
+from suite.data.lock import create_lock_for_all_ranks
 from suite.data.verification import Verification
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, write_whole
+from suite.files import print_line, write_file_atomically
 from suite.log import mllog
 from suite.log.mllog import EventLog
-from suite.log.run_folder import default_folder
+from suite.log.run_folder import choose_default_folder
 from suite.machine.page_cache import drop_page_caches
-from suite.training.gradients import measured_exchange
-from suite.training.instrument import Ledger
+from suite.training.gradients import register_exchange_timing
+from suite.training.instrument import CollectiveCounter
 from suite.training.own.counting import CardCounter
-from suite.training.own.folder import find_benchmark, hyperparameters, logged, make_run_folder, read_config
+from suite.training.own.folder import (
+    collect_hyperparameters,
+    find_benchmark,
+    make_run_folder,
+    read_config,
+    select_logged_config,
+)
 from suite.training.own.steps import OwnSteps
 from suite.training.plan import TrialPlan
-from suite.training.progress import Progress
-from suite.training.records import OtherWork, Records
+from suite.training.progress import ProgressMarks
+from suite.training.records import OtherWork, TrainingLog
 from suite.training.startup import (
     InterruptedTrialError,
     compute_process_age_s,
-    watch_start,
+    end_hung_start,
 )
 from suite.training.statement import (
+    RunHeader,
     Startup,
-    Statement,
     check_parameters,
     collect_node_facts,
     draw_seed,
+    log_run_header,
     log_run_stop,
     log_startup,
-    log_statement,
     open_log,
 )
 from suite.training.timing import DATA_WAIT, OPTIMIZER
-from suite.training.watchdog import watch
+from suite.training.watchdog import start_watchdog
 from suite.world import World
 
 Batch = TypeVar("Batch")
@@ -99,7 +105,7 @@ class Run:
         self._data, self._seed, self._trial = data, seed, trial
         self._root = Path(output) if output is not None else None
         self._stack = ExitStack()
-        self._progress = Progress()
+        self._progress = ProgressMarks()
         self._clock = _Clock()
         self._staged_s = 0.0
         self._steps: OwnSteps | None = None
@@ -146,24 +152,24 @@ class Run:
     def _open(self) -> None:
         """Connect the ranks, make the folder, look at machine and data, and begin the log with init_start."""
         config = self.config
-        with watch_start(config.watchdog):
+        with end_hung_start(config.watchdog):
             self._world = World.create()
         card = self._benchmark.card().size(config.size)
         now = datetime.now(UTC)
-        root = self._root or self._world.broadcast(default_folder(config.workload, config.size, now), Path)
+        root = self._root or self._world.broadcast(choose_default_folder(config.workload, config.size, now), Path)
         folder, trial = make_run_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
         if "watchdog" in config.stated:
             stacks = folder.stacks(trial, self._world.rank)
-            self._world, dog = watch(self._world, config.watchdog, stacks, self._complain, self._progress)
+            self._world, dog = start_watchdog(self._world, config.watchdog, stacks, self._complain, self._progress)
             if dog is not None:
                 dog.before_end = self._hung
                 self._stack.callback(dog.close)
-        self._stack.enter_context(locked_together(folder.lock(trial), f"trial {trial}", self._world))
+        self._stack.enter_context(create_lock_for_all_ranks(folder.lock(trial), f"trial {trial}", self._world))
         self._stack.enter_context(_sigterm_raises())
         self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
         collect_node_facts(folder, self._world)
-        self._manifest, self._read = _identify(self._data, self._world, self._progress)
+        self._manifest, self._read = _compute_data_sha256(self._data, self._world, self._progress)
         state = drop_page_caches(config.cache_drop_command, self._read.bytes if self._read else 0, self._world)
         path = folder.result(trial) if self._world.is_first else None
         self._log = EventLog(path, wall_ms=self._clock, later=True)
@@ -175,7 +181,7 @@ class Run:
         self._log.event(mllog.CACHE_STATE, state.state, metadata=asdict(state))
         self._log.start(mllog.INIT)
         self._log.event(mllog.CACHE_CLEAR, state.state == "dropped")
-        if note := missing_submitter(config):
+        if note := explain_missing_submitter(config):
             self._say(note)
 
     def init_process_group(self) -> None:
@@ -222,25 +228,25 @@ class Run:
         if self._counts_for_the_card(model, train_samples, eval_samples, total):
             return
         check_parameters(self._plan, total)
-        world, device = self._world, _device_of(model)
-        said = Statement(
-            device=_kind(device, self.config.device),
+        world, device = self._world, _find_device(model)
+        said = RunHeader(
+            device=_find_device_kind(device, self.config.device),
             seed=self.seed,
-            config=logged(self.config),
+            config=select_logged_config(self.config),
             about_config={"loop": "own", "threads_per_rank": torch.get_num_threads()},
-            hyperparameters=hyperparameters(self.config),
+            hyperparameters=collect_hyperparameters(self.config),
             parameters=total,
             work=None,
             data_manifest=self._manifest,
             baselines={},
             attainable={},
         )
-        log_statement(self._log, self._plan, world, said)
+        log_run_header(self._log, self._plan, world, said)
         self._log_data()
         self._log.event(mllog.TRAIN_SAMPLES, train_samples)
         self._log.event(mllog.EVAL_SAMPLES, eval_samples)
         measured = self.config.instrumentation
-        records = Records(self._log, world, device or torch.device("cpu"), self._progress, measured=measured)
+        records = TrainingLog(self._log, world, device or torch.device("cpu"), self._progress, measured=measured)
         self._steps = OwnSteps(self._plan, records, self._log, self._clock, train_samples, self._say)
         _time_phases(model, optimizer, records, self._stack)
         log_startup(self._log, world, _STARTUP, staged_s=self._staged_s)
@@ -361,7 +367,9 @@ class Run:
     ) -> None:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if self._in_run:
-            self._log_end(False, _line(error) if failed and error else "the loop ended before the target was reached")
+            self._log_end(
+                False, _render_error(error) if failed and error else "the loop ended before the target was reached"
+            )
         if failed and error is not None and self._world.size > 1:
             self._abort(error)
         self._stack.close()
@@ -369,7 +377,7 @@ class Run:
     def _keep_code(self) -> None:
         if self._world.is_first:
             with suppress(OSError):  # a full disk: then the log's own word counts
-                write_whole(
+                write_file_atomically(
                     self._plan.folder.exit_code(self.trial), f"{ExitCode.OK if self.reached else ExitCode.FAILED}\n"
                 )
 
@@ -380,7 +388,7 @@ class Run:
         self._log.close()
         if not self._world.is_first:
             time.sleep(2.0)  # if all have the error, rank 0 reports it
-        self._complain(f"{_line(error)} [rank {self.rank}]")
+        self._complain(f"{_render_error(error)} [rank {self.rank}]")
         traceback.print_exception(error)
         self._world.transport.abort(1)
 
@@ -418,22 +426,22 @@ class _Clock:
         return self.last_ms
 
 
-def _identify(data: str | Path, world: World, progress: Progress) -> tuple[str, Verification | None]:
+def _compute_data_sha256(data: str | Path, world: World, progress: ProgressMarks) -> tuple[str, Verification | None]:
     """Return the sha256 of the data, and what was read for it; None if the user stated the sha256."""
     text = str(data)
     if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef"):
         return text, None
     progress.enter("reading data for their checksum")
-    return fingerprint(Path(data), world, progress.tick)
+    return compute_fingerprint(Path(data), world, progress.tick)
 
 
-def _device_of(model: nn.Module | None) -> torch.device | None:
+def _find_device(model: nn.Module | None) -> torch.device | None:
     """Return the device of a model's first parameter. None if there is none."""
     first = next(model.parameters(), None) if model is not None else None
     return first.device if first is not None else None
 
 
-def _kind(device: torch.device | None, stated: str) -> str:
+def _find_device_kind(device: torch.device | None, stated: str) -> str:
     """Return where the loop computes, ``cpu`` or ``cuda``. InputError if nothing says it."""
     if device is not None:
         return device.type
@@ -445,13 +453,13 @@ def _kind(device: torch.device | None, stated: str) -> str:
 
 
 def _time_phases(
-    model: nn.Module | None, optimizer: optim.Optimizer | None, records: Records, stack: ExitStack
+    model: nn.Module | None, optimizer: optim.Optimizer | None, records: TrainingLog, stack: ExitStack
 ) -> None:
     """Mark the phases of a step around the optimizer's own step."""
     if optimizer is None:
         return
-    ledger = records.instruments.ledger if records.instruments else Ledger()
-    computed = measured_exchange(model or nn.Identity(), records.timer, ledger)
+    ledger = records.instruments.ledger if records.instruments else CollectiveCounter()
+    computed = register_exchange_timing(model or nn.Identity(), records.timer, ledger)
     depth = 0  # torch calls the hooks for a class's step and again for that of the class it extends
 
     def begin(*_: object) -> None:
@@ -490,5 +498,5 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _line(error: BaseException) -> str:
+def _render_error(error: BaseException) -> str:
     return (f"{type(error).__name__}: {error}".splitlines() or [""])[0]

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from suite.card import value_text
+from suite.card import render_metric_value
 from suite.errors import InputError
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.plan import TrialPlan
-from suite.training.records import Records
+from suite.training.records import TrainingLog
 from suite.training.timing import OTHER, NoTimer, PhaseTimer
 
 
-class Clock(Protocol):
+class LogClock(Protocol):
     """The clock of the log.
 
     While ``held_ms`` is set, events get that moment, but none earlier than the last event.
@@ -36,9 +36,9 @@ class OwnSteps:
     def __init__(
         self,
         plan: TrialPlan,
-        records: Records,
+        records: TrainingLog,
         log: EventLog,
-        clock: Clock,
+        clock: LogClock,
         train_samples: int,
         say: Callable[[str], None],
     ) -> None:
@@ -101,11 +101,11 @@ class OwnSteps:
         where = {"epoch_num": self._label, "samples_count": self._seen}
         self._log.start(mllog.EVAL, metadata=where)
         self._clock.held_ms, begin_ms = None, self._clock.last_ms
-        self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **_numbers(metrics)})
+        self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **_convert_to_numbers(metrics)})
         seconds = max(0, self._clock.now_ms() - begin_ms) / 1e3
         self._log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self._end_epoch()
-        text = value_text(agreed, target.threshold)
+        text = render_metric_value(agreed, target.threshold)
         shown = f"{text} (target {target.threshold:g}), {self._throughput:,.0f} samples/s"
         self._say(f"epoch {self._label}: {target.metric_name} {shown}")
         if not math.isfinite(agreed):
@@ -186,5 +186,5 @@ class OwnSteps:
             )
 
 
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+def _convert_to_numbers(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}

@@ -19,7 +19,7 @@ from torch import nn
 
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.files import one_line
+from suite.files import render_error
 from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
@@ -31,7 +31,7 @@ from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
 from suite.training.parallel.states import Holders, shard_states
-from suite.workload import Spread, Workload
+from suite.workload import ExpertSpread, Workload
 from suite.world import World
 
 
@@ -99,7 +99,7 @@ def build(
     ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
     """
     torch.manual_seed(seed)
-    workload.spread = Spread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
+    workload.spread = ExpertSpread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
     if parallel.is_sharded and parallel.mesh.tensor == 1 and workload.initialises_by_operators:
         model, recipe = build_deferred(lambda: workload.build_model(world))
     else:
@@ -193,7 +193,7 @@ def explained() -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
-            f"plan: the model cannot take what extents, dims and boundaries describe: {one_line(error)}"
+            f"plan: the model cannot take what extents, dims and boundaries describe: {render_error(error)}"
         ) from None
 
 

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 from suite.errors import InputError
-from suite.files import one_line
-from suite.training.counts.flops import formulas
+from suite.files import render_error
+from suite.training.counts.flops import list_flop_formulas
 from suite.training.parallel.states import OPEN, names_of
 
 LEAST = 1e-9
@@ -97,7 +97,7 @@ class BudgetedForward:
                 first = run(*(each.detach().requires_grad_(each.requires_grad) for each in (*given, *own)))
                 del first
         except Exception as error:  # anything that a model does which a trace cannot follow
-            raise self._refused(one_line(error)) from None
+            raise self._refused(render_error(error)) from None
         if _attributes(self._block) != before:
             raise self._refused("its forward pass sets attributes")
         return run, result
@@ -112,7 +112,7 @@ class BudgetedForward:
 
     def _counted(self, graph: Any, _: object) -> Callable[..., Any]:
         """The backward pass, which says what it computes again each time."""
-        known, flops = formulas(), 0
+        known, flops = list_flop_formulas(), 0
         for node in graph.graph.nodes:
             formula = known.get(getattr(node.target, "overloadpacket", None))
             if formula is not None and node.meta.get("partitioner_tag") != "is_backward":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.data.sampling import eval_batches
+from suite.data.sampling import list_eval_batches
 from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.states import ShardedStates, pieces, sharded_modules
@@ -133,7 +133,7 @@ def eval_turns(samples: int, batch_size: int, shared: Parallel) -> Iterator[Turn
     Where ranks take every forward pass together, all have as many: some do not count.
     """
     mesh, taken = shared.mesh, 0
-    for indices in eval_batches(samples, batch_size, rank=mesh.data_rank, size=mesh.data_size):
+    for indices in list_eval_batches(samples, batch_size, rank=mesh.data_rank, size=mesh.data_size):
         taken += 1
         yield Turn(indices, counts=True)
     most = math.ceil(math.ceil(samples / mesh.data_size) / batch_size)

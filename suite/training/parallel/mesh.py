@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from suite.errors import InputError, unknown
+from suite.errors import InputError, explain_unknown_name
 
 Interval = tuple[int, int]  # first position, one past the last
 DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL = "data", "shard", "expert", "tensor", "spatial", "axial"
@@ -162,7 +162,7 @@ def _sizes(text: str) -> dict[str, tuple[int, ...]]:
     for item in filter(None, text.split(",")):
         name, _, value = item.strip().partition("=")
         if name not in AXES:
-            raise InputError(f"--mesh {text}: {unknown('axis', name, AXES)}")
+            raise InputError(f"--mesh {text}: {explain_unknown_name('axis', name, AXES)}")
         if name in sizes:
             raise InputError(f"--mesh {text}: axis {name!r} is given twice")
         if not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})*", value):

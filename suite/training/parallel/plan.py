@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
-from suite.documents import YamlSource, plain
-from suite.errors import InputError, unknown
+from suite.documents import YamlSource, convert_to_plain_data
+from suite.errors import InputError, explain_unknown_name
 
 VERSION = 1
 SAMPLE = "sample"
@@ -225,7 +225,9 @@ def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
         raise InputError(
             f"{descriptor.name} has no plan; expected --plan FILE.yaml with one of your own (docs/plans.md)"
         )
-    raise InputError(f"{descriptor.name}: {unknown('plan', str(name), names, 'or the path of a .yaml file')}")
+    raise InputError(
+        f"{descriptor.name}: {explain_unknown_name('plan', str(name), names, 'or the path of a .yaml file')}"
+    )
 
 
 def read_plan(path: Path) -> tuple[ParallelPlan, str]:
@@ -352,12 +354,14 @@ def _extent(plan: ParallelPlan, config: RunConfig, name: str) -> tuple[float, bo
                 "width + 1"
             )
         each, more = match["each"] is not None, int(match["more"] or 0)
-        known = plain(config.hyperparameters)
+        known = convert_to_plain_data(config.hyperparameters)
         known |= {key: math.gcd(*n) for key, n in known.items() if _are_integers(n)}
         kinds = (int, float) if each else (int,)
         numbers = {key: n for key, n in known.items() if isinstance(n, kinds) and not isinstance(n, bool)}
         if match["name"] not in numbers:
-            raise InputError(f"plan: extents.{name}: {unknown('hyperparameter', match['name'], list(numbers))}")
+            raise InputError(
+                f"plan: extents.{name}: {explain_unknown_name('hyperparameter', match['name'], list(numbers))}"
+            )
         number = numbers[match["name"]]
     if number + more < (1 if name in plan.split else 0):
         raise InputError(f"plan: extents.{name}: {value} is {number + more}: expected at least 1")

@@ -9,7 +9,7 @@ from typing import Any
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
-from suite.documents import plain
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
 from suite.training.parallel.mesh import (
     AXIAL,
@@ -152,7 +152,9 @@ class Parallel:
         """The plan as the log has it."""
         assert self.plan is not None
         content = {
-            key: value for key, value in plain(self.plan).items() if key not in ("description", "version", "mesh")
+            key: value
+            for key, value in convert_to_plain_data(self.plan).items()
+            if key not in ("description", "version", "mesh")
         }
         sizes = {
             DATA: self.mesh.copies,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.training.parallel.sharing import Parallel
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.workload import Workload, load_workload
 from suite.world import World
 
@@ -23,7 +23,7 @@ VALUES = {  # write values into their first argument, and change nothing else of
     *(aten.mul_.Tensor, aten.add_.Tensor, aten.erfinv_.default, aten.clamp_.default),
 }
 INITIALISERS = {nn.init.constant_, nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}  # as a mode sees them
-ALONE = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), Alone(), Alone())
+ALONE = World("plan", 0, 1, 0, 1, 0, 1, ("plan",), SingleProcessTransport(), SingleProcessTransport())
 
 
 def has_values(tensor: Tensor) -> bool:

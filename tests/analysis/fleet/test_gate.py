@@ -12,7 +12,7 @@ from msgspec import structs
 from analysis.fleet.levels import read_history
 from analysis.fleet.samples import by_metric, read_samples
 from analysis.fleet.slow_nodes import judge, look_again
-from suite.machine.node_samples import END, Sample, render
+from suite.machine.node_samples import END_METRIC, Sample, render_samples
 from tests.fixtures.cli import mlhpc
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
@@ -66,7 +66,7 @@ def test_what_fails_on_one_node_makes_it_bad_and_on_all_nodes_nobody() -> None:
 def test_a_node_that_left_nothing_is_bad_unless_none_left_anything() -> None:
     found = judge(by_metric(measured(nodes=NODES[:5])), nodes=NODES)
     assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
-    ends = [Sample(node=node, metric=END, better="less", values=(9.0,), bound=20.0) for node in NODES[:5]]
+    ends = [Sample(node=node, metric=END_METRIC, better="less", values=(9.0,), bound=20.0) for node in NODES[:5]]
     found = judge(by_metric([*measured(), *ends]), nodes=NODES)  # n6 was only seen by others
     assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
     assert set(judge([], nodes=NODES).words.values()) == {"inconclusive"}
@@ -94,7 +94,7 @@ def test_bad_is_what_is_bad_twice(first: list[str], second: list[str], bad: set[
 def test_the_command_chooses_keeps_and_remembers(tmp_path: Path) -> None:
     for look in ("1", "2"):
         (tmp_path / look).mkdir()
-        (tmp_path / look / "all.jsonl").write_text(render(measured(["n2"], nodes=NODES[:5])))
+        (tmp_path / look / "all.jsonl").write_text(render_samples(measured(["n2"], nodes=NODES[:5])))
     words = ["preflight", "judge", "1", "--again", "2", "--nodes", "n[1-6]", "--choose", "3", "-o", "out"]
     done = mlhpc(*words, "--history", "old", "--remember", "old", cwd=tmp_path)
     assert done.returncode == 2
@@ -116,10 +116,10 @@ def test_the_command_chooses_keeps_and_remembers(tmp_path: Path) -> None:
 def test_two_nodes_are_judged_beside_their_history(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / "old").mkdir(exist_ok=True)
-        (tmp_path / f"old/{number}.jsonl").write_text(render(measured(nodes=NODES[:2], seed=number)))
+        (tmp_path / f"old/{number}.jsonl").write_text(render_samples(measured(nodes=NODES[:2], seed=number)))
     for slow, code in (((), 0), (("n2",), 1)):
         path = tmp_path / "new.jsonl"
-        path.write_text(render(measured(slow, nodes=NODES[:2])))
+        path.write_text(render_samples(measured(slow, nodes=NODES[:2])))
         done = mlhpc("preflight", "judge", path, "--history", tmp_path / "old")
         assert done.returncode == code, done.stdout
 
@@ -134,7 +134,7 @@ def test_two_nodes_are_judged_beside_their_history(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
-    (tmp_path / "n.jsonl").write_text(render(measured()))
+    (tmp_path / "n.jsonl").write_text(render_samples(measured()))
     done = mlhpc("preflight", "judge", "n.jsonl", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert text in done.stderr
@@ -166,9 +166,9 @@ def test_nodes_that_are_equal_are_compared_with_ceilings_and_history(tmp_path: P
         for metric in ("gemm/float32", "dispatch")
         for node in range(16)
     ]  # fmt: skip
-    (tmp_path / "now.jsonl").write_text(render(samples))
+    (tmp_path / "now.jsonl").write_text(render_samples(samples))
     faster = [structs.replace(each, values=tuple(2 * value for value in each.values)) for each in samples]
-    (tmp_path / "before.jsonl").write_text(render(faster))
+    (tmp_path / "before.jsonl").write_text(render_samples(faster))
 
     def judged(*words: str | Path) -> tuple[int, list[str]]:
         done = mlhpc("preflight", "judge", "now.jsonl", *words, cwd=tmp_path)
@@ -195,6 +195,6 @@ def test_nodes_that_are_equal_are_compared_with_ceilings_and_history(tmp_path: P
 
 def test_files_of_a_history_are_measurements_unless_they_hold_other_nodes(tmp_path: Path) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.jsonl").write_text(render(measured(nodes=NODES[:2])))
-    (tmp_path / "3.jsonl").write_text(render(measured(nodes=NODES[2:4])))
+        (tmp_path / f"{number}.jsonl").write_text(render_samples(measured(nodes=NODES[:2])))
+    (tmp_path / "3.jsonl").write_text(render_samples(measured(nodes=NODES[2:4])))
     assert [len(values) for values in read_history([tmp_path])["", "m0"]] == [2, 2, 4]

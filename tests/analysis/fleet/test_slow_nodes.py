@@ -13,8 +13,13 @@ from scipy import stats
 from analysis.fleet.samples import Metric, by_metric, read_samples
 from analysis.fleet.slow_nodes import judge
 from suite.errors import InputError
-from suite.machine.node_samples import Sample, render
-from suite.statistics.outliers import critical, find_outliers, most_outliers, spread_of_one
+from suite.machine.node_samples import Sample, render_samples
+from suite.statistics.outliers import (
+    compute_critical_value,
+    compute_max_outliers,
+    compute_prediction_std,
+    find_outliers,
+)
 from tests.fixtures.cli import mlhpc
 
 
@@ -52,9 +57,11 @@ def test_healthy_values_stand_apart_as_often_as_promised(count: int, rate: float
     fleets = 400_000 // count
     values = np.sort(np.random.default_rng(count).standard_normal((fleets, count)), axis=1)[:, ::-1]
     named = np.zeros(fleets, dtype=int)
-    for i in range(1, most_outliers(count) + 1):
+    for i in range(1, compute_max_outliers(count) + 1):
         rest = values[:, i:]
-        limit = critical(count, i, rate) * spread_of_one(1.0, count - i) * rest.std(axis=1, ddof=1)
+        limit = (
+            compute_critical_value(count, i, rate) * compute_prediction_std(1.0, count - i) * rest.std(axis=1, ddof=1)
+        )
         named[values[:, i - 1] - rest.mean(axis=1) > limit] = i
     low, high = stats.binom.interval(0.999, fleets * count, rate)
     assert 0.9 * low <= named.sum() <= high  # a tenth below: what several bad nodes cost is a bound
@@ -195,7 +202,7 @@ def samples_of(metrics: list[Metric]) -> list[Sample]:
 
 def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
-    path.write_text(render(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2}))))
+    path.write_text(render_samples(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2}))))
     assert by_metric(read_samples(path)) == by_metric(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2})))
     done = mlhpc("preflight", "judge", path)
     assert done.returncode == 1, done.stderr
@@ -203,9 +210,9 @@ def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> N
     data = json.loads(mlhpc("preflight", "judge", path, "--format", "json").stdout)
     assert data["nodes"]["n03"]["word"] == "bad"
     assert data["metrics"][0]["slower_alike_faster"] == [2, 10, 0]
-    path.write_text(render(samples_of(fleet(12, noise=0.004))))
+    path.write_text(render_samples(samples_of(fleet(12, noise=0.004))))
     assert mlhpc("preflight", "judge", path).returncode == 0
-    path.write_text(render(samples_of(fleet(2))))
+    path.write_text(render_samples(samples_of(fleet(2))))
     done = mlhpc("preflight", "judge", path)
     assert done.returncode == 4
     assert "too few to compare" in done.stdout
@@ -252,7 +259,7 @@ def test_units_and_nodes_that_contradict_are_named() -> None:
 )  # fmt: skip
 def test_wrong_bounds_are_named(tmp_path: Path, text: str, found: str) -> None:
     (tmp_path / "bounds.yaml").write_text(text)
-    (tmp_path / "nodes.jsonl").write_text(render(samples_of(fleet(5))))
+    (tmp_path / "nodes.jsonl").write_text(render_samples(samples_of(fleet(5))))
     done = mlhpc("preflight", "judge", "nodes.jsonl", "--bounds", "bounds.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert found in done.stderr

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.network.law import POSITIVE, Form, Law, Points, fit_law
 from analysis.network.sweep import KIB, Measurement, Sweep
-from suite.performance.cost_model import ALGORITHMS, Algorithm, Network, all_to_all
+from suite.performance.cost_model import ALGORITHMS, Algorithm, Network, predict_all_to_all
 
 MACHINE = Network(
     ranks_per_node=4,
@@ -36,7 +36,7 @@ def measured(network: Network, noise: float = 0.0, seed: int = 0, slow: dict[int
         own = replace(network, ranks_per_node=min(ranks, network.ranks_per_node))
         for size in SIZES:
             for name in ALGORITHMS if ranks > own.ranks_per_node else ALGORITHMS[:1]:
-                time = all_to_all(own, ranks, size, name)
+                time = predict_all_to_all(own, ranks, size, name)
                 seconds = time.latency_s + time.streaming_s * (slow or {}).get(ranks, 1.0)
                 seconds *= math.exp(noise * random.standard_normal())
                 rows.append(Measurement(ranks, own.ranks_per_node, name, size, seconds, seconds, seconds, 5))
@@ -67,7 +67,7 @@ def test_the_matrices_are_the_closed_forms(
     values = scales * np.exp([*logs, 0.0])
     law = Law(form, values, np.zeros((9, 9)), 1.0, 1)
     at = Points.of([(ranks, local, size, algorithm)])
-    closed = all_to_all(replace(law.network, ranks_per_node=local), ranks, size, algorithm).total_s
+    closed = predict_all_to_all(replace(law.network, ranks_per_node=local), ranks, size, algorithm).total_s
     assert law.seconds(at)[0] == pytest.approx(closed, rel=1e-9)
     for i in range(len(values)):  # slopes are by logarithms, of optional parameters by their units
         step = 1e-6 * (values[i] if i < len(POSITIVE) else 1e-6 if i == len(POSITIVE) else 1e-10)

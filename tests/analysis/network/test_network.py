@@ -22,7 +22,14 @@ from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from analysis.page.questions import goals
 from benchmarks.tutel_paper import paper_rows
 from suite.errors import InputError
-from suite.performance.cost_model import AZURE_NDV4, LayerShape, Network, all_to_all, layer_s, valid_r
+from suite.performance.cost_model import (
+    AZURE_NDV4,
+    LayerShape,
+    Network,
+    list_valid_r,
+    predict_all_to_all,
+    predict_layer_time_s,
+)
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.simulated_network import simulated_all_to_all, simulated_layer_s
 from workloads.commands.moe import moe
@@ -65,18 +72,18 @@ def test_equal_messages_take_as_long_as_the_closed_form_says(
         rendezvous_s=7e-6,
     )
     done = simulated_all_to_all(network, np.zeros(ranks), np.full((ranks, ranks), size / ranks), algorithm)
-    assert done == pytest.approx(np.full(ranks, all_to_all(network, ranks, size, algorithm).total_s), rel=1e-9)
+    assert done == pytest.approx(np.full(ranks, predict_all_to_all(network, ranks, size, algorithm).total_s), rel=1e-9)
 
 
 @pytest.mark.parametrize(("experts", "ranks"), [(2, 8), (8, 8), (16, 8), (1, 4), (4, 16), (8, 2)])
 @pytest.mark.parametrize("tokens", [16, 100_000])
 def test_a_balanced_layer_takes_as_long_as_the_closed_form_says(experts: int, ranks: int, tokens: int) -> None:
     shape = LayerShape(tokens, 256, 1024, experts, 1)
-    for r in valid_r(experts, ranks):
+    for r in list_valid_r(experts, ranks):
         for degree in (1, 2, 4):
             for algorithm in ("linear", "2dh"):
                 how = {"r": r, "degree": degree, "algorithm": algorithm}
-                closed = layer_s(shape, MACHINE, ranks, 1e13, **how)
+                closed = predict_layer_time_s(shape, MACHINE, ranks, 1e13, **how)
                 assert simulated_layer_s(shape, MACHINE, ranks, 1e13, **how) == pytest.approx(closed, rel=1e-9), how
 
 
@@ -111,7 +118,8 @@ def sweep(
                 "algorithm": algorithm,
                 "bytes": size,
                 "seconds": [
-                    all_to_all(own, ranks, size, algorithm).total_s * float(np.exp(noise * random.standard_normal()))
+                    predict_all_to_all(own, ranks, size, algorithm).total_s
+                    * float(np.exp(noise * random.standard_normal()))
                     for _ in range(3)
                 ],
             }
@@ -121,9 +129,9 @@ def sweep(
         shape = LayerShape(1024, 256, 1024, ranks // 2, 1, element_bytes=4)
         runs = [
             {"r": r, "degree": degree, "algorithm": "linear", "seconds": [2e-4 + seconds] * 3}
-            for r in valid_r(shape.experts, ranks)
+            for r in list_valid_r(shape.experts, ranks)
             for degree in ((1, 2, 4) if r else (1,))
-            for seconds in [layer_s(shape, own, ranks, 1e13, r=r, degree=degree, algorithm="linear")]
+            for seconds in [predict_layer_time_s(shape, own, ranks, 1e13, r=r, degree=degree, algorithm="linear")]
         ]
         moe = {"experts": shape.experts, "top_k": 1, "hidden": 1024, "activation": "relu"}
         layer = {
@@ -176,7 +184,8 @@ def test_the_crossover_of_2dh() -> None:
         wins = [
             size
             for size in np.geomspace(16.0, 2.0**34, 400)
-            if all_to_all(network, ranks, size, "2dh").total_s < all_to_all(network, ranks, size, "linear").total_s
+            if predict_all_to_all(network, ranks, size, "2dh").total_s
+            < predict_all_to_all(network, ranks, size, "linear").total_s
         ]
         return max(wins, default=None)
 
@@ -187,7 +196,8 @@ def test_the_crossover_of_2dh() -> None:
     assert many is not None
     assert few < many
     before, after = (
-        [all_to_all(MACHINE, 64, few * factor, name).total_s for name in ("linear", "2dh")] for factor in (0.9, 1.1)
+        [predict_all_to_all(MACHINE, 64, few * factor, name).total_s for name in ("linear", "2dh")]
+        for factor in (0.9, 1.1)
     )
     assert before[0] > before[1]
     assert after[0] < after[1]

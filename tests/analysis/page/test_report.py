@@ -33,7 +33,7 @@ from analysis.page.vega import script
 from analysis.sources.ceilings import Inputs
 from analysis.study import NotAnswerableError, Study, study
 from suite.card import Card
-from suite.files import duration_text
+from suite.files import render_duration
 from tests.fixtures.charts import drawn, panels
 
 Cards = dict[str, Card]
@@ -273,7 +273,7 @@ def test_numbers_of_page_json_and_csv_agree(rich: Report) -> None:
     scores = [row["score_s"] for row in document]
     assert scores == pytest.approx(results["score_s"].to_list())
     for score in scores:
-        assert f">{duration_text(score)}<" in rich.html
+        assert f">{render_duration(score)}<" in rich.html
 
 
 def test_a_report_without_a_check_does_not_claim_compliance(tmp_path: Path, run_folder: Build, cards: Cards) -> None:

@@ -26,7 +26,7 @@ from analysis.results.index import (
 from analysis.study import Study, study
 from suite.card import Card
 from suite.errors import InputError
-from suite.statistics.comparison import welch_ratio
+from suite.statistics.comparison import compute_welch_ratio
 
 Build = Callable[..., Any]
 Cards = dict[str, Card]
@@ -94,7 +94,7 @@ def test_with_one_workload_the_interval_is_that_of_a_comparison(made: Build, car
     data = study([path.parent], cards)
     index = index_of(data, Weights(1, (COSMOFLOW,)), "OLD")
     times = [data.runs.loc[data.runs["label"] == name, "run_s"].tolist() for name in ("new", "old")]
-    truth, found = welch_ratio(*times), of(index, "new")
+    truth, found = compute_welch_ratio(*times), of(index, "new")
     assert (found.value, found.low, found.high) == pytest.approx((truth.ratio, truth.low, truth.high))
     section = procurement_section(index)
     assert section is not None

@@ -66,9 +66,9 @@ def test_an_unknown_device_has_no_model() -> None:
 def test_the_work_is_the_workloads_own(name: str) -> None:
     pytest.importorskip("torch")
     from suite.config import load_config
-    from suite.descriptor import descriptors
+    from suite.descriptor import load_descriptors
 
-    descriptor = descriptors()[name]
+    descriptor = load_descriptors()[name]
     card = descriptor.card()
     sample = table().work[card.mlperf_name]
     config = load_config(descriptor, "full", [])

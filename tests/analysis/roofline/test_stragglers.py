@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from analysis.figures import stragglers
-from suite.performance.stragglers import Straggling, straggling
+from suite.performance.stragglers import StragglerTest, find_straggler
 
 
-def job(ranks: int, blocks: int, *, jitter: float, slow: float = 0.0, seed: int = 0) -> Straggling | None:
+def job(ranks: int, blocks: int, *, jitter: float, slow: float = 0.0, seed: int = 0) -> StragglerTest | None:
     """Synchronous training in blocks of 50 steps: every step lasts as long as its slowest rank. Rank 1 is ``slow``."""
     rng = np.random.default_rng(seed)
     own_KSR = rng.normal(1.0, jitter, (blocks, 50, ranks))
     own_KSR[:, :, 1 % ranks] *= 1 + slow
     wait_KSR = own_KSR.max(axis=2, keepdims=True) - own_KSR + 0.05
-    return straggling(own_KSR.sum(axis=1), wait_KSR.sum(axis=1), np.full(blocks, 50.0))
+    return find_straggler(own_KSR.sum(axis=1), wait_KSR.sum(axis=1), np.full(blocks, 50.0))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -61,5 +61,5 @@ def test_one_rank_waits_for_nobody() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_figure_says_how_sure_it_is(found: Straggling, words: str) -> None:
+def test_the_figure_says_how_sure_it_is(found: StragglerTest, words: str) -> None:
     assert words in stragglers._sentence(stragglers.Ranks("a run", "cosmoflow", "mini", found))

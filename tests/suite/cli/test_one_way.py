@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from suite.cli.main import group
-from suite.cli.options import Finite, Whole
-from suite.errors import did_you_mean
+from suite.cli.options import FiniteRange, IntegerRange
+from suite.errors import explain_near_names
 from suite.files import QUIET, print_progress
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_runs
@@ -49,14 +49,14 @@ def test_every_number_of_the_command_line_is_finite_and_not_too_long(name: str) 
     for option in ALL[name].params:
         kind = option.type
         if isinstance(kind, click.types.FloatParamType):
-            assert isinstance(kind, Finite), option.name
+            assert isinstance(kind, FiniteRange), option.name
         if isinstance(kind, click.types.IntParamType) and not getattr(option, "count", False):
-            assert isinstance(kind, Whole), option.name
-        if isinstance(kind, Finite):
+            assert isinstance(kind, IntegerRange), option.name
+        if isinstance(kind, FiniteRange):
             for text in ("nan", "inf", "-inf", "1e300", "-1e300", "1e999"):
                 with pytest.raises(click.UsageError):
                     kind.convert(text, option, context)
-        if isinstance(kind, Whole):
+        if isinstance(kind, IntegerRange):
             for text in ("1" + "0" * 30, "1" + "0" * 5000, "1.5", "nan"):
                 with pytest.raises(click.UsageError):
                     kind.convert(text, option, context)
@@ -145,9 +145,9 @@ def test_nothing_is_suggested_where_nothing_is_near(words: str, tmp_path: Path) 
 
 
 def test_a_suggestion_is_one_of_the_known_names() -> None:
-    assert did_you_mean("SMOKE", ["smoke", "mini"]) == "; did you mean 'smoke'?"
-    assert did_you_mean("smoke", []) == ""
-    assert did_you_mean("--rank", ["--ranks", "--runs"]) == "; did you mean '--ranks'?"
+    assert explain_near_names("SMOKE", ["smoke", "mini"]) == "; did you mean 'smoke'?"
+    assert explain_near_names("smoke", []) == ""
+    assert explain_near_names("--rank", ["--ranks", "--runs"]) == "; did you mean '--ranks'?"
 
 
 @pytest.mark.parametrize("words", ["run", "data", "data generate", "check"])

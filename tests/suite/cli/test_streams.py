@@ -108,7 +108,7 @@ def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path
 
 def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
     program = (
-        "from suite.files import print_progress, lost_result; print_progress('half'); raise SystemExit(lost_result())"
+        "from suite.files import print_progress, find_output_error; print_progress('half'); raise SystemExit(find_output_error())"
     )
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=300)

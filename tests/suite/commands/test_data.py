@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from suite.cli.progress import plain_progress
+from suite.cli.progress import make_plain_progress
 from suite.commands import data as module
 from suite.commands.data import data
 from suite.data.manifest import Manifest, read_manifest, write_manifest
-from suite.data.shards import shard_path, write_shard
+from suite.data.shards import build_shard_path, write_shard
 from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.warm import warm_python
@@ -29,7 +29,7 @@ def toy_generate(
 ) -> None:
     """One shard per rank."""
     rng = np.random.default_rng([seed, world.rank])
-    entry = write_shard(shard_path(root, "train", world.rank), {"x": rng.random((3, 4))})
+    entry = write_shard(build_shard_path(root, "train", world.rank), {"x": rng.random((3, 4))})
     if progress is not None:
         progress(1, 1)
     entries = tuple(world.allgather(entry))
@@ -51,7 +51,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         code=lambda: "workloads.cosmoflow.workload:CosmoFlow",
     )
     monkeypatch.setattr(module, "descriptor", lambda name: chosen)
-    monkeypatch.setattr(module, "_show_baselines", lambda *whatever: None)
+    monkeypatch.setattr(module, "_print_baselines", lambda *whatever: None)
     return functions
 
 
@@ -81,7 +81,7 @@ def test_a_data_set_is_generated_where_it_belongs_and_is_fine(
 
 def test_a_complete_data_set_is_kept_and_another_is_refused(generator: SimpleNamespace, tmp_path: Path) -> None:
     invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
-    shard = shard_path(tmp_path, "train", 0)
+    shard = build_shard_path(tmp_path, "train", 0)
     before = shard.stat().st_mtime_ns
     again = invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
     assert (again.exit_code, shard.stat().st_mtime_ns) == (0, before)
@@ -109,7 +109,7 @@ def test_a_data_set_that_does_not_fit_is_refused_before_it_begins(
 
 def test_a_flipped_bit_makes_verify_exit_1_and_name_the_file(generator: SimpleNamespace, tmp_path: Path) -> None:
     invoke("generate", "toy", "--size", "smoke", "-o", tmp_path)
-    shard = shard_path(tmp_path, "train", 0)
+    shard = build_shard_path(tmp_path, "train", 0)
     content = bytearray(shard.read_bytes())
     content[-1] ^= 16
     shard.write_bytes(content)
@@ -153,10 +153,10 @@ def test_baselines_that_may_take_minutes_are_announced(
     size = SimpleNamespace(threshold=1.0, metric_name="error")
     card = SimpleNamespace(sizes={"smoke": size}, size=lambda name: size)
     monkeypatch.setattr("suite.data.baselines.measure_baselines", lambda *whatever: {"mean": 2.0})
-    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(module, "LARGE_BYTES", large)
     said: list[str] = []
     monkeypatch.setattr(module, "print_progress", lambda text, **_: said.append(text))
-    module._show_baselines(SimpleNamespace(card=lambda: card), tmp_path, World.create(None))  # type: ignore[arg-type]
+    module._print_baselines(SimpleNamespace(card=lambda: card), tmp_path, World.create(None))  # type: ignore[arg-type]
     assert len(said) == (large == 0)
 
 
@@ -173,7 +173,7 @@ def test_the_other_ranks_wait_for_the_baselines_even_if_these_fail(
     monkeypatch.setattr(module, "_measure_baselines", measure)
     world = SimpleNamespace(is_first=rank == 0, barrier=lambda: done.append("met"))
     with pytest.raises(InputError) if rank == 0 else nullcontext():
-        module._show_baselines(SimpleNamespace(), tmp_path, world)  # type: ignore[arg-type]
+        module._print_baselines(SimpleNamespace(), tmp_path, world)  # type: ignore[arg-type]
     assert done == (["measured", "met"] if rank == 0 else ["met"])
 
 
@@ -181,7 +181,7 @@ def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(
     generator: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "_show", lambda root, world: None)
+    monkeypatch.setattr(module, "_print_data_set", lambda root, world: None)
     generator.convert = lambda source, root, *, world, size, progress, trust_pickles=False: calls.append(
         {"trust": trust_pickles}
     )
@@ -210,7 +210,7 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    tell = plain_progress("toy", lambda: next(now))
+    tell = make_plain_progress("toy", lambda: next(now))
     for done in (1, 2, 3, 8):
         tell(done, 8)
     assert capsys.readouterr().err == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.exit_codes import code_of
+from suite.exit_codes import choose_exit_code
 from suite.launch.ranks import start_ranks
-from suite.log.run_folder import RunFolder, explain_continue
+from suite.log.run_folder import RunFolder, find_continue_command
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import run_folder
@@ -23,8 +23,8 @@ def test_an_existing_run_folder_with_runs_left_names_the_command_that_continues_
     (half / "result_4.txt").unlink()
     RunFolder(saved).checkpoint(2).parent.mkdir()
     RunFolder(saved).checkpoint(2).touch()
-    assert explain_continue(whole) is None
-    assert explain_continue(tmp_path) is None
+    assert find_continue_command(whole) is None
+    assert find_continue_command(tmp_path) is None
     for folder in (half, saved):
         done = mlhpc(*RUN, "-o", folder)
         assert done.returncode == 2
@@ -181,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_the_same_mistake_for_every_command(tm
     ],
 )
 def test_a_wrong_place_is_a_persons_mistake_and_a_full_disk_is_not(error: Exception, code: int) -> None:
-    assert code_of(error) == code
+    assert choose_exit_code(error) == code
 
 
 def test_ranks_whose_time_is_over_are_not_called_killed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from suite.config import load_config
-from suite.descriptor import descriptor
-from suite.performance.plans.predict import Common, Cost, largest, predict
+from suite.descriptor import load_descriptor
+from suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
 from suite.training.parallel.plan import find_plan
 from suite.training.parallel.sharing import Parallel
 from tests.fixtures.cli import mlhpc
@@ -49,11 +49,11 @@ def test_bytes_and_collectives_of_a_split_sample_are_the_closed_forms() -> None:
 
 def test_memory_is_of_the_fullest_rank_and_collectives_are_of_the_rank_that_sends_most() -> None:
     """DeepCAM's strided layers: the first of two parts sends more, the second holds more."""
-    chosen, common = descriptor("deepcam"), Common()
+    chosen, common = load_descriptor("deepcam"), PredictionCache()
     config = structs.replace(load_config(chosen, "smoke"), plan="spatial", mesh="spatial=2x1")
     ranks = [Parallel.of(config, chosen, rank, 2) for rank in range(2)]
     first, second = (predict(chosen, config, parallel, common) for parallel in ranks)
-    stated = largest(chosen, config, ranks[0], common)
+    stated = predict_largest_cost(chosen, config, ranks[0], common)
     assert second.memory > first.memory
     assert stated.memory == second.memory
     assert _sent(first) > _sent(second)
@@ -65,7 +65,7 @@ def _sent(cost: Cost) -> int:
 
 
 def test_without_a_split_the_flops_are_the_workloads_own() -> None:
-    config = load_config(descriptor("cosmoflow"), "smoke")
+    config = load_config(load_descriptor("cosmoflow"), "smoke")
     stated = work(config.hyperparameters, global_batch_size=16, element_bytes=4)  # type: ignore[arg-type]
     plan = cosmoflow("--mesh", "data=2")
     assert plan["flops"] == 8 * stated.executed_flops
@@ -164,7 +164,7 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_plan_that_does_not_fit_the_model_is_refused_before_anything_runs(mistake: str, tmp_path: Path) -> None:
     before, after, reason = WRONG[mistake]
-    text = find_plan(descriptor("cosmoflow"), "spatial").read_text()
+    text = find_plan(load_descriptor("cosmoflow"), "spatial").read_text()
     assert before in text
     if mistake == "a parameter with two patterns":
         after = before + ": replicate\n" + after
@@ -204,7 +204,7 @@ def test_pieces_of_states_are_the_closed_forms() -> None:
 
 
 def test_what_is_not_known_is_told_beside_a_total_that_lacks_it(tmp_path: Path) -> None:
-    text = find_plan(descriptor("moe_lm"), "sharded").read_text()
+    text = find_plan(load_descriptor("moe_lm"), "sharded").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(re.sub(r"extents:.*\ninputs:\n.*\n", "", text))
     done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "shard=2")
@@ -233,7 +233,7 @@ def test_what_is_not_known_is_told_beside_a_total_that_lacks_it(tmp_path: Path) 
     ],
 )
 def test_an_extent_that_says_nothing_is_refused(extent: str, reason: str, tmp_path: Path) -> None:
-    text = find_plan(descriptor("moe_lm"), "sharded").read_text()
+    text = find_plan(load_descriptor("moe_lm"), "sharded").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("context + 1", extent))
     done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", path, "--mesh", "shard=2")

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from suite.card import ReferencePoints
-from suite.commands.workload.rcp import reference_point
-from suite.compliance.ruleset import ruleset
+from suite.commands.workload.rcp import compute_reference_point
+from suite.compliance.ruleset import read_ruleset
 from suite.documents import convert
 from suite.errors import InputError
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise
+from suite.log.record import RunRecord, summarise_log
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 
 
 def records(folder: Path) -> list[RunRecord]:
-    return [summarise(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
+    return [summarise_log(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
 
 
 def test_record_writes_epochs_and_seeds_beside_the_card(tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ def test_points_of_other_batch_sizes_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_no_point_is_refused(tmp_path: Path) -> None:
-    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    benchmark = read_ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
     with pytest.raises(InputError, match="seed 5 is missing, or another run on the same data has it"):
-        reference_point(records(our_runs(tmp_path / "same", seed=5)), benchmark, "x")
+        compute_reference_point(records(our_runs(tmp_path / "same", seed=5)), benchmark, "x")
     drifted = our_runs(tmp_path / "drifted")
     write(drifted / "result_4.txt", our_run(seed=9, hyperparameters={"dropout": 0.5}))
     with pytest.raises(InputError, match="hyperparameters differ"):
-        reference_point(records(drifted), benchmark, "x")
+        compute_reference_point(records(drifted), benchmark, "x")
     mixed = our_runs(tmp_path / "mixed")
     write(mixed / "result_4.txt", our_run("mini", seed=9, values=(0.25,)))
     assert "logs of different benchmarks or sizes" in mlhpc("workload", "rcp", "record", mixed).stderr

@@ -16,17 +16,17 @@ import pytest
 import yaml
 from msgspec import structs
 
-from suite.data.lock import locked
+from suite.data.lock import create_lock
 from suite.documents import convert
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.package.build import write_package_manifest
 from suite.package.reproduction.document import (
     LevelOutcome,
     Reproduction,
     ResultVerdict,
-    all_reproduced,
+    is_reproduced,
+    make_level_verdict,
     read_reproduction,
-    verdict_of,
 )
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
@@ -201,12 +201,12 @@ def test_a_run_with_other_settings_reproduces_nothing_though_all_agrees(package:
     assert "settings differ that this cannot show: hyperparameters.layers" in level.reason
     assert level.compared["settings"] == ["hyperparameters.layers"]
     low = replace_all_reproduced(found)
-    assert not all_reproduced(low)
+    assert not is_reproduced(low)
 
 
 def replace_all_reproduced(found: Reproduction) -> tuple[ResultVerdict, ...]:
     """The results as if only the levels that no run decides had been asked for, and had been reproduced."""
-    level = verdict_of(0, LevelOutcome.REPRODUCED, "whole")
+    level = make_level_verdict(0, LevelOutcome.REPRODUCED, "whole")
     return tuple(structs.replace(result, levels=(level,)) for result in found.results)
 
 
@@ -223,13 +223,13 @@ def test_other_data_at_the_usual_place_are_said(stage: Path, tmp_path: Path, mon
     from suite.package.reproduction.original import read_originals
 
     attempt = rerun.Rerun(read_originals(stage / "ACME")[0], tmp_path / "out")
-    made = verdict_of(1, LevelOutcome.REPRODUCED, "regenerated")
+    made = make_level_verdict(1, LevelOutcome.REPRODUCED, "regenerated")
     monkeypatch.setenv("MLHPC_DATA", str(tmp_path))
     assert attempt._with_own_copy(made) is made
     (tmp_path / "cosmoflow-smoke").mkdir()
     (tmp_path / "cosmoflow-smoke" / "manifest.json").write_text("{}")
     cause = Difference(kind="data", what="train/shard_00000.h5", was="sha256 a", now="sha256 b")
-    other = verdict_of(1, LevelOutcome.NOT_REPRODUCED, "shard", cause)
+    other = make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, "shard", cause)
     monkeypatch.setattr(rerun, "judge_data", lambda *words: other)
     found = attempt._with_own_copy(made)
     assert found.verdict == LevelOutcome.REPRODUCED
@@ -286,7 +286,7 @@ def test_a_reproduction_that_was_ended_starts_again_and_keeps_what_was_made(stag
         path = out / "result_0" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    with locked(out / "reproduction.lock", "this reproduction"):
+    with create_lock(out / "reproduction.lock", "this reproduction"):
         done = mlhpc("reproduce", stage / "ACME", "--level", 0, "-o", out)
         assert (done.returncode, "this reproduction is in use by process" in done.stderr) == (2, True)
         assert (out / "result_0" / "run_0.log").exists()
@@ -356,7 +356,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
     monkeypatch.setattr(limited_run, "suite_command", lambda *words: fails)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
     assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
     assert all("no memory" in level.reason for level in found.results[0].levels[2:])
@@ -379,7 +379,7 @@ def _hostile(package: Path, ran: Path) -> None:
     os.mkfifo(folder / "environment.json")
     (folder / "sources.json").unlink()
     with (folder / "sources.json").open("wb") as file:
-        file.truncate(limits().json * 1000)
+        file.truncate(read_limits().json * 1000)
     (folder / "changes.diff").symlink_to("/dev/zero")
     (folder / "data.json").symlink_to("/dev/random")
     (package / "results" / "loop").symlink_to(package)
@@ -416,7 +416,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
 
 
 def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_path: Path) -> None:
-    from suite.descriptor import descriptor
+    from suite.descriptor import load_descriptor
     from suite.package.reproduction.config import read_package_config
 
     path = beside(package) / "config.yaml"
@@ -424,7 +424,7 @@ def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_p
     document |= {"cache_drop_command": "touch RAN", "data": "/etc", "loader_threads": 10**6}
     document |= {"staging": {"directory": "/home/you", "overlap": True}}
     path.write_text(json.dumps(document))
-    config, left_out = read_package_config(descriptor("cosmoflow"), path)
+    config, left_out = read_package_config(load_descriptor("cosmoflow"), path)
     assert (config.cache_drop_command, config.data, config.staging.directory, config.loader_threads) == (
         None,
         None,
@@ -465,7 +465,7 @@ def test_times_are_compared_in_pairs_whose_order_changes(
         return replace(record, seed=seed, time_to_train_s=seconds), told
 
     monkeypatch.setattr(rerun.Rerun, "_start", start)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     code = 0 if verdict == "reproduced" else 1
     found = reproduce(
         package, tmp_path / "out", "--run", "--level", 4, "--pairs", 4, "--data", stage / "again", *words, code=code
@@ -484,17 +484,17 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
-    from suite.config import Choosing
+    from suite.config import ChoiceSettings
     from suite.package.reproduction import rerun
-    from suite.package.reproduction.limited_run import Bounds, Done
+    from suite.package.reproduction.limited_run import CommandResult, RunLimits
     from suite.package.reproduction.original import Original
     from suite.package.reproduction.run_facts import RunFacts
 
     written: list[str] = []
 
-    def execute(words: tuple[str, ...], log: Path, bounds: Bounds, ranks: Path) -> Done:
+    def execute(words: tuple[str, ...], log: Path, bounds: RunLimits, ranks: Path) -> CommandResult:
         written.append(Path(words[words.index("--config") + 1]).read_text())
-        return Done(1, "not run")
+        return CommandResult(1, "not run")
 
     def tell(self: Original, record: object) -> RunFacts:
         told = real(self, record)  # type: ignore[arg-type]
@@ -503,11 +503,11 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     real = Original.run_facts
     monkeypatch.setattr(Original, "run_facts", tell)
     monkeypatch.setattr(rerun, "execute", execute)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     for seed in (1, 2, 3):
         words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
         reproduce(stage / "ACME", tmp_path / f"out_{seed}", *words, code=1)
-    found = [convert(yaml.safe_load(text)["choices"], Choosing) for text in written]
+    found = [convert(yaml.safe_load(text)["choices"], ChoiceSettings) for text in written]
     assert not any(each.measure for each in found)
     assert [each.pinned for each in found] == [{"experts": "loop, bmm to 1"}, {"experts": "loop, bmm to 2"}, {}]
 
@@ -543,7 +543,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
         return [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
     monkeypatch.setattr(limited_run, "suite_command", command)
-    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: verdict_of(1, LevelOutcome.REPRODUCED, "given"))
+    monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     words = ("--run", "--level", 4, "--limit-minutes", 0.005, "--data", stage / "again")
     found = reproduce(package, tmp_path / "out", *words, code=1)
     assert verdicts(found)[2:] == verdicts_after

@@ -10,13 +10,13 @@ import google_crc32c
 import pytest
 
 from suite.commands import status
-from suite.commands.status import JobStatus, TrialStatus, folder_status, judge, table
-from suite.data.lock import locked
+from suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
+from suite.data.lock import create_lock
 from suite.launch import jobs
 from suite.launch.cost import Epochs
-from suite.launch.heartbeat import Sign, heartbeat, read_sign
-from suite.launch.time_left import eta
-from suite.log.checkpoint_index import CheckpointIndex, Part, node_path
+from suite.launch.heartbeat import AttemptState, keep_heartbeat, read_attempt_state
+from suite.launch.time_left import estimate_eta_s
+from suite.log.checkpoint_index import CheckpointIndex, Part, build_node_path
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_state_follows_from_log_and_job(
     record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, state: str
 ) -> None:
-    assert judge(record, job, silent_s, resumable=resumable, sign=Sign())[0] == state
+    assert judge_trial(record, job, silent_s, resumable=resumable, sign=AttemptState())[0] == state
 
 
 DONE = RunRecord(run_start_s=0.0, run_stop_s=9.0, status="success")
@@ -90,42 +90,47 @@ INIT = RunRecord()
 @pytest.mark.parametrize(
     ("record", "job", "silent_s", "resumable", "sign", "said"),
     [
-        (None, NO_JOB, 0.0, False, Sign(code=2), ("aborted", "exit code 2 before it began")),  # refused
-        (INIT, NO_JOB, 0.0, False, Sign(code=1), ("aborted", "exit code 1 before it began")),
-        (INIT, RUNNING, 0.0, False, Sign(code=1), ("aborted", "exit code 1 before it began")),  # the job is at the next one
-        (INIT, NO_JOB, 5.0, False, Sign(alive=True), ("running", "starting")),
-        (None, NO_JOB, 0.0, False, Sign(alive=True), ("running", "starting")),
-        (OPEN, NO_JOB, 5.0, False, Sign(alive=True), ("running", "")),
-        (OPEN, NO_JOB, 4000.0, False, Sign(alive=True), ("running", "silent for 66.7 min")),
-        (OPEN, RUNNING, 90.0, False, Sign(), ("running", "silent for 90 s")),
-        (OPEN, NO_JOB, 5.0, False, Sign(alive=False), ("killed", "its launcher has gone; log has no end")),
-        (OPEN, NO_JOB, 5.0, True, Sign(alive=False), ("killed", "its launcher has gone; can be resumed")),
-        (INIT, NO_JOB, 5.0, False, Sign(alive=False), ("killed", "its launcher has gone; it never began")),
-        (OPEN, NO_JOB, 5.0, False, Sign(code=1), ("killed", "exit code 1; log has no end")),
-        (OPEN, RUNNING, 5.0, False, Sign(code=137), ("killed", "exit code 137; log has no end")),
-        (DONE, RUNNING, 5.0, True, Sign(alive=True), ("finished", "")),
-        (DONE, NO_JOB, 5.0, True, Sign(alive=False), ("finished", "")),
-        (MISSED, NO_JOB, 5.0, True, Sign(code=3), ("aborted", "can be resumed")),
-        (MISSED, NO_JOB, 5.0, True, Sign(alive=True), ("running", "")),  # being continued
-        (MISSED, RUNNING, 5.0, False, Sign(), ("aborted", "")),
+        (None, NO_JOB, 0.0, False, AttemptState(code=2), ("aborted", "exit code 2 before it began")),  # refused
+        (INIT, NO_JOB, 0.0, False, AttemptState(code=1), ("aborted", "exit code 1 before it began")),
+        (INIT, RUNNING, 0.0, False, AttemptState(code=1), ("aborted", "exit code 1 before it began")),  # the job is at the next one
+        (INIT, NO_JOB, 5.0, False, AttemptState(alive=True), ("running", "starting")),
+        (None, NO_JOB, 0.0, False, AttemptState(alive=True), ("running", "starting")),
+        (OPEN, NO_JOB, 5.0, False, AttemptState(alive=True), ("running", "")),
+        (OPEN, NO_JOB, 4000.0, False, AttemptState(alive=True), ("running", "silent for 66.7 min")),
+        (OPEN, RUNNING, 90.0, False, AttemptState(), ("running", "silent for 90 s")),
+        (OPEN, NO_JOB, 5.0, False, AttemptState(alive=False), ("killed", "its launcher has gone; log has no end")),
+        (OPEN, NO_JOB, 5.0, True, AttemptState(alive=False), ("killed", "its launcher has gone; can be resumed")),
+        (INIT, NO_JOB, 5.0, False, AttemptState(alive=False), ("killed", "its launcher has gone; it never began")),
+        (OPEN, NO_JOB, 5.0, False, AttemptState(code=1), ("killed", "exit code 1; log has no end")),
+        (OPEN, RUNNING, 5.0, False, AttemptState(code=137), ("killed", "exit code 137; log has no end")),
+        (DONE, RUNNING, 5.0, True, AttemptState(alive=True), ("finished", "")),
+        (DONE, NO_JOB, 5.0, True, AttemptState(alive=False), ("finished", "")),
+        (MISSED, NO_JOB, 5.0, True, AttemptState(code=3), ("aborted", "can be resumed")),
+        (MISSED, NO_JOB, 5.0, True, AttemptState(alive=True), ("running", "")),  # being continued
+        (MISSED, RUNNING, 5.0, False, AttemptState(), ("aborted", "")),
     ],
 )  # fmt: skip
 def test_what_the_launcher_left_says_more_than_the_log(
-    record: RunRecord | None, job: JobStatus, silent_s: float, resumable: bool, sign: Sign, said: tuple[str, str]
+    record: RunRecord | None,
+    job: JobStatus,
+    silent_s: float,
+    resumable: bool,
+    sign: AttemptState,
+    said: tuple[str, str],
 ) -> None:
-    assert judge(record, job, silent_s, resumable=resumable, sign=sign) == said
+    assert judge_trial(record, job, silent_s, resumable=resumable, sign=sign) == said
 
 
 @pytest.mark.parametrize("damage", ["index", "part", "missing"])
 def test_a_damaged_checkpoint_is_not_said_to_go_on(run: RunFolder, damage: str) -> None:
     run.result(0).write_text(log_text(epochs=2, stop="aborted"))
     path = run.checkpoint(0)
-    file = node_path(path, "0123abcd", 0)
+    file = build_node_path(path, "0123abcd", 0)
     path.parent.mkdir()
     file.write_bytes(b"whole")
     part = Part(node=0, offset=0, bytes=5, crc32c=google_crc32c.value(b"whole"))
     path.write_bytes(CheckpointIndex(token="0123abcd", shared=part, own=(part,)).text())
-    row = folder_status(run, now_s=300)[0]
+    row = read_folder_status(run, now_s=300)[0]
     assert (row.state, row.note) == ("aborted", "can be resumed")
     named = path if damage == "index" else file
     if damage == "missing":
@@ -133,7 +138,7 @@ def test_a_damaged_checkpoint_is_not_said_to_go_on(run: RunFolder, damage: str) 
     else:
         named.write_bytes(bytes([named.read_bytes()[0] ^ 1]) + named.read_bytes()[1:])
     os.utime(path, ns=(1, 1))
-    row = folder_status(run, now_s=300)[0]
+    row = read_folder_status(run, now_s=300)[0]
     assert row.state == "aborted"
     assert row.note.startswith(f"cannot be resumed: {named}: ")
     assert row.note.endswith("; --resume --replace-failed runs it again")
@@ -142,44 +147,44 @@ def test_a_damaged_checkpoint_is_not_said_to_go_on(run: RunFolder, damage: str) 
 def test_a_refused_continuation_does_not_make_a_finished_trial_run(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=1, stop="success"))
     (run.root / "resumed_0_1.txt").write_text(line("init_start", None, 0))
-    assert folder_status(run, now_s=run.result(0).stat().st_mtime)[0].state == "finished"
+    assert read_folder_status(run, now_s=run.result(0).stat().st_mtime)[0].state == "finished"
 
 
 def test_the_launcher_of_a_local_run_is_seen_to_live_and_to_have_gone(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=1))
     now_s = run.result(0).stat().st_mtime
-    with heartbeat(run.running(0), "trial 0"):
-        assert [row.state for row in folder_status(run, now_s=now_s + 4000)] == ["running", "queued"]
+    with keep_heartbeat(run.running(0), "trial 0"):
+        assert [row.state for row in read_folder_status(run, now_s=now_s + 4000)] == ["running", "queued"]
         sign = json.loads(run.running(0).read_text())
     assert not run.running(0).exists()
-    assert [row.state for row in folder_status(run, now_s=now_s)] == [
+    assert [row.state for row in read_folder_status(run, now_s=now_s)] == [
         "running",
         "queued",
     ]  # it left nothing: by the log
     run.running(0).write_text(json.dumps(sign | {"started": sign["started"] - 1}))  # another process has its number now
-    rows = folder_status(run, now_s=now_s)
+    rows = read_folder_status(run, now_s=now_s)
     assert [(row.state, row.note) for row in rows] == [
         ("killed", "its launcher has gone; log has no end"),
         ("incomplete", "not started"),
     ]
     run.running(0).write_text(json.dumps(sign | {"host": "another"}))  # whose processes cannot be looked at
     touched_s = run.running(0).stat().st_mtime
-    assert folder_status(run, now_s=touched_s + 30)[0].state == "running"
-    assert folder_status(run, now_s=touched_s + 90)[0].state == "killed"
+    assert read_folder_status(run, now_s=touched_s + 30)[0].state == "running"
+    assert read_folder_status(run, now_s=touched_s + 90)[0].state == "killed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"host": "h", "pid": "x", "started": 1}', "\x00"])
 def test_a_damaged_sign_counts_as_none(run: RunFolder, text: str) -> None:
     run.running(0).parent.mkdir()
     run.running(0).write_text(text)
-    assert read_sign(run, 0) == Sign()
+    assert read_attempt_state(run, 0) == AttemptState()
 
 
 def test_follow_shows_each_change_once_and_ends_with_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
     states = iter(["queued", "running", "running", "finished"])
     times = iter([None, 9.0, 4.0, None])
     pauses: list[float] = []
-    status.follow_runs(lambda: [TrialStatus("r", 0, next(states), eta_s=next(times))], pauses.append)
+    status.print_until_ended(lambda: [TrialStatus("r", 0, next(states), eta_s=next(times))], pauses.append)
     tables = capsys.readouterr().out.split("\n\n")
     assert [text.splitlines()[1].split()[2] for text in tables] == ["queued", "running", "finished"]
     assert len(pauses) == 3
@@ -188,16 +193,16 @@ def test_follow_shows_each_change_once_and_ends_with_the_runs(capsys: pytest.Cap
 def test_time_left_is_the_epochs_that_remain_at_the_pace_so_far() -> None:
     epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 22, 11, True), Epoch(3, 22, 25, 3, False))
     record = RunRecord(run_start_s=1000.0, epochs=epochs)
-    assert eta(record, Epochs(6, "x"), now_s=1025.0) == pytest.approx((6 - 2) * 11 - 3)
-    assert eta(record, Epochs(2, "x"), now_s=1025.0) == 0.0
-    assert eta(RunRecord(run_start_s=1000.0), Epochs(6, "x"), now_s=1025.0) is None
+    assert estimate_eta_s(record, Epochs(6, "x"), now_s=1025.0) == pytest.approx((6 - 2) * 11 - 3)
+    assert estimate_eta_s(record, Epochs(2, "x"), now_s=1025.0) == 0.0
+    assert estimate_eta_s(RunRecord(run_start_s=1000.0), Epochs(6, "x"), now_s=1025.0) is None
 
 
 def test_rows_say_epoch_last_value_target_and_time_left(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=3, stop="success"))
     run.result(1).write_text(log_text(epochs=2))
     now_s = run.result(1).stat().st_mtime
-    first, second = folder_status(run, now_s=now_s)
+    first, second = read_folder_status(run, now_s=now_s)
     assert (first.state, first.epoch, first.value) == ("finished", 3, pytest.approx(0.7))
     assert (second.state, second.epoch, second.value) == ("running", 2, pytest.approx(0.8))
     assert second.target == first.target is not None
@@ -209,7 +214,7 @@ def test_a_log_cut_at_any_byte_is_a_state_and_never_an_error(run: RunFolder) -> 
     text = log_text(epochs=2, stop="aborted").encode()
     for end in range(0, len(text), 7):
         run.result(0).write_bytes(text[:end])
-        assert folder_status(run, now_s=0.0)[0].state in {"running", "aborted"}
+        assert read_folder_status(run, now_s=0.0)[0].state in {"running", "aborted"}
 
 
 def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
@@ -217,21 +222,21 @@ def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
     for number in (2, 10):
         path = run.root / f"resumed_0_{number}.txt"
         path.write_text(line("run_resumed", None, 1) + log_text(epochs=number, stop="success"))
-    row = folder_status(run, now_s=0.0)[0]
+    row = read_folder_status(run, now_s=0.0)[0]
     assert (row.state, row.epoch, row.note) == ("finished", 10, "resumed, not scored")
 
 
 def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
-    monkeypatch.setattr(jobs, "job_states", lambda ids: {"7": "RUNNING"})
-    assert status.job_status(run.root) == JobStatus(("7",), "RUNNING", ended=False)
-    monkeypatch.setattr(jobs, "job_states", lambda ids: {})
-    assert status.job_status(run.root) == JobStatus(("7",), "gone", ended=True)
+    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids: {"7": "RUNNING"})
+    assert status.read_job_status(run.root) == JobStatus(("7",), "RUNNING", ended=False)
+    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids: {})
+    assert status.read_job_status(run.root) == JobStatus(("7",), "gone", ended=True)
     (run.root / "exit").mkdir()
     (run.root / "exit" / "7").write_text("3\n")
-    assert status.job_status(run.root) == JobStatus(("7",), "exit 3", ended=True)
+    assert status.read_job_status(run.root) == JobStatus(("7",), "exit 3", ended=True)
     (run.root / "exit" / "8_1.running").touch()  # submitted again by a person, as an array, and not ended
-    assert status.job_status(run.root) == JobStatus(("7", "8"), "gone", ended=True)
+    assert status.read_job_status(run.root) == JobStatus(("7", "8"), "gone", ended=True)
 
 
 @pytest.fixture(params=["no squeue", "failing squeue", "slow squeue"])
@@ -258,18 +263,18 @@ def test_a_trial_is_not_killed_where_slurm_does_not_answer(run: RunFolder) -> No
     (run.root / "exit" / "9").write_text("0\n")
     (run.root / "exit" / "7.running").touch()
     now_s = run.result(0).stat().st_mtime
-    assert status.job_status(run.root) == JobStatus(("7", "9"), "not known")
+    assert status.read_job_status(run.root) == JobStatus(("7", "9"), "not known")
     for later_s, state in ((1.0, "running"), (4000.0, "incomplete")):
-        first, second = folder_status(run, now_s=now_s + later_s)
+        first, second = read_folder_status(run, now_s=now_s + later_s)
         assert (first.state, first.job_state, second.state) == (state, "not known", "queued")
         assert "Slurm does not answer here" in first.note
         assert "Slurm does not answer here" in second.note
-    with locked(run.lock(0), "trial 0"):
-        assert (folder_status(run, now_s=now_s + 4000)[0].state) == "running"
+    with create_lock(run.lock(0), "trial 0"):
+        assert (read_folder_status(run, now_s=now_s + 4000)[0].state) == "running"
     (run.root / "exit" / "7.running").rename(run.root / "exit" / "7")
     (run.root / "exit" / "7").write_text("3\n")
-    assert status.job_status(run.root).ended  # both scripts left an exit code
-    assert folder_status(run, now_s=now_s)[0].state == "killed"
+    assert status.read_job_status(run.root).ended  # both scripts left an exit code
+    assert read_folder_status(run, now_s=now_s)[0].state == "killed"
 
 
 def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,9 +285,9 @@ def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, mo
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    assert jobs.job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert jobs.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
     (tmp_path / "scontrol").unlink()
-    assert jobs.job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert jobs.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
 
 
 def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its_job(
@@ -293,21 +298,21 @@ def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its
     run.exit_code(0).write_text("1\n")  # of an earlier attempt
     now_s = run.result(0).stat().st_mtime + 4000
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with locked(run.lock(0), "trial 0"):
-        assert folder_status(run, now_s=now_s)[0].state == "running"
+    with create_lock(run.lock(0), "trial 0"):
+        assert read_folder_status(run, now_s=now_s)[0].state == "running"
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
         for states, state in (({"7": "RUNNING"}, "running"), ({"7": "not known"}, "running"), ({}, "killed")):
-            monkeypatch.setattr(jobs, "job_states", lambda ids, states=states: states)
-            assert folder_status(run, now_s=now_s)[0].state == state
+            monkeypatch.setattr(jobs, "fetch_job_states", lambda ids, states=states: states)
+            assert read_folder_status(run, now_s=now_s)[0].state == state
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["8"], "submitted": "x"}')
-        assert folder_status(run, now_s=now_s)[0].state == "running"  # a person continues it outside of the job
-    assert folder_status(run, now_s=now_s)[0].state == "killed"
+        assert read_folder_status(run, now_s=now_s)[0].state == "running"  # a person continues it outside of the job
+    assert read_folder_status(run, now_s=now_s)[0].state == "killed"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job_ids": 3}', '{"job_ids": ["x; y"]}'])
 def test_a_damaged_job_file_counts_as_none(run: RunFolder, text: str) -> None:
     (run.root / "job.json").write_text(text)
-    assert status.job_status(run.root) == NO_JOB
+    assert status.read_job_status(run.root) == NO_JOB
 
 
 def test_the_table_is_aligned() -> None:
@@ -315,7 +320,7 @@ def test_the_table_is_aligned() -> None:
         TrialStatus("runs/a", 0, "running", 3, 0.51, 0.26, 90.0, "max_epochs", "7", "RUNNING"),
         TrialStatus("b", 1, "queued"),
     ]
-    lines = [" ".join(cells).rstrip() for cells in table(rows)]
+    lines = [" ".join(cells).rstrip() for cells in render_table(rows)]
     assert lines == [
         "run    trial state   epoch last eval target time left         job       note",
         "runs/a 0     running 3     0.51      0.26   90 s (max_epochs) 7 RUNNING",
@@ -455,7 +460,7 @@ def test_a_log_that_cannot_be_read_hides_no_other_trial(
     else:
         run.result(0).write_text(log_text(epochs=400))
         monkeypatch.setenv("MLHPC_LIMITS", "file=16KiB")
-    first, second = folder_status(run, now_s=0.0)
+    first, second = read_folder_status(run, now_s=0.0)
     assert (first.trial, first.state, str(run.result(0)) in first.note) == (0, "unreadable", True)
     assert second.state == "finished"
     done = show("--goodput", run.root)

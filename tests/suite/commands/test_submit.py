@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from suite.card import ReferencePoint, ReferencePoints
 from suite.commands.submit import parse_nodes, submit
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.errors import InputError
 from suite.launch import cost, jobs
 from suite.log.record import RunRecord
@@ -20,7 +20,7 @@ from suite.log.timeline import Epoch
 from tests.fixtures import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-CARD = descriptor("cosmoflow").card().size("mini")
+CARD = load_descriptor("cosmoflow").card().size("mini")
 
 
 def mlhpc(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +104,7 @@ def test_a_dry_run_prints_what_would_be_submitted_and_its_cost_and_leaves_nothin
 
 
 def test_the_script_of_a_dry_run_needs_no_folder_made_for_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text((descriptors()["cosmoflow"].folder / "config" / "mini.yaml").read_text())
+    (tmp_path / "mine.yaml").write_text((load_descriptors()["cosmoflow"].folder / "config" / "mini.yaml").read_text())
     dry = mlhpc(tmp_path, "--system", "slurm-two-node", "--config", "mine.yaml", "--nodes", "2", "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert f'"${{MLHPC_CONFIG:={tmp_path}/mine.yaml}}"' in dry.stdout
@@ -120,7 +120,7 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
     rows = {
         name: (nodes, runs) for name, nodes, runs in re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     }
-    required = {name: chosen.card().size("full").required_runs for name, chosen in descriptors().items()}
+    required = {name: chosen.card().size("full").required_runs for name, chosen in load_descriptors().items()}
     assert {name: int(runs) for name, (_, runs) in rows.items()} == required
     for name, (nodes, runs) in rows.items():
         words = [name, "--system", str(ROOT / "submissions" / "systems" / "gpu-pyxis.yaml"), "--size", "full"]
@@ -240,25 +240,25 @@ def points(*batches: tuple[int, tuple[float, ...]]) -> ReferencePoints:
 
 def test_expected_epochs_come_from_the_nearest_reference_point() -> None:
     known = points((32, (10.0, 12.0)), (512, (20.0,)))
-    assert cost.expected_epochs(known, 64, 40).count == 11.0
-    assert cost.expected_epochs(known, 400, 40).count == 20.0
-    assert cost.expected_epochs(known, 400, 15).count == 15.0  # a run ends at max_epochs
-    assert cost.expected_epochs(None, 64, 40) == cost.Epochs(
+    assert cost.estimate_epochs(known, 64, 40).count == 11.0
+    assert cost.estimate_epochs(known, 400, 40).count == 20.0
+    assert cost.estimate_epochs(known, 400, 15).count == 15.0  # a run ends at max_epochs
+    assert cost.estimate_epochs(None, 64, 40) == cost.Epochs(
         40, "max_epochs, an upper bound: no reference convergence point"
     )
 
 
 def test_a_stated_rate_gives_the_time_of_the_cards_flops() -> None:
     flops = CARD.train_samples * CARD.training_flops_per_sample + CARD.eval_samples * CARD.forward_flops_per_sample
-    assert cost.pace_from_rate(CARD, ranks=4, flops_per_s_per_rank=1e9).epoch_s == pytest.approx(flops / 4e9)
+    assert cost.compute_pace_from_rate(CARD, ranks=4, flops_per_s_per_rank=1e9).epoch_s == pytest.approx(flops / 4e9)
 
 
 def test_an_earlier_run_gives_its_pace_in_proportion_to_ranks() -> None:
     epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 24, 13, True), Epoch(3, 24, 25, 1, False))
-    pace = cost.pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
+    pace = cost.compute_pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
     assert pace.epoch_s == pytest.approx(12 * 2 / 8)
     with pytest.raises(InputError, match="no complete epoch to estimate from"):
-        cost.pace_from_record(RunRecord(ranks=2), ranks=8)
+        cost.compute_pace_from_record(RunRecord(ranks=2), ranks=8)
 
 
 def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
@@ -266,7 +266,7 @@ def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
     estimate = cost.Cost(cost.Epochs(10, "x"), cost.Pace(36.0, "y"), 5, 4, data, 2**32, 20)
     assert estimate.job_s == pytest.approx(1800)
     assert estimate.node_hours == pytest.approx(2.0)
-    text = "\n".join(cost.render(estimate, 600))
+    text = "\n".join(cost.render_cost(estimate, 600))
     assert estimate.run_s == pytest.approx(360)
     assert "30 min of training, modelled (y)" in text
     assert "1 GiB on each of 4 nodes, 4 GiB in all" in text

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from suite.card import read_card
-from suite.commands.workload.card import _judged, _model_part
-from suite.descriptor import descriptor
-from suite.performance.card_counts import Counts
+from suite.commands.workload.card import _judge_count, _select_card_value
+from suite.descriptor import load_descriptor
+from suite.performance.card_counts import CardCounts
 from suite.workload import Work
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
@@ -116,7 +116,7 @@ def test_counts_of_a_shipped_card_are_those_counted(smoke_data: Path) -> None:
     assert "written" not in done.stdout
 
 
-CARD = descriptor("cosmoflow").card_path
+CARD = load_descriptor("cosmoflow").card_path
 
 
 @pytest.fixture
@@ -166,12 +166,12 @@ def test_wrong_counts_are_found_and_left_as_they_are(copy: Path, smoke_data: Pat
     assert copy.read_text() == before
 
 
-def counted(**changes: float) -> Counts:
+def counted(**changes: float) -> CardCounts:
     """A count of code that executes a tenth more than the model, on samples half as large as the mean one."""
     form = Work(300.0, 330.0, 1.0, forward_flops=100.0, forward_extra_flops=10.0, **dict.fromkeys(OTHERS, 1.0))
     half = Work(150.0, 165.0, 1.0, forward_flops=50.0, forward_extra_flops=5.0, **dict.fromkeys(OTHERS, 1.0))
     values = {"forward_flops_per_sample": 55.0, "training_flops_per_sample": 165.0} | changes
-    return Counts(1, 1, 1, sample_bytes=100, closed_form=form, counted_form=half, **values)
+    return CardCounts(1, 1, 1, sample_bytes=100, closed_form=form, counted_form=half, **values)
 
 
 OTHERS = ("forward_bytes", "optimizer_flops_per_step", "optimizer_bytes_per_step", "all_reduce_bytes_per_step")
@@ -198,16 +198,16 @@ FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 def test_what_is_executed_beside_the_model_is_told_from_a_wrong_card(
     key: str, stated: float, changes: dict[str, float], said: str
 ) -> None:
-    text, right = _judged(key, stated, counted(**changes))
+    text, right = _judge_count(key, stated, counted(**changes))
     assert said in text
     assert right == ("WRONG" not in text)
 
 
 def test_flops_that_are_filled_in_are_the_model_s_of_a_mean_sample() -> None:
-    assert _model_part(TRAINING, counted()) == 300.0
-    assert _model_part(TRAINING, counted(training_flops_per_sample=500.0)) == 500.0
-    assert _model_part(FORWARD, counted()) == 100.0
-    assert _model_part("sample_bytes", counted()) == 100.0
+    assert _select_card_value(TRAINING, counted()) == 300.0
+    assert _select_card_value(TRAINING, counted(training_flops_per_sample=500.0)) == 500.0
+    assert _select_card_value(FORWARD, counted()) == 100.0
+    assert _select_card_value("sample_bytes", counted()) == 100.0
 
 
 def test_a_count_that_is_not_on_a_line_of_its_own_is_named(copy: Path, smoke_data: Path) -> None:

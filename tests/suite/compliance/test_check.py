@@ -22,14 +22,14 @@ from suite.compliance import rcp_limit
 from suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
 from suite.compliance.check import Verdict, _check_group, check, check_log
 from suite.compliance.forensics.copy_rules import SeenRuns
-from suite.compliance.manifest import digest
+from suite.compliance.manifest import compute_sha256
 from suite.compliance.output import print_table
 from suite.compliance.rules.base import Finding, Rule
-from suite.compliance.ruleset import KnownResult, Ruleset, fingerprint, ruleset, ruleset_names
+from suite.compliance.ruleset import KnownResult, Ruleset, compute_fingerprint, list_rulesets, read_ruleset
 from suite.errors import InputError
 from suite.log.reader import read_events
-from suite.log.record import summarise
-from suite.log.results_tree import find
+from suite.log.record import summarise_log
+from suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -45,7 +45,7 @@ def errors(verdict: Verdict) -> list[str]:
 
 
 def judged(tmp_path: Path, case: Case, name: str) -> list[str]:
-    log = check_log(write(tmp_path / "result_0.txt", case.lines()), ruleset(name))
+    log = check_log(write(tmp_path / "result_0.txt", case.lines()), read_ruleset(name))
     return [finding.rule for finding in log.findings if finding.severity == "error"]
 
 
@@ -72,22 +72,22 @@ def test_every_rule_of_a_module_is_applied_once() -> None:
 
 
 def test_a_new_rule_is_an_error_in_our_ruleset_and_not_looked_for_in_earlier_rounds() -> None:
-    assert ruleset("mlhpc-1.0").severity("a-new-rule") == "error"
-    assert ruleset("3.0.0").severity("a-new-rule") is None
+    assert read_ruleset("mlhpc-1.0").severity("a-new-rule") == "error"
+    assert read_ruleset("3.0.0").severity("a-new-rule") is None
 
 
 TRAINING_ROUNDS = ("training-5.0.0", "training-5.1.0", "training-6.0.0", "training-6.1.0")
 
 
 def test_rulesets_inherit() -> None:
-    assert ruleset_names() == ("0.7.0", "1.0.0", "2.0.0", "3.0.0", *TRAINING_ROUNDS, "mlhpc-1.0")
-    third = ruleset("3.0.0").data
+    assert list_rulesets() == ("0.7.0", "1.0.0", "2.0.0", "3.0.0", *TRAINING_ROUNDS, "mlhpc-1.0")
+    third = read_ruleset("3.0.0").data
     assert set(third.benchmarks) == {"cosmoflow", "deepcam", "oc20", "openfold"}
     assert sorted(third.benchmarks["cosmoflow"].reference_points) == [32, 64, 128, 512, 1024]
-    assert "openfold" not in ruleset("2.0.0").data.benchmarks
-    assert ruleset("2.0.0").data.common["submission_benchmark"].one_of == ("cosmoflow", "deepcam", "oc20")
+    assert "openfold" not in read_ruleset("2.0.0").data.benchmarks
+    assert read_ruleset("2.0.0").data.common["submission_benchmark"].one_of == ("cosmoflow", "deepcam", "oc20")
     with pytest.raises(InputError, match=r"unknown ruleset '4.0.0'; did you mean '3.0.0'. rulesets: 0\.7\.0, 1\.0\.0"):
-        ruleset("4.0.0")
+        read_ruleset("4.0.0")
 
 
 def test_staging_before_the_run_is_an_error_up_to_2_0(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_staging_before_the_run_is_an_error_up_to_2_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "nan"])
 def test_a_value_that_is_no_number_is_a_finding_in_every_ruleset(tmp_path: Path, name: str, value: object) -> None:
     lines = our_run() if name == "mlhpc-1.0" else hpc_run()
-    log = check_log(write(tmp_path / "result_0.txt", edit("eval_error", 1, value=value)(lines)), ruleset(name))
+    log = check_log(write(tmp_path / "result_0.txt", edit("eval_error", 1, value=value)(lines)), read_ruleset(name))
     assert [item.severity for item in log.findings if item.rule == "eval-diverged"] == ["warning"]
-    untouched = check_log(write(tmp_path / "result_1.txt", lines), ruleset(name))
+    untouched = check_log(write(tmp_path / "result_1.txt", lines), read_ruleset(name))
     assert "eval-diverged" not in [item.rule for item in untouched.findings]
 
 
@@ -361,12 +361,12 @@ def test_instances_fit_into_the_system(tmp_path: Path) -> None:
 
 def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path) -> None:
     folder = weak_package(tmp_path, nodes=320)
-    runs = [summarise(read_events(path)) for path in (folder / "results/big/weak/cosmoflow").glob("result_*.txt")]
+    runs = [summarise_log(read_events(path)) for path in (folder / "results/big/weak/cosmoflow").glob("result_*.txt")]
     assert "weak-scale" in errors(check([folder]))
-    data = ruleset("3.0.0").data
-    known = {fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
+    data = read_ruleset("3.0.0").data
+    known = {compute_fingerprint(runs): KnownResult(result="this one", rules={"weak-scale": "it was accepted"})}
     rules = Ruleset(structs.replace(data, known=known))
-    group = next(group for group in find(folder).groups if group.scenario == "weak")
+    group = next(group for group in find_results(folder).groups if group.scenario == "weak")
     _, findings = _check_group(group, rules, SeenRuns(), {})
     (finding,) = (item for item in findings if item.rule == "weak-scale")
     assert finding.severity == "warning"
@@ -377,7 +377,7 @@ def test_a_known_breach_is_known_by_its_runs_and_not_by_its_name(tmp_path: Path)
 
 
 def test_known_breaches_name_rules_and_have_reasons() -> None:
-    known = ruleset("3.0.0").data.known
+    known = read_ruleset("3.0.0").data.known
     assert len(known) == 6
     for print_, item in known.items():
         assert len(print_) == 64
@@ -390,7 +390,7 @@ def test_known_breaches_name_rules_and_have_reasons() -> None:
 
 def test_limits_of_hpc_3_0() -> None:
     """The limits mlperf_logging 4.1.68 prints for HPC 3.0, to the tolerance of its bisection."""
-    rules = ruleset("3.0.0")
+    rules = read_ruleset("3.0.0")
     expected = {
         ("cosmoflow", 32): (7.871, 7.322),
         ("cosmoflow", 512): (22.833, 22.2),
@@ -407,7 +407,7 @@ def test_limits_of_hpc_3_0() -> None:
     for (name, batch), (mean, minimum) in expected.items():
         benchmark = rules.benchmark(name, None)
         assert benchmark is not None
-        bound = rcp_limit.limit(benchmark.reference_points, batch, benchmark.required_runs)
+        bound = rcp_limit.compute_limit(benchmark.reference_points, batch, benchmark.required_runs)
         assert bound is not None
         assert bound.kind == "exact"
         assert bound.mean == pytest.approx(mean, rel=1e-4)
@@ -416,14 +416,14 @@ def test_limits_of_hpc_3_0() -> None:
 
 def test_limits_between_and_beyond_reference_points() -> None:
     points = {128: [10.0, 11, 12, 13, 14], 256: [20.0, 21, 22, 23, 24], 512: [50.0, 51, 52, 53, 54]}
-    between = rcp_limit.limit(points, 192, 5)
-    below = rcp_limit.limit(points, 64, 5)
+    between = rcp_limit.compute_limit(points, 192, 5)
+    below = rcp_limit.compute_limit(points, 64, 5)
     assert between is not None
     assert below is not None
     assert (between.kind, between.mean) == ("interpolated", 17.0)
     assert (below.kind, below.mean) == ("smallest", 12.0)
-    assert rcp_limit.limit(points, 1024, 5) is None
-    assert rcp_limit.limit({}, 64, 5) is None
+    assert rcp_limit.compute_limit(points, 1024, 5) is None
+    assert rcp_limit.compute_limit({}, 64, 5) is None
 
 
 @pytest.mark.parametrize(
@@ -434,14 +434,14 @@ def test_a_reference_of_equal_runs_deviates_by_what_lies_between_evaluations(
     epochs: list[float], apart: float, credible: float, too_fast: float
 ) -> None:
     """All recorded seeds of Open Catalyst `smoke` take five epochs; an honest result took 14 in three."""
-    bound = rcp_limit.limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
+    bound = rcp_limit.compute_limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
     assert bound is not None
     assert too_fast < bound.minimum <= credible
 
 
 def test_points_above_the_lower_hull_are_pruned() -> None:
     points = {64: [20.0] * 5, 128: [10.0] * 5, 256: [30.0] * 5, 512: [35.0] * 5, 1024: [40.0] * 5}
-    assert [point.batch for point in rcp_limit.pruned(points)] == [128, 1024]
+    assert [point.batch for point in rcp_limit.compute_lower_hull(points)] == [128, 1024]
 
 
 def test_convergence_that_is_too_fast_is_an_error(tmp_path: Path) -> None:
@@ -527,7 +527,9 @@ def test_no_tool_changes_its_input(tmp_path: Path) -> None:
     ]
 
     def state() -> dict[Path, tuple[str, int]]:
-        return {path: (digest(path) if path.is_file() else "", path.stat().st_mtime_ns) for path in given.rglob("*")}
+        return {
+            path: (compute_sha256(path) if path.is_file() else "", path.stat().st_mtime_ns) for path in given.rglob("*")
+        }
 
     before = state()
     for command in commands:
@@ -561,7 +563,7 @@ def test_any_events_are_judged(tmp_path: Path, events: list[tuple[str, object, o
         place = hash(str(position)) % len(lines)
         lines[place] = Line(key, value, position if isinstance(position, int | float) else 1.0, metadata)
     path = write(tmp_path / "result_0.txt", lines)
-    for name in ruleset_names():
+    for name in list_rulesets():
         check([path], name)
 
 

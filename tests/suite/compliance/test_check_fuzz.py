@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check, judge_log
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 from suite.log.reader import read_events
-from suite.log.record import summarise
-from suite.log.score import throughput, time_to_train
+from suite.log.record import summarise_log
+from suite.log.score import compute_throughput, compute_time_to_train
 from tests.fixtures.logs import Line, chain, edit, hpc_run, insert, our_run
 
 MEASURED = insert(
@@ -89,7 +89,7 @@ def test_no_damage_crashes_the_checker(tmp_path: Path, inputs: int) -> None:
     chance = random.Random(inputs)
     folder = tmp_path / "runs"
     folder.mkdir()
-    target = ruleset("3.0.0").benchmark("cosmoflow", None)
+    target = read_ruleset("3.0.0").benchmark("cosmoflow", None)
     assert target is not None
     settled_kib = 0
     for number in range(inputs):
@@ -99,12 +99,12 @@ def test_no_damage_crashes_the_checker(tmp_path: Path, inputs: int) -> None:
             settled_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         signal.alarm(HANGS_S)
         try:
-            judge_log(read_events(path, steps=False), ruleset(chance.choice(ruleset_names())), str(path))
+            judge_log(read_events(path, steps=False), read_ruleset(chance.choice(list_rulesets())), str(path))
             if number % 10 == 9:
-                check([folder], chance.choice([None, *ruleset_names()]))
-                records = [summarise(read_events(item)) for item in folder.iterdir()]
-                time_to_train(records, target)
-                throughput(records, target)
+                check([folder], chance.choice([None, *list_rulesets()]))
+                records = [summarise_log(read_events(item)) for item in folder.iterdir()]
+                compute_time_to_train(records, target)
+                compute_throughput(records, target)
         except Exception as error:
             raise AssertionError(f"input {number} of seed {inputs} (kept in {folder}): {error!r}") from error
         finally:
@@ -152,7 +152,7 @@ def test_steps_are_left_out_without_a_change_of_the_verdict(tmp_path: Path) -> N
     for _ in range(300):
         path.write_bytes(damage(whole, chance))
         everything, judged = (
-            [(item.rule, item.line, item.message) for item in judge_log(log, ruleset("3.0.0"), "x").findings]
+            [(item.rule, item.line, item.message) for item in judge_log(log, read_ruleset("3.0.0"), "x").findings]
             for log in (read_events(path), read_events(path, steps=False))
         )
         assert judged == everything

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from suite.compliance.check import check, check_log
-from suite.compliance.ruleset import ruleset
-from suite.log.limits import limits
+from suite.compliance.ruleset import read_ruleset
+from suite.log.limits import read_limits
 from tests.fixtures.logs import Line, Mutation, chain, edit, hpc_run, insert, our_run, write
 from tests.fixtures.once import made_once
 from tests.fixtures.reproduction import beside, edit_json, forge, left_by_run, package_of
@@ -60,7 +60,7 @@ RIGHT_LOGS: dict[str, Mutation] = {
 
 
 def found_in_log(folder: Path, lines: Any, rules: str = "mlhpc-1.0") -> list[str]:
-    log = check_log(write(folder / "result_0.txt", lines), ruleset(rules))
+    log = check_log(write(folder / "result_0.txt", lines), read_ruleset(rules))
     return [finding.rule for finding in log.findings if finding.rule.startswith("config-")]
 
 
@@ -157,7 +157,7 @@ WRONG_PACKAGES: dict[str, Callable[[Path], object]] = {
     "a link": _linked,
     "a FIFO": _fifo,
     "a folder": lambda folder: ((folder / "config.yaml").unlink(), (folder / "config.yaml").mkdir()),
-    "larger than any": _edit_config(lambda content: content + b" " * (limits().json + 1)),
+    "larger than any": _edit_config(lambda content: content + b" " * (read_limits().json + 1)),
     "logs of another file": _logs_say('"value": "config.yaml"', '"value": "other.yaml"'),
     "gone, and called redacted": _both(lambda folder: (folder / "config.yaml").unlink(), _origin(redacted=["config.yaml"])),
     "another file called redacted": _both(_edit_config(lambda content: content + b" "), _origin(redacted=["run.json"])),
@@ -173,7 +173,7 @@ WRONG_PACKAGES: dict[str, Callable[[Path], object]] = {
     "called redacted, a list": _both(_edit_config(lambda _: b"- 1\n"), _origin(redacted=["config.yaml"])),
     "called redacted, no YAML": _both(_edit_config(lambda _: b"{[" * 40_000), _origin(redacted=["config.yaml"])),
     "called redacted, no text": _both(_edit_config(lambda _: b"\xff\x00"), _origin(redacted=["config.yaml"])),
-    "called redacted, and larger than any": _both(_edit_config(lambda c: c + b" " * limits().json), _origin(redacted=["config.yaml"])),
+    "called redacted, and larger than any": _both(_edit_config(lambda c: c + b" " * read_limits().json), _origin(redacted=["config.yaml"])),
     "origin.json gone": _both(_edit_config(lambda content: content + b" "), lambda folder: (folder / "origin.json").unlink()),
 }  # fmt: skip
 RIGHT_PACKAGES: dict[str, Callable[[Path], object]] = {

@@ -80,10 +80,10 @@ def toy_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     card = toy.toy_card()
     five = structs.replace(card, sizes={"smoke": structs.replace(card.sizes["smoke"], required_runs=RUNS)})
     monkeypatch.setattr(toy, "toy_card", lambda: five)
-    monkeypatch.setattr(rulesets, "_descriptors", lambda cards: {"toy": toy.DESCRIPTOR})
-    rulesets._card_benchmark.cache_clear()
+    monkeypatch.setattr(rulesets, "_load_descriptors", lambda cards: {"toy": toy.DESCRIPTOR})
+    rulesets._find_card_benchmark.cache_clear()
     yield
-    rulesets._card_benchmark.cache_clear()
+    rulesets._find_card_benchmark.cache_clear()
 
 
 def errors(verdict: Verdict) -> list[tuple[str, str]]:

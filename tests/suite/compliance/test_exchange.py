@@ -17,13 +17,13 @@ from msgspec import ValidationError
 
 from suite.compliance.all_rules import RULES
 from suite.compliance.check import Verdict, check
-from suite.compliance.exchange.document import SCHEMA, VerdictDocument, as_json, schema
-from suite.compliance.exchange.rcp_file import read_given_points
-from suite.compliance.exchange.waivers import read_waivers, waive
-from suite.compliance.explanations import explanation, read_rule_texts, render_rules_page
-from suite.compliance.output import as_junit
-from suite.compliance.rules.base import OURS, PAGE, Finding, Waiver
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.exchange.document import SCHEMA, VerdictDocument, render_json, render_schema
+from suite.compliance.exchange.rcp_file import read_reference_points
+from suite.compliance.exchange.waivers import add_waivers, read_waivers
+from suite.compliance.explanations import explain_rule, read_rule_texts, render_rules_page
+from suite.compliance.output import render_junit
+from suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 from suite.documents import convert
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
@@ -43,12 +43,12 @@ def test_texts_of_rules_are_sentences() -> None:
 
 
 def test_every_severity_and_every_text_is_of_a_rule() -> None:
-    for name in ruleset_names():
-        assert ruleset(name).data.severity.keys() <= RULES.keys(), "a severity of no rule"
+    for name in list_rulesets():
+        assert read_ruleset(name).data.severity.keys() <= RULES.keys(), "a severity of no rule"
 
 
 def test_the_schema_is_that_of_the_code() -> None:
-    assert SCHEMA.read_text() == schema()
+    assert SCHEMA.read_text() == render_schema()
 
 
 def test_the_page_has_a_place_for_every_finding_to_link_to() -> None:
@@ -57,15 +57,15 @@ def test_the_page_has_a_place_for_every_finding_to_link_to() -> None:
 
 
 def test_a_rule_is_explained_with_source_severities_thresholds_and_how_to_mend() -> None:
-    text = explanation("init-limit")
+    text = explain_rule("init-limit")
     assert "source: hpc_training_rules.adoc 5.1" in text
     assert "closed 30 minutes, open 240 minutes in 0.7.0" in text
     assert "to mend: " in text
     assert "published rules: " in text
-    assert "why: " in explanation("clock-jump")
+    assert "why: " in explain_rule("clock-jump")
     assert RULES["clock-jump"].source == OURS
-    assert "cosmoflow 10, deepcam 5" in explanation("run-count")
-    assert "one-sided t test at 0.999 in mlhpc-1.0" in explanation("rcp-speed")
+    assert "cosmoflow 10, deepcam 5" in explain_rule("run-count")
+    assert "one-sided t test at 0.999 in mlhpc-1.0" in explain_rule("rcp-speed")
 
 
 def test_the_command_lists_and_explains_rules() -> None:
@@ -91,9 +91,9 @@ def spoilt(tmp_path: Path) -> Path:
 
 def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
     verdict = check([spoilt(tmp_path)])
-    document = json.loads(as_json(verdict))
+    document = json.loads(render_json(verdict))
     assert document["compliant"] is False
-    assert {item["help"] for item in document["findings"]} == {f"{PAGE}#{item.rule}" for item in verdict.findings}
+    assert {item["help"] for item in document["findings"]} == {f"{RULES_PAGE}#{item.rule}" for item in verdict.findings}
     named = [item for item in document["findings"] if "\udcff" not in item["file"]]
     convert(document | {"findings": named}, VerdictDocument)
     stated = json.loads(SCHEMA.read_text())["$defs"]
@@ -107,9 +107,9 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
 
 def test_each_error_links_to_its_rule(tmp_path: Path) -> None:
     verdict = check([spoilt(tmp_path)])
-    text = as_junit(verdict)
+    text = render_junit(verdict)
     for finding in verdict.counted("error"):
-        assert f"({PAGE}#{finding.rule})" in text
+        assert f"({RULES_PAGE}#{finding.rule})" in text
 
 
 # What fails, and what is waived
@@ -181,7 +181,7 @@ FOUND = Finding("rcp-speed", "error", "/x/ACME/results/bed/strong/cosmoflow", No
 )
 def test_a_waiver_covers_one_rule_at_one_place(rule: str, path: str, covers: bool) -> None:
     verdict = Verdict(("3.0.0",), 1, 1, (FOUND,))
-    waived = waive(verdict, (Waiver(rule, path, "why", "who"),))
+    waived = add_waivers(verdict, (Waiver(rule, path, "why", "who"),))
     assert waived.compliant is covers
     assert [finding.rule for finding in waived.counted("info")] == ([] if covers else ["waiver-unused"])
 
@@ -230,7 +230,7 @@ def official(path: Path, batch: int, epochs: list[int]) -> Path:
 
 
 def group_rules(folder: Path, path: Path | None) -> set[str]:
-    given = read_given_points(path) if path else None
+    given = read_reference_points(path) if path else None
     verdict = check([folder], "3.0.0", given)
     return {finding.rule for finding in verdict.findings if finding.rule.startswith("rcp")}
 
@@ -273,7 +273,7 @@ def test_a_file_that_holds_no_reference_points_is_refused_in_one_line(tmp_path: 
 
 def test_our_own_reference_files_are_read() -> None:
     path = next((ROOT / "workloads" / "cosmoflow" / "rcp").glob("smoke.json"))
-    given = read_given_points(path)
+    given = read_reference_points(path)
     assert {(name, size) for name, size, _ in given.points} == {("cosmoflow", "smoke")}
 
 
@@ -335,7 +335,7 @@ def test_a_batch_of_4000_digits_in_a_file_of_points_is_one_line(tmp_path: Path) 
     entry = '{"a": {"Benchmark": "cosmoflow", "BS": %s, "Epochs to converge": [1, 2, 3]}}'
     path.write_text(entry % ("9" * 4000))
     with pytest.raises(InputError) as caught:
-        read_given_points(path)
+        read_reference_points(path)
     assert len(str(caught.value)) < 400 + len(str(path))
     path.write_text(entry % "64")
-    assert read_given_points(path).points == {("cosmoflow", None, 64): (1.0, 2.0, 3.0)}
+    assert read_reference_points(path).points == {("cosmoflow", None, 64): (1.0, 2.0, 3.0)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.exchange.merit import FOM_PATTERN, figures, render_lines, result_names
-from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, result_schema
+from suite.compliance.exchange.merit import FOM_PATTERN, compute_figures_of_merit, make_result_names, render_lines
+from suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, render_result_schema
 from suite.documents import convert
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write
@@ -36,7 +36,9 @@ def runs(tmp_path: Path) -> Path:
 def test_one_expression_reads_every_figure(runs: Path) -> None:
     found = lines_of(mlhpc("score", "--format", "fom", runs).stdout)
     (scored,) = check([runs]).results
-    assert [(key, value, unit) for _, key, value, unit in found] == [each[:3] for each in figures(scored)]
+    assert [(key, value, unit) for _, key, value, unit in found] == [
+        each[:3] for each in compute_figures_of_merit(scored)
+    ]
     assert {unit for *_, unit in found} <= UNITS
     values = {key: value for _, key, value, _ in found}
     assert (values["valid"], values["runs"], values["runs_converged"]) == (1.0, 5.0, 5.0)
@@ -47,12 +49,12 @@ def test_one_expression_reads_every_figure(runs: Path) -> None:
 
 def test_a_result_has_the_same_name_wherever_and_whenever_it_was_made(runs: Path, tmp_path: Path) -> None:
     other = run_folder(tmp_path / "b", ranks=4)
-    assert result_names(check([runs]).results) == result_names(check([run_folder(tmp_path / "c")]).results)
-    first, second = result_names(check([runs, other]).results)
+    assert make_result_names(check([runs]).results) == make_result_names(check([run_folder(tmp_path / "c")]).results)
+    first, second = make_result_names(check([runs, other]).results)
     assert first != second
-    assert result_names([*check([runs]).results, *check([runs]).results]) == [first, f"{first}~2"]
+    assert make_result_names([*check([runs]).results, *check([runs]).results]) == [first, f"{first}~2"]
     package = example(tmp_path / "p")
-    assert all(not re.search(r"\s", name) for name in result_names(check([package]).results))
+    assert all(not re.search(r"\s", name) for name in make_result_names(check([package]).results))
 
 
 @pytest.mark.parametrize("what", ["too few", "not converged", "tampered"])
@@ -96,7 +98,7 @@ def test_names_in_logs_cannot_forge_a_line(tmp_path: Path) -> None:
 def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
     folder = our_runs(tmp_path / "weak", mode="weak")
     (scored,) = check([folder]).results
-    found = {figure.key: figure for figure in figures(scored)}
+    found = {figure.key: figure for figure in compute_figures_of_merit(scored)}
     assert scored.scenario == "weak"
     assert "score" not in found
     if scored.valid:
@@ -104,7 +106,7 @@ def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
 
 
 def test_every_group_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> None:
-    assert RESULT_SCHEMA.read_text() == result_schema()
+    assert RESULT_SCHEMA.read_text() == render_result_schema()
     documents = json.loads(mlhpc("score", runs, example(tmp_path / "p"), "--format", "json").stdout)["groups"]
     assert len(documents) > 1
     for document in documents:

@@ -10,8 +10,8 @@ import pytest
 
 from analysis.tables.reading import read_log
 from suite.compliance.check import check, check_log
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS, blank_fields
-from suite.compliance.ruleset import ruleset
+from suite.compliance.rules.package_rules import SYSTEM_FIELDS, list_blank_fields
+from suite.compliance.ruleset import read_ruleset
 from suite.log.results_tree import find_logs
 from tests.fixtures.logs import (
     Line,
@@ -31,7 +31,7 @@ from tests.fixtures.systems import system_fields
 
 
 def found(path: Path, name: str, rule: str) -> list[str]:
-    return [item.message for item in check_log(path, ruleset(name)).findings if item.rule == rule]
+    return [item.message for item in check_log(path, read_ruleset(name)).findings if item.rule == rule]
 
 
 def numbered_from(first: int) -> Mutation:
@@ -202,7 +202,7 @@ def test_sample_counts_may_stand_after_run_start(tmp_path: Path, key: str, bench
     start = next(item for item in lines if item.key == "run_start")
     moved = [Line(item.key, item.value, start.time_ms, item.metadata) if item is line else item for item in lines]
     path = write(tmp_path / "result_0.txt", move(key, "epoch_start")(moved))
-    assert not [item for item in check_log(path, ruleset("3.0.0")).findings if item.severity != "info"]
+    assert not [item for item in check_log(path, read_ruleset("3.0.0")).findings if item.severity != "info"]
 
 
 # Packages
@@ -290,19 +290,23 @@ FILLED = dict.fromkeys(SYSTEM_FIELDS, "x")
     ],
 )
 def test_fields_of_a_system_that_need_a_meaningful_response(empty: Sequence[str], named: Sequence[str]) -> None:
-    assert blank_fields(FILLED | dict.fromkeys(empty, " Unknown ")) == list(empty if named == "all" else named)
+    assert list_blank_fields(FILLED | dict.fromkeys(empty, " Unknown ")) == list(empty if named == "all" else named)
 
 
 def test_a_system_without_accelerators_has_none_to_describe() -> None:
     empty = [name for name in SYSTEM_FIELDS if name.startswith("accelerator_")]
-    assert not blank_fields(FILLED | dict.fromkeys(empty, "") | {"accelerators_per_node": "0"})
-    assert "accelerator_model_name" in blank_fields(FILLED | dict.fromkeys(empty, "") | {"accelerators_per_node": "4"})
+    assert not list_blank_fields(FILLED | dict.fromkeys(empty, "") | {"accelerators_per_node": "0"})
+    assert "accelerator_model_name" in list_blank_fields(
+        FILLED | dict.fromkeys(empty, "") | {"accelerators_per_node": "4"}
+    )
 
 
 def test_a_seed_is_asked_for_by_the_rounds_whose_tools_did(tmp_path: Path) -> None:
     path = write(tmp_path / "result_0.txt", drop("seed")(hpc_run()))
     severity = {
-        name: next(item.severity for item in check_log(path, ruleset(name)).findings if item.rule == "seed-missing")
+        name: next(
+            item.severity for item in check_log(path, read_ruleset(name)).findings if item.rule == "seed-missing"
+        )
         for name in ("0.7.0", "1.0.0", "3.0.0")
     }
     assert severity == {"0.7.0": "info", "1.0.0": "warning", "3.0.0": "warning"}

@@ -17,10 +17,10 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from suite.card import Constraint, OfficialRules, SizeCard
 from suite.compliance import official
 from suite.compliance.check import check_log
-from suite.compliance.official_rules import official_rules, write_rules
-from suite.compliance.ruleset import Benchmark, KeyRule, ruleset
+from suite.compliance.official_rules import render_official_rules, write_rules
+from suite.compliance.ruleset import Benchmark, KeyRule, read_ruleset
 from suite.config import load_config
-from suite.descriptor import descriptor, descriptors
+from suite.descriptor import load_descriptor, load_descriptors
 from suite.workload import load_workload
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -84,14 +84,14 @@ def toy() -> Benchmark:
 
 
 def test_generated_rules_are_golden() -> None:
-    assert official_rules(toy()) == GOLDEN.read_text(encoding="utf-8")
+    assert render_official_rules(toy()) == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_rules_are_written_for_every_workload_size_and_division(tmp_path: Path) -> None:
     names = {path.name for path in write_rules(tmp_path / "rules")}
     expected = {
         f"{item.name}_{size}_{division}.yaml"
-        for item in descriptors().values()
+        for item in load_descriptors().values()
         for size in item.card().sizes
         for division in ("closed", "open")
     }
@@ -100,10 +100,10 @@ def test_rules_are_written_for_every_workload_size_and_division(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def rules_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    benchmark = read_ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
     path = tmp_path_factory.mktemp("rules") / "smoke.yaml"
-    path.write_text(official_rules(benchmark), encoding="utf-8")
+    path.write_text(render_official_rules(benchmark), encoding="utf-8")
     return str(path)
 
 
@@ -118,7 +118,7 @@ def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: 
 
 def run_of(workload: str, **changes: object) -> list[Line]:
     """A log of a workload's own smoke config that reaches the target in its third epoch."""
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     logged = load_workload(chosen)(load_config(chosen, "smoke")).hyperparameters() | changes
     missed = 0.01 if chosen.card().size("smoke").direction == "max" else 100.0
     values = (missed, missed * 1.5, chosen.card().size("smoke").threshold)
@@ -127,15 +127,15 @@ def run_of(workload: str, **changes: object) -> list[Line]:
 
 def verdicts(tmp_path: Path, workload: str, lines: list[Line]) -> tuple[list[str], bool]:
     """Errors of ours, and whether their engine accepts the log by the rules that were generated for it."""
-    benchmark = ruleset("mlhpc-1.0").benchmark(descriptor(workload).card().mlperf_name, "smoke")
+    benchmark = read_ruleset("mlhpc-1.0").benchmark(load_descriptor(workload).card().mlperf_name, "smoke")
     assert benchmark is not None
     rules, log = tmp_path / "rules.yaml", write(tmp_path / "result_0.txt", lines)
-    rules.write_text(official_rules(benchmark), encoding="utf-8")
-    found = check_log(log, ruleset("mlhpc-1.0")).findings
+    rules.write_text(render_official_rules(benchmark), encoding="utf-8")
+    found = check_log(log, read_ruleset("mlhpc-1.0")).findings
     return [item.message for item in found if item.severity == "error"], accepts(log, str(rules))
 
 
-@pytest.mark.parametrize("workload", sorted(descriptors()))
+@pytest.mark.parametrize("workload", sorted(load_descriptors()))
 def test_the_log_of_every_workload_passes_ours_and_theirs(tmp_path: Path, workload: str) -> None:
     assert verdicts(tmp_path, workload, run_of(workload)) == ([], True)
 
@@ -153,7 +153,7 @@ def test_flags_of_an_optimizer_are_asked_of_runs_with_that_optimizer(tmp_path: P
 @pytest.mark.parametrize("case", [case for case in hpc() if "traversal" not in case.name], ids=lambda case: case.name)
 def test_what_their_own_rules_reject_we_reject(tmp_path: Path, case: Case) -> None:
     path = write(tmp_path / "result_0.txt", case.lines())
-    ours_accepts = not any(item.severity == "error" for item in check_log(path, ruleset("3.0.0")).findings)
+    ours_accepts = not any(item.severity == "error" for item in check_log(path, read_ruleset("3.0.0")).findings)
     assert ours_accepts is (case.rule is None)
     if not accepts(path, "hpc_3.0.0/common.yaml"):
         assert not ours_accepts
@@ -204,12 +204,12 @@ def test_the_package_checker_may_complain_of_the_size_alone(tmp_path: Path) -> N
 
 
 def test_fewer_instances_than_mlperf_needs_are_accepted_if_the_card_asks_for_no_more(tmp_path: Path) -> None:
-    benchmark = ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
+    benchmark = read_ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
 
     def accepted(instances: int) -> bool:
         text = f"ERROR - Expected at least 10 runs, but detected {instances} runs.\nFOUND ERRORS"
-        return official._package_run(tmp_path, text, [benchmark]).accepted
+        return official._judge_package_text(tmp_path, text, [benchmark]).accepted
 
     assert accepted(5)
     assert not accepted(4)

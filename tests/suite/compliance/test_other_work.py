@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from suite.commands.run import _busy
-from suite.commands.status import JobStatus, judge
+from suite.commands.run import _describe_busy
+from suite.commands.status import JobStatus, judge_trial
 from suite.compliance.check import check_log
-from suite.compliance.ruleset import ruleset
-from suite.launch.heartbeat import Sign
+from suite.compliance.ruleset import read_ruleset
+from suite.launch.heartbeat import AttemptState
 from suite.log.reader import read_events
-from suite.log.record import summarise
+from suite.log.record import summarise_log
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, Lines, drop, insert, our_run, write
@@ -38,7 +38,7 @@ def log(event: Line | None, **options: Any) -> Lines:
 
 
 def notes(path: Path, lines: Lines, rules: str = "mlhpc-1.0") -> list[str]:
-    findings = check_log(write(path / "result_0.txt", lines), ruleset(rules)).findings
+    findings = check_log(write(path / "result_0.txt", lines), read_ruleset(rules)).findings
     assert rules != "mlhpc-1.0" or not [each for each in findings if each.severity == "error"], "never an error"
     return [f"{each.severity}: {each.message}" for each in findings if each.rule == "other-work"]
 
@@ -119,19 +119,19 @@ def test_logs_of_other_suites_are_not_asked(tmp_path: Path) -> None:
 def test_what_comes_after_the_run_does_not_count(tmp_path: Path) -> None:
     lines = [*drop("other_work")(log(None)), told(node(other_s=6.5))]
     path = write(tmp_path / "result_0.txt", lines)
-    assert summarise(read_events(path)).company is None
+    assert summarise_log(read_events(path)).company is None
 
 
 def test_status_and_the_last_line_of_a_run_say_it(tmp_path: Path) -> None:
     for trial, other_s in enumerate((0.1, 3.0, 1.0)):
         write(tmp_path / f"result_{trial}.txt", log(told(node(other_s=other_s)), trial=trial))
     folder = RunFolder(tmp_path)
-    assert _busy(folder).startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
-    record = summarise(read_events(folder.result(1)))
-    said = judge(record, JobStatus(), 0.0, resumable=False, sign=Sign())
+    assert _describe_busy(folder).startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
+    record = summarise_log(read_events(folder.result(1)))
+    said = judge_trial(record, JobStatus(), 0.0, resumable=False, sign=AttemptState())
     assert said == ("finished", "other programs used 23 % of the CPUs (0.46 of 2)")
-    quiet = summarise(read_events(folder.result(0)))
-    assert judge(quiet, JobStatus(), 0.0, resumable=False, sign=Sign()) == ("finished", "")
+    quiet = summarise_log(read_events(folder.result(0)))
+    assert judge_trial(quiet, JobStatus(), 0.0, resumable=False, sign=AttemptState()) == ("finished", "")
 
 
 def runs(folder: Path, *others_s: float) -> Path:

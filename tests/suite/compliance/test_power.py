@@ -10,8 +10,8 @@ import pytest
 from suite.compliance.all_rules import RESULT_RULES
 from suite.compliance.check import check
 from suite.compliance.result import Result
-from suite.compliance.ruleset import ruleset
-from suite.log.energy.score import compute_energy_of_run, compute_energy_to_solution, read_meters
+from suite.compliance.ruleset import read_ruleset
+from suite.log.energy.score import compute_energy_of_run, compute_energy_to_solution, read_power_logs
 from suite.log.record import RunRecord
 from suite.log.results_tree import Group
 from suite.log.score import JudgedRun, TimeToTrain
@@ -51,7 +51,7 @@ def record(root: Path, run: int, nodes: int) -> RunRecord:
 
 
 def broken(root: Path, records: tuple[RunRecord, ...]) -> set[str]:
-    rules = ruleset("mlhpc-1.0")
+    rules = read_ruleset("mlhpc-1.0")
     others = (root / "power",)
     group = Group(root, tuple(each.path for each in records if each.path), others=others)
     result = Result(group, records, rules, None, None)
@@ -277,7 +277,7 @@ def test_the_holes_of_the_published_scorer(tmp_path: Path, rule: str, damage: Ca
     records = sound(tmp_path)
     damage(tmp_path)
     assert broken(tmp_path, records) == ({rule} if rule else set()) or rule in broken(tmp_path, records)
-    energy = compute_energy_of_run(records[0], read_meters(records[0].path or tmp_path))
+    energy = compute_energy_of_run(records[0], read_power_logs(records[0].path or tmp_path))
     if not rule:  # the idle time around a run is not averaged into it
         assert energy.nodes_j == pytest.approx(2 * 700 * RUN_S, rel=0.02)
 
@@ -296,7 +296,7 @@ def test_energy_is_of_the_runs_that_time_keeps(tmp_path: Path) -> None:
         records.append(each)
         judged.append(JudgedRun(each, None, "fastest" if run == 1 else "slowest" if run == 3 else None))
     result = TimeToTrain(tuple(judged), 5, None, mean_s=100.0)
-    energies = [compute_energy_of_run(each, read_meters(each.path or tmp_path)) for each in records]
+    energies = [compute_energy_of_run(each, read_power_logs(each.path or tmp_path)) for each in records]
     score = compute_energy_to_solution(result, energies)
     assert [path.name for path in score.kept] == ["result_0.txt", "result_2.txt", "result_4.txt"]
     assert score.mean_j == pytest.approx((100 * 100 + 500 * 110 + 900 * 90) / 3)
@@ -311,12 +311,12 @@ def test_scopes_and_currents_are_never_mixed(tmp_path: Path) -> None:
     folder = tmp_path / "power" / "result_0"
     run = record(tmp_path, 0, 2)
     node(folder, 1, stated=STATED | {"measurement_type": "DC"})
-    assert "measured differently" in str(compute_energy_of_run(run, read_meters(run.path or tmp_path)).reason)
+    assert "measured differently" in str(compute_energy_of_run(run, read_power_logs(run.path or tmp_path)).reason)
     node(folder, 1, stated=STATED | {"scope": "device"})
-    assert "no scope in common" in str(compute_energy_of_run(run, read_meters(run.path or tmp_path)).reason)
+    assert "no scope in common" in str(compute_energy_of_run(run, read_power_logs(run.path or tmp_path)).reason)
     power_log(folder / "part_0_device.txt", [100.0] * 110, begin_s=START_S - 5, stated=STATED | {"scope": "device"})
-    energy = compute_energy_of_run(run, read_meters(run.path or tmp_path))
+    energy = compute_energy_of_run(run, read_power_logs(run.path or tmp_path))
     assert (energy.scope, energy.nodes) == ("device", 2)
     assert energy.estimated
     (folder / "node_1.txt").unlink()
-    assert "readings of 1 nodes" in str(compute_energy_of_run(run, read_meters(run.path or tmp_path)).reason)
+    assert "readings of 1 nodes" in str(compute_energy_of_run(run, read_power_logs(run.path or tmp_path)).reason)

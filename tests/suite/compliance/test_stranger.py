@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.files import harmless_cell, print_line, printable
-from suite.log.results_tree import find
+from suite.files import encode_csv_cell, print_line, render_printable
+from suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, hpc_run, insert, our_run, write
 from tests.fixtures.package_mutations import example
@@ -263,7 +263,7 @@ def test_time_grows_with_the_number_of_files_and_packages(tmp_path: Path) -> Non
 
     def walk_s(path: Path) -> float:
         begin = time.process_time()
-        find(path)
+        find_results(path)
         return time.process_time() - begin
 
     for make, size, measure in ((files, 500, walk_s), (packages, 40, lambda path: cpu_s(path, "3.0.0"))):
@@ -276,9 +276,7 @@ def test_time_grows_with_the_number_of_files_and_packages(tmp_path: Path) -> Non
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202eevil"
 
 
-@pytest.mark.parametrize(
-    "command", [["check"], ["check", "--format", "junit"], ["score", "--explain"]]
-)
+@pytest.mark.parametrize("command", [["check"], ["check", "--format", "junit"], ["score", "--explain"]])
 def test_commands_print_no_terminal_escape_of_a_log_or_a_folder(tmp_path: Path, command: list[str]) -> None:
     lines = insert(Line(f"key{EVIL}", EVIL), "init_stop")(hpc_run("cosmoflow"))
     lines = [Line(line.key, EVIL, line.time_ms) if line.key.startswith("submission_") else line for line in lines]
@@ -306,7 +304,7 @@ def test_error_lines_hold_no_terminal_escape(tmp_path: Path, command: str) -> No
 def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     print_line("a\tb\n\x1b[31mc\r\x9d\ud800é")
     assert capsys.readouterr().out == "a\tb\n?[31mc???é\n"
-    assert printable("a\nb") == "a?b"
+    assert render_printable("a\nb") == "a?b"
 
 
 @pytest.mark.parametrize(
@@ -334,4 +332,4 @@ def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_cells_that_a_spreadsheet_would_run_are_made_text(value: object, cell: object) -> None:
-    assert harmless_cell(value) == cell
+    assert encode_csv_cell(value) == cell

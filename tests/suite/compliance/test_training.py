@@ -11,8 +11,8 @@ import pytest
 
 from suite.compliance import rcp_limit
 from suite.compliance.check import check, check_log
-from suite.compliance.derived import Schedule
-from suite.compliance.ruleset import ruleset, ruleset_names
+from suite.compliance.derived import EvalSchedule
+from suite.compliance.ruleset import list_rulesets, read_ruleset
 from tests.fixtures.logs import Line, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
 from tests.fixtures.systems import system_fields
@@ -21,7 +21,7 @@ from tests.fixtures.training import START_MS, training, training_run
 
 @pytest.mark.parametrize(("round_", "case"), training(), ids=lambda item: getattr(item, "name", str(item)))
 def test_mutations_of_training_logs(tmp_path: Path, round_: str, case: Case) -> None:
-    log = check_log(write(tmp_path / "result_0.txt", case.lines()), ruleset(f"training-{round_}"))
+    log = check_log(write(tmp_path / "result_0.txt", case.lines()), read_ruleset(f"training-{round_}"))
     found = {finding.rule for finding in log.findings if finding.severity == "error"}
     assert case.rule in found if case.rule else not found, log.findings
 
@@ -36,7 +36,8 @@ def test_a_training_log_judged_by_hpc_is_one_line(tmp_path: Path, name: str, ben
     (finding,) = check([path], name).findings
     assert (finding.rule, finding.severity) == ("benchmark-known", "error")
     assert (
-        finding.message == f"a log of MLPerf Training ({benchmark!r}): it is not judged by {ruleset(name).data.title}"
+        finding.message
+        == f"a log of MLPerf Training ({benchmark!r}): it is not judged by {read_ruleset(name).data.title}"
     )
     assert finding.line is not None
 
@@ -57,7 +58,7 @@ def test_a_folder_of_them_is_one_line_a_log(tmp_path: Path) -> None:
     assert found == ["benchmark-known"] * 10, check([tmp_path]).findings
 
 
-@pytest.mark.parametrize("name", [name for name in ruleset_names() if name.startswith("training")])
+@pytest.mark.parametrize("name", [name for name in list_rulesets() if name.startswith("training")])
 def test_an_hpc_log_judged_by_training_is_one_line(tmp_path: Path, name: str) -> None:
     (finding,) = check([write(tmp_path / "result_0.txt", hpc_run())], name).findings
     assert finding.message.startswith("a log of MLPerf HPC ('cosmoflow')")
@@ -162,10 +163,10 @@ def test_scenario_folders_are_not_trainings(tmp_path: Path) -> None:
 
 def test_one_pass_of_pruning_keeps_a_point_that_the_hull_has_not() -> None:
     """Submissions at this batch were judged by the point itself; the hull would have asked for more epochs."""
-    points = ruleset("training-5.0.0").data.benchmarks["dlrm_dcnv2"].reference_points
-    assert 55296 in [point.batch for point in rcp_limit.pruned_once(points)]
-    assert 55296 not in [point.batch for point in rcp_limit.pruned(points)]
-    once, hull = rcp_limit.limit(points, 55296, 10, hull=False), rcp_limit.limit(points, 55296, 10)
+    points = read_ruleset("training-5.0.0").data.benchmarks["dlrm_dcnv2"].reference_points
+    assert 55296 in [point.batch for point in rcp_limit.drop_concave_points(points)]
+    assert 55296 not in [point.batch for point in rcp_limit.compute_lower_hull(points)]
+    once, hull = rcp_limit.compute_limit(points, 55296, 10, hull=False), rcp_limit.compute_limit(points, 55296, 10)
     assert once is not None
     assert hull is not None
     assert (once.kind, hull.kind) == ("exact", "interpolated")
@@ -181,7 +182,7 @@ def test_one_pass_of_pruning_keeps_a_point_that_the_hull_has_not() -> None:
 )
 def test_the_schedule_of_dlrmv4_is_that_of_its_source(batch: int, first: int) -> None:
     """The source states blocks 25, 31 and 41 of the grid at these batch sizes."""
-    schedule = ruleset("training-6.1.0").data.benchmarks["dlrmv4"].schedule
+    schedule = read_ruleset("training-6.1.0").data.benchmarks["dlrmv4"].schedule
     assert schedule is not None
     assert schedule.first(batch) == first
     step = schedule.step(batch)
@@ -206,7 +207,7 @@ def test_the_schedule_of_dlrmv4_is_that_of_its_source(batch: int, first: int) ->
     ],
 )
 def test_every_evaluation_is_due(seen: list[float | None], wrong: int | None) -> None:
-    schedule = ruleset("training-6.1.0").data.benchmarks["qwen35_397b_grpo"].schedule
+    schedule = read_ruleset("training-6.1.0").data.benchmarks["qwen35_397b_grpo"].schedule
     assert schedule is not None
     breach = schedule.breach(256, seen)
     assert (breach[0] if breach else None) == wrong
@@ -219,12 +220,12 @@ def test_every_evaluation_is_due(seen: list[float | None], wrong: int | None) ->
 )
 def test_no_batch_size_stops_the_check(tmp_path: Path, round_: str, benchmark: str, batch: object) -> None:
     path = write(tmp_path / "result_0.txt", edit("global_batch_size", value=batch)(training_run(benchmark)))
-    assert "key-value" in {item.rule for item in check_log(path, ruleset(f"training-{round_}")).findings}
+    assert "key-value" in {item.rule for item in check_log(path, read_ruleset(f"training-{round_}")).findings}
 
 
 def test_a_schedule_rounds_down_or_up() -> None:
-    assert Schedule(per_batch=42, plus=24576, up=False, then="any").first(16384) == 16384 * 43
-    assert Schedule(per_batch=42, plus=24576, up=True, then="any").first(16384) == 16384 * 44
+    assert EvalSchedule(per_batch=42, plus=24576, up=False, then="any").first(16384) == 16384 * 43
+    assert EvalSchedule(per_batch=42, plus=24576, up=True, then="any").first(16384) == 16384 * 44
 
 
 # Power readings
@@ -243,7 +244,7 @@ def powered(root: Path) -> Path:
     """A package whose runs all have readings of two nodes and a switch; returns the folder of the readings."""
     folder = package(root, "llama31_405b", 3) / "results" / "big" / "llama31_405b"
     for path in sorted(folder.glob("result_*.txt")):
-        record = check_log(path, ruleset("training-5.0.0")).record
+        record = check_log(path, read_ruleset("training-5.0.0")).record
         assert record.run_start_s is not None
         assert record.run_stop_s is not None
         for name in ("node_0.txt", "node_1.txt", "sw_0.txt"):
@@ -253,7 +254,7 @@ def powered(root: Path) -> Path:
 
 def again(folder: Path, **changes: object) -> None:
     """Write node 1 of run 1 again, with changes."""
-    record = check_log(folder.parent / "result_1.txt", ruleset("training-5.0.0")).record
+    record = check_log(folder.parent / "result_1.txt", read_ruleset("training-5.0.0")).record
     assert record.run_start_s is not None
     assert record.run_stop_s is not None
     given: dict[str, object] = {"start_s": record.run_start_s - 1, "stop_s": record.run_stop_s}

@@ -58,7 +58,7 @@ def work():
         answer["error"] = str(error)
 
 
-staging_world = staging.own_world(world)
+staging_world = staging.create_own_world(world)
 thread = threading.Thread(target=work)  # as in training: main thread's communicator stays in use meanwhile
 thread.start()
 answer["sum"] = world.sum({"ranks": 1.0})["ranks"]

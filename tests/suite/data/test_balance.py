@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.data.balance import Balance, split_by_padding, split_by_sum
-from suite.data.sampling import train_batches
+from suite.data.balance import BalancedShares, split_by_padding, split_by_sum
+from suite.data.sampling import list_train_batches
 
 LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 
@@ -59,10 +59,10 @@ def padded(costs: list[int], shares: list[list[int]] | list[np.ndarray]) -> int:
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1), (4, 1), (2, 2), (1, 4)])
 def test_the_global_batch_stays_the_same(divide: object, ranks: int, parts: int) -> None:
     cost = np.random.default_rng(0).integers(1, 100, 50)
-    balance = Balance(50, 8, lambda indices, seed, epoch: cost[indices], divide)  # type: ignore[arg-type]
+    balance = BalancedShares(50, 8, lambda indices, seed, epoch: cost[indices], divide)  # type: ignore[arg-type]
     for epoch in (1, 2):
-        whole = list(train_batches(50, 8, seed=3, epoch=epoch, rank=0, size=1))
-        given = [list(train_batches(50, 8, seed=3, epoch=epoch, rank=rank, size=ranks)) for rank in range(ranks)]
+        whole = list(list_train_batches(50, 8, seed=3, epoch=epoch, rank=0, size=1))
+        given = [list(list_train_batches(50, 8, seed=3, epoch=epoch, rank=rank, size=ranks)) for rank in range(ranks)]
         for step, batch in enumerate(whole):
             shares = [
                 balance.share(given[rank][step][part::parts], seed=3, epoch=epoch)

@@ -11,9 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from suite.commands.score import score
-from suite.data.baselines import BASELINES_NAME, measure_baselines, read_baselines, render_baselines, standard_error
+from suite.data.baselines import (
+    BASELINES_NAME,
+    find_standard_error,
+    measure_baselines,
+    read_baselines,
+    render_baselines,
+)
 from suite.log.reader import read_events
-from suite.log.record import summarise
+from suite.log.record import summarise_log
 from suite.workload import Baseline
 from tests.fixtures.logs import our_runs
 from workloads.cosmoflow import DESCRIPTOR
@@ -51,7 +57,7 @@ def test_the_jackknife_of_a_ratio_covers_what_other_samples_give() -> None:
 def test_one_sample_has_no_standard_error() -> None:
     for found in (Baseline.mean([0.5]), Baseline.jackknife([{"x": 0.5}], lambda totals: totals["x"]), 0.5):
         assert found == 0.5
-        assert standard_error(found) is None
+        assert find_standard_error(found) is None
 
 
 def test_the_folder_of_the_data_keeps_values_and_standard_errors(
@@ -81,7 +87,7 @@ def test_what_is_attainable_is_logged_and_shown_apart_from_baselines(tmp_path: P
     told = stated + '"attainable": {"knows": 0.1, "forged": "NaN"}, '
     for log in sorted(our_runs(tmp_path / "r").rglob("result_*.txt")):
         log.write_text(log.read_text().replace(stated, told))
-        record = summarise(read_events(log))
+        record = summarise_log(read_events(log))
         assert (dict(record.baselines), dict(record.attainable)) == ({"mean": 0.5}, {"knows": 0.1})
     lines = CliRunner().invoke(score, [str(tmp_path / "r")]).output.splitlines()
     assert "  simple predictors reach: mean 0.5000" in lines

@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.build import Arrays, DataSetPlan, Piece, build
-from suite.data.manifest import verify
+from suite.data.build import Arrays, DataSetPlan, ShardPlan, build_data_set
+from suite.data.manifest import compare_files
 from suite.errors import InputError
 from suite.world import World
 
@@ -22,7 +22,7 @@ def plan(make: Callable[[int], Arrays]) -> DataSetPlan[int]:
         size="smoke",
         seed=1,
         recipe={"name": "test"},
-        pieces=[Piece("train", shard, lambda shard=shard: make(shard)) for shard in range(2)],  # type: ignore[misc]
+        pieces=[ShardPlan("train", shard, lambda shard=shard: make(shard)) for shard in range(2)],  # type: ignore[misc]
         summarise=lambda arrays: len(arrays["x"]),
         attributes=lambda summaries: {"samples": sum(summaries["train"])},
     )
@@ -40,22 +40,22 @@ def fail_at_one(shard: int) -> Arrays:
 
 def test_a_completed_build_removes_the_part_files_of_killed_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="interrupted"):
-        build(tmp_path, plan(fail_at_one), World.create())
+        build_data_set(tmp_path, plan(fail_at_one), World.create())
     for name in ("train/.shard_00001.h5.other.99.part", ".manifest.json.other.99.part"):
         (tmp_path / name).touch()
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         "manifest.json",
         "train",
         "train/shard_00000.h5",
         "train/shard_00001.h5",
     ]
-    assert verify(tmp_path, deep=True) == []
+    assert compare_files(tmp_path, deep=True) == []
 
 
 def test_a_build_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / ".generation.json.other.99.part").touch()
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
     assert json.loads((tmp_path / "manifest.json").read_text())["attributes"] == {"samples": 6}
     assert not list(tmp_path.rglob("*.part"))
 
@@ -63,19 +63,19 @@ def test_a_build_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: P
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="not empty, and no unfinished data set"):
-        build(tmp_path, plan(make), World.create())
+        build_data_set(tmp_path, plan(make), World.create())
 
 
 def interrupted(root: Path) -> None:
     with pytest.raises(InputError, match="interrupted"):
-        build(root, plan(fail_at_one), World.create())
+        build_data_set(root, plan(fail_at_one), World.create())
 
 
 def test_shards_of_an_interrupted_build_are_kept(tmp_path: Path) -> None:
     interrupted(tmp_path)
     shard = tmp_path / "train/shard_00000.h5"
     kept = shard.stat().st_ino
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
     assert shard.stat().st_ino == kept
     assert not list(tmp_path.glob("written.*"))
 
@@ -98,9 +98,9 @@ def test_a_shard_of_an_interrupted_build_that_is_not_what_was_written_is_made_ag
     else:
         record.write_text(record.read_text().replace("shard_00000", "shard_00007"))
     kept = shard.stat().st_ino
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
     assert shard.stat().st_ino != kept
-    assert verify(tmp_path, deep=True) == []
+    assert compare_files(tmp_path, deep=True) == []
     with h5py.File(shard) as file:
         assert np.array_equal(file["x"][...], make(0)["x"])
 
@@ -108,15 +108,15 @@ def test_a_shard_of_an_interrupted_build_that_is_not_what_was_written_is_made_ag
 def test_a_second_build_into_one_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     def second(shard: int) -> Arrays:
         with pytest.raises(InputError, match=rf"^{tmp_path}/generation.lock: this data set is in use by process"):
-            build(tmp_path, plan(make), World.create())
+            build_data_set(tmp_path, plan(make), World.create())
         return make(shard)
 
-    build(tmp_path, plan(second), World.create())
+    build_data_set(tmp_path, plan(second), World.create())
     assert not (tmp_path / "generation.lock").exists()
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
 
 
 def test_a_complete_data_set_needs_no_lock(tmp_path: Path) -> None:
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())
     (tmp_path / "generation.lock").touch()  # would refuse
-    build(tmp_path, plan(make), World.create())
+    build_data_set(tmp_path, plan(make), World.create())

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from suite.data.lock import BREAKING_S, SILENT_S, Owner, locked
+from suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
 from suite.errors import InputError
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from suite.data.lock import locked
-with locked(Path(sys.argv[1]), "trial 0"):
+from suite.data.lock import create_lock
+with create_lock(Path(sys.argv[1]), "trial 0"):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """
@@ -49,14 +49,14 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def take(path: Path) -> None:
-    with locked(path, "trial 0"):
+    with create_lock(path, "trial 0"):
         assert path.exists()
     assert not list(path.parent.iterdir())
 
 
 def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(path: Path) -> None:
     take(path)
-    with pytest.raises(KeyboardInterrupt), locked(path, "trial 0"):
+    with pytest.raises(KeyboardInterrupt), create_lock(path, "trial 0"):
         raise KeyboardInterrupt
     take(path)
 
@@ -148,7 +148,7 @@ def test_a_process_killed_while_it_took_over_a_lock_blocks_nobody(path: Path) ->
 
 
 def test_a_lock_that_was_taken_over_is_not_removed_by_its_former_owner(path: Path) -> None:
-    with locked(path, "trial 0"):
+    with create_lock(path, "trial 0"):
         other = write(path, **ELSEWHERE)
     assert msgspec.json.decode(path.read_text(), type=Owner) == other
 
@@ -167,5 +167,5 @@ def test_without_hard_links_the_lock_is_one_too(path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", no_links)
     take(path)
-    with locked(path, "trial 0"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+    with create_lock(path, "trial 0"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
         take(path)

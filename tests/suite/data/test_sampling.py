@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.sampling import check_batch, compute_epoch_order, draws, eval_batches, steps_per_epoch, train_batches
+from suite.data.sampling import (
+    check_batch,
+    compute_epoch_order,
+    count_steps_per_epoch,
+    draws,
+    list_eval_batches,
+    list_train_batches,
+)
 from suite.errors import InputError
 
 
@@ -16,9 +23,9 @@ def test_the_ranks_together_have_the_global_batches_of_one_rank(n: int, per_rank
     batch = per_rank * 4
     if n < batch:
         return
-    alone = list(train_batches(n, batch, seed=3, epoch=epoch, rank=0, size=1))
-    shares = [list(train_batches(n, batch, seed=3, epoch=epoch, rank=rank, size=size)) for rank in range(size)]
-    assert len(alone) == steps_per_epoch(n, batch)
+    alone = list(list_train_batches(n, batch, seed=3, epoch=epoch, rank=0, size=1))
+    shares = [list(list_train_batches(n, batch, seed=3, epoch=epoch, rank=rank, size=size)) for rank in range(size)]
+    assert len(alone) == count_steps_per_epoch(n, batch)
     for step, whole in enumerate(alone):
         assert sorted(np.concatenate([share[step] for share in shares])) == sorted(whole)
         assert {len(share[step]) for share in shares} == {batch // size}
@@ -26,7 +33,7 @@ def test_the_ranks_together_have_the_global_batches_of_one_rank(n: int, per_rank
 
 @given(n=st.integers(0, 300), batch=st.integers(1, 70), size=st.integers(1, 9))
 def test_evaluation_meets_every_sample_exactly_once(n: int, batch: int, size: int) -> None:
-    met = [i for rank in range(size) for piece in eval_batches(n, batch, rank=rank, size=size) for i in piece]
+    met = [i for rank in range(size) for piece in list_eval_batches(n, batch, rank=rank, size=size) for i in piece]
     assert sorted(met) == list(range(n))
 
 
@@ -37,8 +44,8 @@ def test_epochs_and_seeds_give_different_orders_and_the_same_one_twice() -> None
 
 
 def test_a_resumed_epoch_continues_with_the_same_batches() -> None:
-    whole = [b.tolist() for b in train_batches(40, 8, seed=1, epoch=2, rank=1, size=2)]
-    rest = [b.tolist() for b in train_batches(40, 8, seed=1, epoch=2, rank=1, size=2, first_step=3)]
+    whole = [b.tolist() for b in list_train_batches(40, 8, seed=1, epoch=2, rank=1, size=2)]
+    rest = [b.tolist() for b in list_train_batches(40, 8, seed=1, epoch=2, rank=1, size=2, first_step=3)]
     assert rest == whole[3:]
 
 
@@ -62,7 +69,7 @@ def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
     ):
         check_batch(7, 2)
     with pytest.raises(InputError, match="larger than the 5 training samples"):
-        steps_per_epoch(5, 8)
+        count_steps_per_epoch(5, 8)
 
 
 def test_draws_are_uniform_and_differ_between_samples_epochs_and_seeds() -> None:

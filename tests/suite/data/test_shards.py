@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from suite.data.columns import page_runs
-from suite.data.manifest import Manifest, read_manifest, verify, write_manifest
-from suite.data.shards import Compression, ShardReader, count_read_bytes, shard_entry, shard_path, write_shard
+from suite.data.columns import list_page_runs
+from suite.data.manifest import Manifest, compare_files, read_manifest, write_manifest
+from suite.data.shards import (
+    Compression,
+    ShardReader,
+    build_shard_path,
+    count_read_bytes,
+    read_shard_entry,
+    write_shard,
+)
 from suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
@@ -31,7 +38,8 @@ def arrays(shard: int, samples: int) -> dict[str, np.ndarray]:
 
 def make(root: Path, compression: Compression = "none") -> Manifest:
     entries = tuple(
-        write_shard(shard_path(root, "train", i), arrays(i, n), compression=compression) for i, n in enumerate(SAMPLES)
+        write_shard(build_shard_path(root, "train", i), arrays(i, n), compression=compression)
+        for i, n in enumerate(SAMPLES)
     )
     manifest = Manifest(workload="toy", size="smoke", seed=7, generator={"name": "test"}, splits={"train": entries})
     write_manifest(root, manifest)
@@ -103,9 +111,9 @@ def test_a_sample_that_does_not_exist_is_refused(root: Path, index: int) -> None
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_the_same_arrays_give_the_same_bytes(tmp_path: Path, compression: Compression) -> None:
-    first = write_shard(shard_path(tmp_path / "a", "train", 0), arrays(1, 4), compression=compression)
-    second = write_shard(shard_path(tmp_path / "b", "train", 0), arrays(1, 4), compression=compression)
-    assert first == second == shard_entry(shard_path(tmp_path / "a", "train", 0))
+    first = write_shard(build_shard_path(tmp_path / "a", "train", 0), arrays(1, 4), compression=compression)
+    second = write_shard(build_shard_path(tmp_path / "b", "train", 0), arrays(1, 4), compression=compression)
+    assert first == second == read_shard_entry(build_shard_path(tmp_path / "a", "train", 0))
     assert first.file == "train/shard_00000.h5"
     assert not list(tmp_path.rglob("*.part"))
 
@@ -113,17 +121,17 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path: Path, compression: Compre
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_flipped_bit_anywhere_is_found(root: Path, place: float, bit: int) -> None:
-    path = shard_path(root, "train", 1)
+    path = build_shard_path(root, "train", 1)
     whole = path.read_bytes()
     damaged = bytearray(whole)
     damaged[int(place * len(whole))] ^= 1 << bit
     path.write_bytes(damaged)
     try:
-        (problem,) = verify(root, deep=True)
+        (problem,) = compare_files(root, deep=True)
     finally:
         path.write_bytes(whole)
     assert problem.startswith(f"{path}: damaged: crc32c ")
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
 
 
 @pytest.mark.parametrize(
@@ -138,9 +146,9 @@ def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(
     tmp_path: Path, harm: Callable[[Path], object], message: str
 ) -> None:
     make(tmp_path)
-    path = shard_path(tmp_path, "train", 1)
+    path = build_shard_path(tmp_path, "train", 1)
     harm(path)
-    assert [problem.startswith(f"{path}: {message}") for problem in verify(tmp_path, deep=False)] == [True]
+    assert [problem.startswith(f"{path}: {message}") for problem in compare_files(tmp_path, deep=False)] == [True]
     reader = ShardReader(tmp_path, "train")
     reader.read([0])
     with pytest.raises(InputError, match=f"^{path}: {message}"):
@@ -149,7 +157,7 @@ def test_a_missing_or_cut_shard_is_named_by_verify_and_by_the_reader(
 
 def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_path: Path) -> None:
     make(tmp_path, "gzip")
-    path = shard_path(tmp_path, "train", 0)
+    path = build_shard_path(tmp_path, "train", 0)
     path.write_bytes(bytes(len(path.read_bytes())))
     with pytest.raises(InputError, match=f"^{path}: not a readable HDF5 file"):
         ShardReader(tmp_path, "train").read([0])
@@ -157,7 +165,7 @@ def test_damage_that_keeps_the_size_ends_in_one_line_that_names_the_shard(tmp_pa
 
 def test_a_damaged_compressed_sample_is_named(tmp_path: Path) -> None:
     make(tmp_path, "gzip")
-    path = shard_path(tmp_path, "train", 0)
+    path = build_shard_path(tmp_path, "train", 0)
     whole = path.read_bytes()
     path.write_bytes(whole[:-200] + bytes(200))
     with pytest.raises(InputError, match=f"^{path}: sample 4 of '/x' is damaged"):
@@ -166,7 +174,7 @@ def test_a_damaged_compressed_sample_is_named(tmp_path: Path) -> None:
 
 def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
     manifest = make(tmp_path)
-    other = write_shard(shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
+    other = write_shard(build_shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
     entries = (manifest.splits["train"][0], other)
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": entries}))
     with pytest.raises(InputError, match=f"^{tmp_path}/train/shard_00001.h5: datasets differ"):
@@ -175,7 +183,7 @@ def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
 
 def test_arrays_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"found \{'x': 2, 'y': 3\}"):
-        write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((2, 3)), "y": np.zeros(3)})
+        write_shard(build_shard_path(tmp_path, "train", 0), {"x": np.zeros((2, 3)), "y": np.zeros(3)})
 
 
 def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path: Path) -> None:
@@ -217,7 +225,7 @@ def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     with pytest.raises(InputError, match="the manifest of the data set cannot be read: the folder does not exist"):
         read_manifest(tmp_path / "absent")
-    assert len(verify(tmp_path, deep=False)) == 1
+    assert len(compare_files(tmp_path, deep=False)) == 1
     (tmp_path / "manifest.json").write_text('{"version": 1, "wor')
     with pytest.raises(InputError, match=r"manifest\.json: expected JSON"):
         read_manifest(tmp_path)
@@ -246,7 +254,7 @@ def make_ragged(root: Path, compression: Compression = "none") -> list[dict[str,
     """Write three ragged shards; the samples as they were written."""
     parts = [ragged_arrays(i, n) for i, n in enumerate(SAMPLES)]
     entries = tuple(
-        write_shard(shard_path(root, "train", i), part, compression=compression) for i, part in enumerate(parts)
+        write_shard(build_shard_path(root, "train", i), part, compression=compression) for i, part in enumerate(parts)
     )
     write_manifest(root, Manifest(workload="toy", size="smoke", seed=7, generator={}, splits={"train": entries}))
     return [
@@ -295,18 +303,18 @@ def test_only_the_datasets_asked_for_are_read(ragged: tuple[Path, list[dict[str,
 
 
 def test_a_ragged_shard_counts_samples_not_rows_and_is_found_again(tmp_path: Path) -> None:
-    path = shard_path(tmp_path, "train", 0)
+    path = build_shard_path(tmp_path, "train", 0)
     entry = write_shard(path, ragged_arrays(1, 9))
     assert entry.samples == 9
-    assert shard_entry(path) == entry
-    assert write_shard(shard_path(tmp_path / "again", "train", 0), ragged_arrays(1, 9)) == entry
+    assert read_shard_entry(path) == entry
+    assert write_shard(build_shard_path(tmp_path / "again", "train", 0), ragged_arrays(1, 9)) == entry
 
 
 def test_an_axis_on_which_no_sample_of_a_shard_has_rows_is_written_and_read(tmp_path: Path) -> None:
     """Another shard of the split may have some: all of a split's shards have the same datasets."""
     empty = {"a.offsets": np.zeros(3, np.int64), "a.x": np.empty((0, 4, 3), np.float32)}
     some = {"a.offsets": np.array([0, 0, 2]), "a.x": np.ones((2, 4, 3), np.float32)}
-    entries = [write_shard(shard_path(tmp_path, "train", n), each) for n, each in enumerate((empty, some))]
+    entries = [write_shard(build_shard_path(tmp_path, "train", n), each) for n, each in enumerate((empty, some))]
     write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": tuple(entries)}))
     read = ShardReader(tmp_path, "train").read([1, 0, 3])
     assert read["a.offsets"].tolist() == [0, 0, 0, 2]
@@ -317,7 +325,7 @@ def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
     lengths = np.array([50_000, 1, 70_000])
     values = np.arange(lengths.sum(), dtype=np.float64)
     entry = write_shard(
-        shard_path(tmp_path, "train", 0),
+        build_shard_path(tmp_path, "train", 0),
         {"t.offsets": np.concatenate([[0], np.cumsum(lengths)]), "t.value": values},
     )
     write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": (entry,)}))
@@ -338,7 +346,7 @@ def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
 )
 def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, np.ndarray], message: str) -> None:
     good = {"atom.offsets": np.array([0, 3, 6]), "atom.x": np.zeros(6), "energy": np.zeros(2)}
-    path = shard_path(tmp_path, "train", 0)
+    path = build_shard_path(tmp_path, "train", 0)
     with pytest.raises(InputError, match=r"^.*$") as caught:
         write_shard(path, good | change)
     assert str(caught.value).startswith(f"{path}: ")
@@ -347,7 +355,7 @@ def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, n
 
 def test_offsets_damaged_in_the_file_end_in_one_line(tmp_path: Path) -> None:
     make_ragged(tmp_path)
-    path = shard_path(tmp_path, "train", 0)
+    path = build_shard_path(tmp_path, "train", 0)
     offsets = ragged_arrays(0, SAMPLES[0])["atom.offsets"].tobytes()
     whole = path.read_bytes()
     assert whole.count(offsets) == 1
@@ -366,7 +374,7 @@ def test_the_pages_of_a_part_are_those_that_its_bytes_lie_on(begin: int, shape: 
     rng = np.random.default_rng(seed)
     part = [rng.permutation(n)[: rng.integers(1, n + 1)] for n in shape[:2]]
     part.append(np.arange(*sorted(rng.choice(shape[2] + 1, 2, replace=False))))
-    runs = page_runs(begin, part, (*shape, 8))
+    runs = list_page_runs(begin, part, (*shape, 8))
     rows = [begin + 8 * ((a * shape[1] + b) * shape[2] + part[2][0]) for a in part[0] for b in part[1]]
     pages = {page for row in rows for page in range(row // 4096, (row + 8 * len(part[2]) - 1) // 4096 + 1)}
     assert [page for low, length in runs for page in range(low // 4096, (low + length) // 4096)] == sorted(pages)

@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from suite.data import node_folder
-from suite.data.manifest import Manifest, ShardEntry, verify, write_manifest
-from suite.data.shards import shard_path, write_shard
-from suite.data.staging import ROUND_BLOCKS, assignment, blocks, count_rounds, find_staged_root, stage, turns
+from suite.data.manifest import Manifest, ShardEntry, compare_files, write_manifest
+from suite.data.shards import build_shard_path, write_shard
+from suite.data.staging import (
+    ROUND_BLOCKS,
+    count_rounds,
+    find_staged_root,
+    list_blocks,
+    merge_blocks,
+    plan_reads,
+    stage,
+)
 from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.warm import warm_python
@@ -35,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(1)
     splits = {
         split: tuple(
-            write_shard(shard_path(root, split, i), {"x": rng.integers(0, 255, (9 + i, 5000)).astype(np.uint8)})
+            write_shard(build_shard_path(root, split, i), {"x": rng.integers(0, 255, (9 + i, 5000)).astype(np.uint8)})
             for i in range(count)
         )
         for split, count in (("train", 5), ("validation", 2))
@@ -81,7 +89,7 @@ def test_each_byte_leaves_the_shared_file_system_once_and_every_node_has_all(
         assert 0 < sum(answer["read_bytes"] for answer in own) == reported < size(source)
         (root,) = {answer["root"] for answer in own}
         assert Path(root).parent == tmp_path / node
-        assert verify(Path(root), deep=True) == []
+        assert compare_files(Path(root), deep=True) == []
     assert {answer["sum"] for answer in answers} == {4.0}
     stats = answers[0]["stats"]
     assert (stats["bytes"], stats["files"], stats["nodes"], stats["reused"]) == (size(source), 7, 2, False)
@@ -92,7 +100,7 @@ def test_torchrun_is_a_launcher_too(source: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     answers = start(torchrun, "a,b", source, tmp_path / "{node}")
     assert sum(answer["read_bytes"] for answer in answers) == size(source)
-    assert [verify(Path(answer["root"]), deep=True) for answer in answers] == [[], []]
+    assert [compare_files(Path(answer["root"]), deep=True) for answer in answers] == [[], []]
 
 
 @needs_mpi
@@ -104,7 +112,7 @@ def test_a_node_that_has_the_data_receives_nothing_and_the_other_is_completed(so
     lost.write_bytes(b"half")
     again = run("a,b", source, tmp_path / "{node}")
     assert sum(answer["read_bytes"] for answer in again) == lost.stat().st_size
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
     assert {path: path.stat().st_ino for path in kept} == kept
     assert first["stats"]["reused"] is False
 
@@ -119,7 +127,7 @@ def test_killed_in_the_middle_leaves_no_manifest_and_the_next_attempt_completes(
         assert path.stat().st_size == entries[f"{path.parent.name}/{path.name}"].bytes
     answers = run("a,b", source, tmp_path / "{node}")
     assert not list(tmp_path.rglob("*.part"))
-    assert [verify(Path(answer["root"]), deep=True) for answer in answers] == [[], []]
+    assert [compare_files(Path(answer["root"]), deep=True) for answer in answers] == [[], []]
 
 
 @needs_mpi
@@ -213,7 +221,7 @@ def test_a_flipped_bit_in_an_earlier_copy_is_found_and_copied_again(source: Path
     flip(path)
     again = stage(source, tmp_path, World.create())
     assert (again.files, again.damaged, again.bytes) == (1, 1, path.stat().st_size)
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
     flip(path)
     unverified = stage(source, tmp_path, World.create(), verify=False)
     assert (unverified.reused, unverified.damaged) == (True, 0)
@@ -226,7 +234,7 @@ def test_each_rank_of_a_node_compares_its_share_of_an_earlier_copy(source: Path,
         flip(root / name)
     stats = run("a,b,a,b", source, tmp_path / "{node}")[0]["stats"]
     assert (stats["files"], stats["damaged"]) == (3, 3)
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
 
 
 def flip(path: Path) -> None:
@@ -269,9 +277,9 @@ def test_folders_made_where_everybody_may_write_are_private_and_may_be_reached_b
     (public / "link").symlink_to(tmp_path / "real")
     root = stage(source, public / "new" / "n", World.create()).root
     assert (public / "new").stat().st_mode & 0o777 == 0o700
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
     assert stage(source, public / "new" / "n", World.create()).reused
-    assert verify(stage(source, public / "link", World.create()).root, deep=True) == []
+    assert compare_files(stage(source, public / "link", World.create()).root, deep=True) == []
 
 
 def test_a_place_where_everybody_may_rename_is_refused(source: Path, tmp_path: Path) -> None:
@@ -321,20 +329,20 @@ def test_the_schedule_covers_every_byte_of_every_shard_once_in_order(
     sizes: Sequence[int], lanes: int, nodes: int, block: int
 ) -> None:
     shards = [ShardEntry(file=f"{i}", samples=1, bytes=n, sha256="0" * 64, crc32c="0" * 8) for i, n in enumerate(sizes)]
-    plan = assignment(range(len(shards)), lanes=lanes, nodes=nodes)
+    plan = plan_reads(range(len(shards)), lanes=lanes, nodes=nodes)
     rounds = count_rounds(shards, plan, block)
     covered: dict[int, int] = {}
     for lane in plan:
-        streams = [blocks(shards, numbers, block) for numbers in lane]
+        streams = [list_blocks(shards, numbers, block) for numbers in lane]
         for _ in range(rounds):
-            sent = list(turns(streams))
+            sent = list(merge_blocks(streams))
             assert len(sent) <= ROUND_BLOCKS * nodes
             for node, piece in sent:
                 assert piece.shard in lane[node]
                 assert piece.offset == covered.get(piece.shard, 0)
                 covered[piece.shard] = piece.offset + piece.size
                 assert piece.last == (covered[piece.shard] == sizes[piece.shard])
-        assert not list(turns(streams))
+        assert not list(merge_blocks(streams))
     assert covered == dict(enumerate(sizes))
 
 

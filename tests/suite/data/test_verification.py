@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from suite.data.manifest import ShardEntry
-from suite.data.shards import shard_path, write_shard
+from suite.data.shards import build_shard_path, write_shard
 from suite.data.verification import READ_BYTES, check_crc32c, verify_shards
 from suite.errors import InputError
 from suite.world import World
@@ -19,7 +19,9 @@ from suite.world import World
 def shards(tmp_path: Path) -> list[ShardEntry]:
     rng = np.random.default_rng(1)
     return [
-        write_shard(shard_path(tmp_path, "train", i), {"x": rng.integers(0, 255, (3 + i, 100_000)).astype(np.uint8)})
+        write_shard(
+            build_shard_path(tmp_path, "train", i), {"x": rng.integers(0, 255, (3 + i, 100_000)).astype(np.uint8)}
+        )
         for i in range(3)
     ]
 

@@ -14,7 +14,7 @@ import pytest
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
 from suite.launch import local
-from suite.stopping import SAME_S
+from suite.stopping import REPEAT_WINDOW_S
 from tests.fixtures.disk import fill
 
 LONG_S = 100  # what takes a second, on a machine that is busy with other work
@@ -72,7 +72,7 @@ def test_worker_command_is_the_documented_one() -> None:
 
 
 def test_one_rank_needs_no_mpiexec(tmp_path: Path) -> None:
-    assert local.mpiexec_command(1) == []
+    assert local.make_mpiexec_command(1) == []
     assert run(tmp_path, "print('hello')", ranks=1) == (0, [], ["hello"])
 
 
@@ -82,13 +82,13 @@ def test_a_missing_mpiexec_is_answered_with_the_line_that_installs_one(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"needed for 2 ranks: .*python -m pip install mpich mpi4py"):
-        local.mpiexec_command(2)
+        local.make_mpiexec_command(2)
 
 
 def test_ranks_share_the_cores_and_see_no_slurm_job() -> None:
-    environment = local.trial_environment({"SLURM_JOB_ID": "1", "PMI_RANK": "0", "HOME": "/h"}, ranks=2)
+    environment = local.make_trial_environment({"SLURM_JOB_ID": "1", "PMI_RANK": "0", "HOME": "/h"}, ranks=2)
     assert environment.keys() == {"HOME", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
-    assert local.trial_environment({"OMP_NUM_THREADS": "3"}, ranks=2)["OMP_NUM_THREADS"] == "3"
+    assert local.make_trial_environment({"OMP_NUM_THREADS": "3"}, ranks=2)["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "ignored"
-    time.sleep(2 * SAME_S)  # sooner it would be the same request
+    time.sleep(2 * REPEAT_WINDOW_S)  # sooner it would be the same request
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LONG_S)
     assert process.returncode == 1

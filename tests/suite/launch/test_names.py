@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands.submit import plan
+from suite.commands.submit import plan_job
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
-from suite.launch.slurm import Job, Launcher, sbatch_script
+from suite.launch.slurm import Job, Launcher, render_sbatch_script
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 
-CONFIG = load_config(descriptor("cosmoflow"), "smoke", ())
+CONFIG = load_config(load_descriptor("cosmoflow"), "smoke", ())
 NAMES = (80, 500)  # every part first, at both ends of a name, then what chance makes of them
 PYTHON = "/opt/my $python/it's/bin/python"
 PARTS = [
     *"$`\"'{}()[]<>|&;#!~*?^=,:@+%- .",
-    *("$5", "$HOME", "${HOME}", "$(touch spoiled)", "`touch spoiled`", "\"; touch spoiled; \"", "'; touch spoiled; '"),
+    *("$5", "$HOME", "${HOME}", "$(touch spoiled)", "`touch spoiled`", '"; touch spoiled; "', "'; touch spoiled; '"),
     *("%j", "%%", "%A_%a", "%x", "%5t", "}", "}}", "{{ run }}", "$((1+1))", "&&", "||", "!!", "~root", "*.py"),
     *("ä", "運行", "🙂", "--help", "-n", "#SBATCH --nodes=9", "a", "b c", "$'x'", '$"x"', "@Q", "_"),
 ]
@@ -86,7 +86,9 @@ def test_bash_and_slurm_get_every_name_as_it_is(count: int, tmp_path: Path, monk
     environment |= {f"SLURM_{name}": value for name, value in slurm.items()}
     for name in names(count):
         folder = work / name
-        script = sbatch_script(plan(template(overrides=(f"a.b={name.replace(' ', '_')}",)), CONFIG, 1, folder))
+        script = render_sbatch_script(
+            plan_job(template(overrides=(f"a.b={name.replace(' ', '_')}",)), CONFIG, 1, folder)
+        )
         assert expanded(output_of(script)) == f"{folder}/output/job_17.log"
         calls.write_bytes(b"")
         done = subprocess.run(
@@ -117,8 +119,8 @@ def test_sbatch_reads_the_name_as_it_is(tmp_path: Path) -> None:
     environment = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
     hostile = "".join(part for part in PARTS if part.isascii())
     for name in (hostile[:100], hostile[100:], "a b", 'q"x', "#x", "it's", "a%jb", " "):
-        job = plan(template(), CONFIG, 1, tmp_path / name)
-        (script := tmp_path / "job.sbatch").write_text(sbatch_script(job))
+        job = plan_job(template(), CONFIG, 1, tmp_path / name)
+        (script := tmp_path / "job.sbatch").write_text(render_sbatch_script(job))
         with pytest.raises(subprocess.TimeoutExpired) as caught:
             subprocess.run([sbatch, "-v", "--test-only", script], env=environment, capture_output=True, timeout=1.5)
         told = (caught.value.stderr or b"").decode()
@@ -128,7 +130,7 @@ def test_sbatch_reads_the_name_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", REFUSED, ids=repr)
 def test_a_name_that_cannot_be_quoted_is_refused_in_one_line(part: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"printable|backslash") as caught:
-        plan(template(), CONFIG, 1, tmp_path / f"run{part}x")
+        plan_job(template(), CONFIG, 1, tmp_path / f"run{part}x")
     assert len(str(caught.value).splitlines()) == 1
     assert str(caught.value).isprintable()
 

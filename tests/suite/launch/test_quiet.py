@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from suite.errors import InputError
-from suite.launch.quiet import measure_others, wait_for_quiet
+from suite.launch.quiet import measure_other_work, wait_for_quiet
 from suite.log.other_work import OtherWork
 from tests.fixtures.cli import mlhpc
 
@@ -56,7 +56,7 @@ def test_a_machine_that_does_not_tell_is_not_waited_for() -> None:
 def test_a_busy_process_is_measured() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as busy:
         try:
-            found = measure_others(1.0)
+            found = measure_other_work(1.0)
         finally:
             busy.kill()
     assert found is not None  # a child of this process is its own work, so this only shows that it is measured

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.cli.options import settings
+from suite.cli.options import choose_config_name
 from suite.commands.run import run as run_command
 from suite.data.lock import Owner
-from suite.descriptor import descriptors
-from suite.documents import as_json
+from suite.descriptor import load_descriptors
+from suite.documents import render_json
 from suite.errors import InputError
 from suite.launch.slurm import (
     Container,
     Job,
     Launcher,
     find_system,
+    parse_time_limit_s,
     read_system,
-    sbatch_script,
-    time_limit_s,
+    render_sbatch_script,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,12 +55,16 @@ def job(system: str, size: str, **changes: object) -> Job:
 
 def variants() -> dict[str, str]:
     """Scripts that together use every key of a launcher."""
-    texts = {name: sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
+    texts = {
+        name: render_sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()
+    }
     for path in SYSTEMS:
-        texts[path.stem] = sbatch_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
-        texts[f"{path.stem}-preflight"] = sbatch_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
-    for name in descriptors():
-        texts[f"{name}-full"] = sbatch_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
+        texts[path.stem] = render_sbatch_script(
+            job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1")
+        )
+        texts[f"{path.stem}-preflight"] = render_sbatch_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
+    for name in load_descriptors():
+        texts[f"{name}-full"] = render_sbatch_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
     return texts
 
 
@@ -73,7 +77,7 @@ def test_one_script_is_shipped_for_each_kind_of_job() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_script_is_what_the_suite_renders(name: str) -> None:
     system, size, changes = SHIPPED[name]
-    text = sbatch_script(job(system, size, **changes))
+    text = render_sbatch_script(job(system, size, **changes))
     path = ROOT / "submissions" / "slurm" / name
     if os.environ.get("MLHPC_WRITE_GOLDEN"):
         path.write_text(text)
@@ -126,7 +130,7 @@ def run_head(script: str, tmp_path: Path, **variables: str) -> dict[str, str]:
 
 def test_settings_keep_their_text_and_expand_variables_of_the_node(tmp_path: Path) -> None:
     launcher = Launcher(staging_directory="/tmp/$USER/{node}", cache_drop_command='sh -c "sync; exit 0"')
-    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2, run="/r n"), launcher=launcher))
+    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2, run="/r n"), launcher=launcher))
     told = run_head(text.replace("/r n", str(tmp_path / "r n")), tmp_path)
     assert told["MLHPC_STAGING_DIRECTORY"] == "/tmp/ada/{node}"
     assert told["MLHPC_CACHE_DROP_COMMAND"] == 'sh -c "sync; exit 0"'
@@ -140,7 +144,7 @@ def test_settings_keep_their_text_and_expand_variables_of_the_node(tmp_path: Pat
 
 def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path: Path) -> None:
     launcher = Launcher(staging_directory="/stage")
-    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2), launcher=launcher))
+    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2), launcher=launcher))
     told = run_head(text, tmp_path, MLHPC_RUNS="1", MLHPC_STAGING_DIRECTORY="", MLHPC_SET="a=1 b=[2]", MLHPC_SEED="5")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert told["MLHPC_RUN"] == "runs/cosmoflow-mini-17"
@@ -163,19 +167,21 @@ def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path:
 def test_the_command_of_the_ranks_is_one_that_run_understands(
     config: str, variables: dict[str, str], given: tuple[str | None, str | None], tmp_path: Path
 ) -> None:
-    told = run_head(sbatch_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables)
+    told = run_head(
+        render_sbatch_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables
+    )
     assert told["code"] == "0", told["said"]
     calls = (tmp_path / "calls").read_text().splitlines()
     words = calls[calls.index("run") + 1 :]
     parsed = run_command.make_context("run", words[: words.index("--resume") + 1]).params
     assert (parsed["size"], parsed["config"]) == given
-    assert settings(*given) == (given[0] or given[1])
+    assert choose_config_name(*given) == (given[0] or given[1])
     assert (parsed["workload"], parsed["trial"]) == ("cosmoflow", 0)
 
 
 @pytest.mark.parametrize(("code", "trials"), [(0, 3), (1, 3), (2, 1), (3, 1), (137, 1)])
 def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path, code: int, trials: int) -> None:
-    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
+    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
     assert told["code"] == str(code)
     assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "17").read_text() == f"{code}\n"
@@ -188,7 +194,7 @@ def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path,
 def test_the_ranks_word_counts_where_srun_speaks_of_those_that_it_killed(
     tmp_path: Path, ranks: str, trials: int, code: str
 ) -> None:
-    script = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    script = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
     told = run_head(script, tmp_path, SRUN_EXIT="137", RANKS_SAY=ranks)
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
     assert told["code"] == code
@@ -196,7 +202,7 @@ def test_the_ranks_word_counts_where_srun_speaks_of_those_that_it_killed(
 
 
 def test_a_trial_that_failed_before_it_began_ends_the_series(tmp_path: Path) -> None:
-    script = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    script = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
     told = run_head(script, tmp_path, SRUN_EXIT="1", LOGGED="init_start")
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == 1
     assert told["code"] == "1"
@@ -209,7 +215,7 @@ def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_ab
         (run / "exit" / f"trial_{trial}").write_text(f"{code}\n")
     (run / "result_0.txt").touch()
     (run / "result_1.txt").touch()  # trial 2 has a code but no log: somebody removed it
-    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="1")
+    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="1")
     calls = " ".join((tmp_path / "calls").read_text().split())
     assert re.findall(r"--trial (\d) --resume", calls) == ["1", "2"]
     assert "--replace-failed" not in calls
@@ -219,13 +225,13 @@ def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_ab
 
 
 def test_failed_runs_are_replaced_when_the_user_says_so(tmp_path: Path) -> None:
-    run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2)), tmp_path, MLHPC_REPLACE_FAILED="1")
+    run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2)), tmp_path, MLHPC_REPLACE_FAILED="1")
     assert (tmp_path / "calls").read_text().splitlines().count("--replace-failed") == 1
 
 
 def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(tmp_path: Path) -> None:
     launcher = Launcher(setup=('tar -C "$TMPDIR" -xf it\'s.tar', "echo $HOME"))
-    text = sbatch_script(
+    text = render_sbatch_script(
         replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=launcher, python="$TMPDIR/env/bin/python")
     )
     told = run_head(text, tmp_path)  # no TMPDIR: set -u ended the script here
@@ -233,7 +239,7 @@ def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(t
     assert run_head(text, tmp_path, TMPDIR="/local")["MLHPC_PYTHON"] == "/local/env/bin/python"
     scratch = structs.replace(launcher, scratch="/scratch/$USER", environment={"SITE": "$TMPDIR/site"})
     given = replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=scratch, python="$SITE/python")
-    assert run_head(sbatch_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
+    assert run_head(render_sbatch_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
     calls = (tmp_path / "calls").read_text()
     assert calls.index('tar -C "$TMPDIR" -xf it\'s.tar\necho $HOME\n') < calls.index("--trial")
     failed = run_head(text, tmp_path, SRUN_EXIT="9", MLHPC_RUN=str(tmp_path / "failed"))
@@ -242,7 +248,7 @@ def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(t
 
 
 def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
-    text = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
+    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
     assert "#SBATCH --array=0-4%1\n" in text
     run_head(text, tmp_path, SLURM_ARRAY_JOB_ID="16", SLURM_ARRAY_TASK_ID="3")
     calls = " ".join((tmp_path / "calls").read_text().split())
@@ -262,11 +268,11 @@ def test_only_the_task_that_was_stopped_is_requeued(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "scontrol").write_text(SCONTROL)
     (tmp_path / "tools" / "scontrol").chmod(0o755)
-    text = sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True, launcher=launcher))
+    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True, launcher=launcher))
     array = {"SLURM_JOB_ID": "16", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
     assert run_head(text, tmp_path, SRUN_EXIT="3", **array)["code"] == "3"
     run_head(text, tmp_path, SRUN_EXIT="3", **array | {"SLURM_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "2"})
-    run_head(sbatch_script(job("slurm-two-node", "mini", launcher=launcher)), tmp_path, SRUN_EXIT="3")
+    run_head(render_sbatch_script(job("slurm-two-node", "mini", launcher=launcher)), tmp_path, SRUN_EXIT="3")
     assert (tmp_path / "calls.scontrol").read_text().splitlines() == ["requeue 16_3", "requeue 16_2", "requeue 17"]
 
 
@@ -286,11 +292,11 @@ def test_a_trial_that_somebody_else_runs_is_left_alone(
     run = tmp_path / "runs" / "cosmoflow-mini-17"
     (run / "exit").mkdir(parents=True)
     (run / "exit" / "trial_0").write_text("3\n")
-    (run / "trial_0.lock").write_text(as_json(structs.replace(Owner.this_process({}), job=owner)))
+    (run / "trial_0.lock").write_text(render_json(structs.replace(Owner.this_process({}), job=owner)))
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "squeue").write_text(f"#!/bin/bash\n[[ $* == *--jobs=18* ]] && echo {state}\n")
     (tmp_path / "tools" / "squeue").chmod(0o755)
-    told = run_head(sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="2")
+    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="2")
     assert told["code"] == "2"
     assert ("trial 0: somebody else is running it, so left alone" in told["said"]) == left_alone
     assert (run / "exit" / "trial_0").read_text() == ("3\n" if left_alone else "2\n")
@@ -300,7 +306,7 @@ def test_a_trial_that_somebody_else_runs_is_left_alone(
 
 
 def test_instances_share_the_allocation_by_nodes(tmp_path: Path) -> None:
-    text = sbatch_script(job("slurm-two-node", "mini", nodes=1, instances=2))
+    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=1, instances=2))
     assert "#SBATCH --nodes=2\n" in text
     run_head(text, tmp_path)
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -316,7 +322,7 @@ def test_instances_share_the_allocation_by_nodes(tmp_path: Path) -> None:
     [("30", 1800), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-0:30", 88200), ("2-1:2:3", 176523)],
 )
 def test_time_limits_are_slurms(text: str, seconds: int) -> None:
-    assert time_limit_s(text) == seconds
+    assert parse_time_limit_s(text) == seconds
 
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
@@ -326,7 +332,7 @@ def test_every_system_file_is_valid_and_named_after_its_file(path: Path) -> None
 
 def test_text_of_a_user_that_looks_like_a_place_of_the_template_stays() -> None:
     launcher = Launcher(scratch="/{{ size }}/{{ nope }}", sbatch_options=("{{ login }}",))
-    text = sbatch_script(replace(job("slurm-two-node", "mini", nodes=2), launcher=launcher))
+    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2), launcher=launcher))
     assert 'export TMPDIR="/{{ size }}/{{ nope }}"' in text
     assert "#SBATCH {{ login }}\n" in text
     assert text.count("{{") == 3

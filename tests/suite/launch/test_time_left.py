@@ -13,7 +13,7 @@ import pytest
 from suite.files import QUIET
 from suite.launch import trials
 from suite.launch.cost import Epochs
-from suite.launch.time_left import SeriesClock, find_expectation
+from suite.launch.time_left import SeriesTimeEstimator, find_expectation
 from suite.log.run_folder import RunFolder
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import describe
@@ -32,7 +32,7 @@ class Clock:
 
 
 def run(
-    clock: Clock, series: SeriesClock, *, start_s: float = 5.0, epoch_s: float = 10.0, epochs: int = 6
+    clock: Clock, series: SeriesTimeEstimator, *, start_s: float = 5.0, epoch_s: float = 10.0, epochs: int = 6
 ) -> list[str]:
     """What is said in one run, a text for each epoch."""
     clock.now += start_s
@@ -52,7 +52,7 @@ def seconds_left(text: str) -> float:
 
 def test_the_time_left_is_that_of_what_is_expected_at_the_pace_so_far() -> None:
     clock = Clock()
-    series = SeriesClock(3, EPOCHS, clock)
+    series = SeriesTimeEstimator(3, EPOCHS, clock)
     first, second, third = (run(clock, series) for _ in range(3))
     truth = [3 * 65 - 15 - 10 * epoch for epoch in range(6)]
     for text, left in zip(first[1:], truth[1:], strict=True):
@@ -68,7 +68,7 @@ def test_the_time_left_is_that_of_what_is_expected_at_the_pace_so_far() -> None:
 
 def test_runs_that_took_longer_here_count_more_than_the_reference() -> None:
     clock = Clock()
-    series = SeriesClock(4, EPOCHS, clock)
+    series = SeriesTimeEstimator(4, EPOCHS, clock)
     for _ in range(2):
         run(clock, series, epochs=12)
     assert "reference" in run(clock, series, epochs=12)[0]
@@ -79,7 +79,7 @@ def test_runs_that_took_longer_here_count_more_than_the_reference() -> None:
 
 def test_a_run_that_takes_longer_than_expected_is_never_owed_time() -> None:
     clock = Clock()
-    assert "past the expected end of the run" in run(clock, SeriesClock(1, EPOCHS, clock), epochs=9)[-1]
+    assert "past the expected end of the run" in run(clock, SeriesTimeEstimator(1, EPOCHS, clock), epochs=9)[-1]
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,18 @@ def test_a_run_that_takes_longer_than_expected_is_never_owed_time() -> None:
 )
 def test_a_line_without_an_epoch_says_no_time(line: str) -> None:
     clock = Clock()
-    series = SeriesClock(1, EPOCHS, clock)
+    series = SeriesTimeEstimator(1, EPOCHS, clock)
     assert series.line(line) is None
 
 
 def test_without_an_expectation_nothing_is_said() -> None:
     clock = Clock()
-    assert run(clock, SeriesClock(1, None, clock)) == [""] * 6
+    assert run(clock, SeriesTimeEstimator(1, None, clock)) == [""] * 6
 
 
 def test_a_run_that_failed_is_no_basis() -> None:
     clock = Clock()
-    series = SeriesClock(2, EPOCHS, clock)
+    series = SeriesTimeEstimator(2, EPOCHS, clock)
     clock.now += 15
     series.line("epoch 1: error 0.3")
     series.end(reached=False)
@@ -108,7 +108,7 @@ def test_a_run_that_failed_is_no_basis() -> None:
 
 def test_epochs_that_repeat_do_no_harm() -> None:
     clock = Clock()
-    series = SeriesClock(1, EPOCHS, clock)
+    series = SeriesTimeEstimator(1, EPOCHS, clock)
     for epoch in (1, 1, 1, 2):
         clock.now += 10
         assert series.line(f"epoch {epoch}: x") is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from suite.data.lock import LockedError, locked
+from suite.data.lock import LockedError, create_lock
 from suite.launch import trials
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -127,7 +127,7 @@ def test_a_series_with_a_trial_that_runs_is_refused_before_anything_is_written(
     write(ranks.folder.result(2), MISSED[:-1])
     path = ranks.folder.lock(2) if held == "by ranks" else ranks.folder.running(2)
     path.parent.mkdir(exist_ok=True)
-    with locked(path, "trial 2"):
+    with create_lock(path, "trial 2"):
         before = content(tmp_path)
         with pytest.raises(LockedError, match=f"^{path}: trial 2 is in use by process "):
             run(monkeypatch, ranks, **options)
@@ -143,7 +143,7 @@ def test_an_exit_code_of_ranks_that_were_refused_is_not_the_trials(
     ranks = Ranks(RunFolder(tmp_path), (2, None), (0, FINISHED), (0, FINISHED))
 
     def refused(*arguments: Any, **options: Any) -> int:
-        stack.enter_context(locked(ranks.folder.lock(0), "trial 0"))
+        stack.enter_context(create_lock(ranks.folder.lock(0), "trial 0"))
         return ranks(*arguments, **options)
 
     monkeypatch.setattr(trials, "run_local", refused)

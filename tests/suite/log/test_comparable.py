@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suite.log.comparable import era, unlike
+from suite.log.comparable import find_round_group, list_differences
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_results_are_ranked_only_beside_their_like(
     a: tuple[str | None, str | None], b: tuple[str | None, str | None], said: list[str]
 ) -> None:
     for one, other in ((a, b), (b, a)):
-        reasons = unlike(one[0], other[0], one[1], other[1])
+        reasons = list_differences(one[0], other[0], one[1], other[1])
         assert len(reasons) == len(said)
-    assert all(word in reason for word, reason in zip(said, unlike(a[0], b[0], a[1], b[1]), strict=True))
-    assert (era(a[0]) == era(b[0])) == (not any("rules" in reason for reason in reasons))
+    assert all(word in reason for word, reason in zip(said, list_differences(a[0], b[0], a[1], b[1]), strict=True))
+    assert (find_round_group(a[0]) == find_round_group(b[0])) == (not any("rules" in reason for reason in reasons))

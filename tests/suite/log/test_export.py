@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from suite.log.export import RunSeries, clean, read_series
+from suite.log.export import RunSeries, convert_to_safe_name, read_series
 from suite.log.mllog import EVAL_ERROR
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, edit, insert, our_run, our_runs, write
@@ -62,7 +62,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_clean_name_is_one_part_of_a_path(name: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", clean(name))
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", convert_to_safe_name(name))
 
 
 @pytest.mark.parametrize("form", ["mlflow", "tensorboard"])
@@ -95,7 +95,9 @@ def test_tensorboard_reads_every_point(runs: Path, tmp_path: Path) -> None:
         run = only(runs / f"{name}.txt")
         assert set(found.Tags()["tensors"]) == run.series.keys()
         for key, points in run.series.items():
-            events = [(each.step, each.wall_time, tensor_util.make_ndarray(each.tensor_proto)) for each in found.Tensors(key)]
+            events = [
+                (each.step, each.wall_time, tensor_util.make_ndarray(each.tensor_proto)) for each in found.Tensors(key)
+            ]
             assert events == [
                 (point.step, point.time_ms / 1e3, pytest.approx(point.value, rel=1e-6)) for point in points
             ]

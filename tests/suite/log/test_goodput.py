@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.goodput_rates import TRUTHS, look
-from suite.log.checkpoint_interval import daly_s, estimate_mtbf_s, expected_ratio, find_advice, young_s
+from suite.log.checkpoint_interval import (
+    compute_advice,
+    compute_daly_interval_s,
+    compute_expected_ettr,
+    compute_young_interval_s,
+    estimate_mtbf_s,
+)
 from suite.log.goodput import Goodput, Interruption, find_goodput
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -190,7 +196,7 @@ def test_time_between_failures_is_time_up(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     found = trial_of(interrupted(tmp_path / "run"))
     assert found.up_s == found.wall_s - 30
-    assert find_advice([found], None)["mtbf_s"] == pytest.approx(170)
+    assert compute_advice([found], None)["mtbf_s"] == pytest.approx(170)
 
 
 def test_an_attempt_that_never_began_is_start(tmp_path: Path) -> None:
@@ -219,19 +225,21 @@ def job_mtbf_h(nodes: int, failures_per_1000_node_days: float) -> float:
 def test_metas_numbers_and_the_one_that_the_law_misses(gpus: int, per_1000: float, mtbf_h: float, ratio: float) -> None:
     found = job_mtbf_h(gpus // 8, per_1000)
     assert found == pytest.approx(mtbf_h, abs=5e-4)
-    assert expected_ratio(60, 300, young_s(60, 3600 * found), 3600 * found) == pytest.approx(ratio, abs=5e-4)
+    assert compute_expected_ettr(60, 300, compute_young_interval_s(60, 3600 * found), 3600 * found) == pytest.approx(
+        ratio, abs=5e-4
+    )
     assert job_mtbf_h(128, 6.5) == pytest.approx(28.8, abs=0.05)  # 7.9 h were measured: docs/fleet.md says so
 
 
 def test_young_and_daly() -> None:
-    assert young_s(60, 3600 * 1.803) == pytest.approx(60 * 14.7, rel=2e-3)
-    assert daly_s(60, 3600 * 1.803) == pytest.approx(young_s(60, 3600 * 1.803) - 60)
-    assert daly_s(100, 40) == 40
+    assert compute_young_interval_s(60, 3600 * 1.803) == pytest.approx(60 * 14.7, rel=2e-3)
+    assert compute_daly_interval_s(60, 3600 * 1.803) == pytest.approx(compute_young_interval_s(60, 3600 * 1.803) - 60)
+    assert compute_daly_interval_s(100, 40) == 40
 
 
 def test_the_expected_ratio_is_best_near_dalys_interval() -> None:
-    best = max((expected_ratio(60, 300, each, 20_000), each) for each in range(100, 6000, 10))[1]
-    assert best == pytest.approx(young_s(60, 20_000), rel=0.1)
+    best = max((compute_expected_ettr(60, 300, each, 20_000), each) for each in range(100, 6000, 10))[1]
+    assert best == pytest.approx(compute_young_interval_s(60, 20_000), rel=0.1)
 
 
 def test_the_learned_time_between_failures_has_an_interval() -> None:
@@ -256,7 +264,7 @@ def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) ->
     assert advice.endswith("% would count (modelled)")
     data = json.loads(mlhpc("status", root, "--goodput", "--mtbf-h", 6, "--format", "json").stdout)
     assert data["trials"][0]["ratio"] == pytest.approx(0.635)
-    assert data["advice"]["young_s"] == pytest.approx(young_s(0.5, 6 * 3600))
+    assert data["advice"]["young_s"] == pytest.approx(compute_young_interval_s(0.5, 6 * 3600))
     for wrong in ("0", "-1", "soon"):
         assert mlhpc("status", root, "--goodput", "--mtbf-h", wrong).returncode == 2
     for words in (("--mtbf-h", "6"), ("--goodput", "--follow")):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from suite.errors import InputError
-from suite.log.limits import limits
+from suite.log.limits import read_limits
 from suite.log.reader import LISTED_PROBLEMS, Log, read_events
 
 MIB = 2**20
@@ -118,14 +118,14 @@ def test_sizes_have_limits_that_can_be_set(tmp_path: Path, monkeypatch: pytest.M
         read_events(path)
     monkeypatch.setenv("MLHPC_LIMITS", "events=8KiB,file=8000")
     assert len(read_events(path).events) == 100
-    assert limits().json == 4 * MIB
+    assert read_limits().json == 4 * MIB
 
 
 @pytest.mark.parametrize("setting", ["log=1", "file", "file=-1", "file=1GB", "file=1e9", "file=9GiB;json=1"])
 def test_a_wrong_limit_is_named(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MLHPC_LIMITS", setting)
     with pytest.raises(InputError, match="MLHPC_LIMITS: .* SIZE one of file, line, events, json, manifest"):
-        limits()
+        read_limits()
 
 
 def test_sparse_files_fifos_and_devices_are_refused_by_name(tmp_path: Path) -> None:

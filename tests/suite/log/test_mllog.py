@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.log.mllog import EventLog, jsonable
+from suite.log.mllog import EventLog, convert_to_json
 from suite.log.reader import read_events
 from tests.fixtures.disk import fill
 
@@ -92,7 +92,7 @@ def test_any_value_gives_one_valid_line(value: object, key: str) -> None:
     ],
 )
 def test_scalars_arrays_and_paths_become_plain_json(value: object, plain: object) -> None:
-    assert jsonable(value) == plain
+    assert convert_to_json(value) == plain
 
 
 def test_a_rank_prefix_and_two_records_on_one_line_are_read(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.log.reader import read_events
-from suite.log.record import RunRecord, first_reaching, summarise
+from suite.log.record import RunRecord, find_first_on_target, summarise_log
 from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 
 def record(tmp_path: Path, lines: Lines) -> RunRecord:
-    return summarise(read_events(write(tmp_path / "result_0.txt", lines)))
+    return summarise_log(read_events(write(tmp_path / "result_0.txt", lines)))
 
 
 def test_a_run_is_summarised(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_traps_of_published_logs(tmp_path: Path) -> None:
 
 
 def test_the_first_value_that_reaches_the_target_counts(tmp_path: Path) -> None:
-    target = descriptor("cosmoflow").card().target("smoke")
-    found = first_reaching(record(tmp_path, our_run(values=(0.4, 0.35, 0.38, 0.34))), target)
+    target = load_descriptor("cosmoflow").card().target("smoke")
+    found = find_first_on_target(record(tmp_path, our_run(values=(0.4, 0.35, 0.38, 0.34))), target)
     assert found is not None
     assert found.epoch == 2
-    assert first_reaching(record(tmp_path, our_run(values=(0.4, 0.39))), target) is None
+    assert find_first_on_target(record(tmp_path, our_run(values=(0.4, 0.39))), target) is None
 
 
 @pytest.mark.parametrize("lines", [[], [Line("run_stop")], [Line("run_start")], [Line("eval_error", "text")]])

@@ -10,7 +10,7 @@ from analysis.page.issues import Issue, issues
 from analysis.study import study
 from analysis.tables.ingest import ingest
 from suite.compliance.check import check
-from suite.log.results_tree import LINK, Skipped, find, find_logs
+from suite.log.results_tree import LINK, SkippedPath, find_logs, find_results
 from tests.fixtures.logs import our_run, our_runs, write
 
 
@@ -29,11 +29,11 @@ def test_a_linked_log_is_a_run_for_nobody_and_named_by_all(tmp_path: Path) -> No
     folder = made / "results" / "sys" / "strong" / "cosmoflow"
     (folder / "result_4.txt").rename(tmp_path / "elsewhere.txt")
     (folder / "result_4.txt").symlink_to(tmp_path / "elsewhere.txt")
-    tree = find(made)
+    tree = find_results(made)
     assert [len(group.logs) for group in tree.groups] == [4]
     tables = ingest([made], {})
     assert len(tables.runs) == 4
-    assert list(tables.skipped) == [Skipped(folder / "result_4.txt", LINK)]
+    assert list(tables.skipped) == [SkippedPath(folder / "result_4.txt", LINK)]
     assert Issue("problem", "ACME/results/sys/strong/cosmoflow/result_4.txt", f"not read: {LINK}") in issues(
         study([made], {})
     )
@@ -48,12 +48,12 @@ def test_a_sample_log_among_the_code_is_no_result(tmp_path: Path) -> None:
     logs, skipped = find_logs([made])
     assert [log.trial for log in logs] == [0, 1, 2, 3, 4]
     assert [item.path for item in skipped] == [made / "benchmarks"]
-    assert [len(group.logs) for group in find(made).groups] == [5]
+    assert [len(group.logs) for group in find_results(made).groups] == [5]
 
 
 def test_a_folder_that_happens_to_be_called_benchmarks_is_walked(tmp_path: Path) -> None:
     write(tmp_path / "benchmarks" / "mine" / "result_0.txt", our_run())
-    assert [len(group.logs) for group in find(tmp_path).groups] == [1]
+    assert [len(group.logs) for group in find_results(tmp_path).groups] == [1]
 
 
 def test_a_linked_folder_is_not_entered_and_is_named(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_a_linked_folder_is_not_entered_and_is_named(tmp_path: Path) -> None:
     (made / "results" / "linked").symlink_to(other / "results" / "sys")
     logs, skipped = find_logs([made])
     assert len(logs) == 5
-    assert skipped == [Skipped(made / "results" / "linked", LINK)]
+    assert skipped == [SkippedPath(made / "results" / "linked", LINK)]
 
 
 def test_the_name_of_a_system_is_no_round(tmp_path: Path) -> None:
     made = package(tmp_path / "hpc_results_v3.0")
     (made / "results" / "sys").rename(made / "results" / "v0.7")
-    assert [group.round for group in find(made).groups] == ["v3.0"]
+    assert [group.round for group in find_results(made).groups] == ["v3.0"]
     (made / "results" / "v0.7").rename(made / "results" / "cluster_v1.0")
     assert {log.round for log in find_logs([made])[0]} == {"v3.0"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.resume import WayOn, began, find_way_on, list_replaced_runs, prepare_resume
+from suite.log.resume import ResumeDecision, has_run_start, list_replaced_runs, plan_and_prepare_resume, plan_resume
 from suite.log.run_folder import RunFolder
 from tests.fixtures.logs import drop, our_run, write
 
@@ -48,8 +48,8 @@ def test_the_way_on(
     if checkpoint:
         folder.checkpoint(0).touch()
     before = folder.result(0).read_bytes() if log is not None else b""
-    assert find_way_on(folder, 0, replace_failed=replace).code == code
-    way = prepare_resume(folder, 0, replace_failed=replace)
+    assert plan_resume(folder, 0, replace_failed=replace).code == code
+    way = plan_and_prepare_resume(folder, 0, replace_failed=replace)
     assert (way.code, way.resume) == (code, resume)
     assert [path.name for path in sorted(folder.root.glob("*.txt"))] == left
     assert all((folder.root / name).read_bytes() == before for name in left)  # kept as it was
@@ -60,10 +60,10 @@ def test_the_last_continuation_speaks_and_what_never_began_of_it_goes_aside(fold
     write(folder.result(0), KILLED)
     write(folder.root / "resumed_0_1.txt", FINISHED)
     write(folder.root / "resumed_0_2.txt", NEVER_BEGAN)  # somebody resumed a finished trial
-    assert find_way_on(folder, 0) == WayOn(code=0, text="finished already, left as it is (resumed_0_1.txt)")
+    assert plan_resume(folder, 0) == ResumeDecision(code=0, text="finished already, left as it is (resumed_0_1.txt)")
     write(folder.root / "resumed_0_1.txt", KILLED)
     folder.checkpoint(0).touch()
-    assert prepare_resume(folder, 0).resume
+    assert plan_and_prepare_resume(folder, 0).resume
     assert [path.name for path in folder.resumed(0)] == ["resumed_0_1.txt"]
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_none_and_goes_aside_whole_once_the_trial_runs_a
     if log is not None:
         write(folder.result(0), log)  # type: ignore[arg-type]
     for attempt in (1, 2):
-        way = prepare_resume(folder, 0, replace_failed=replace, damage="trial_0.pt: damaged")
+        way = plan_and_prepare_resume(folder, 0, replace_failed=replace, damage="trial_0.pt: damaged")
         assert (way.code, way.resume) == (code, False)
         assert ("trial_0.pt: damaged" in way.text) == (code != 0)
         kept = folder.root / "checkpoint" / f"failed_0_{attempt}"
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_none_and_goes_aside_whole_once_the_trial_runs_a
 def test_failed_logs_never_replace_each_other_and_replaced_runs_are_known(folder: RunFolder) -> None:
     for log, replace in ((NEVER_BEGAN, False), (KILLED, True), (MISSED, True)):
         write(folder.result(0), log)
-        prepare_resume(folder, 0, replace_failed=replace)
+        plan_and_prepare_resume(folder, 0, replace_failed=replace)
     assert [path.name for path in folder.failed(0)] == ["failed_0_1.txt", "failed_0_2.txt", "failed_0_3.txt"]
     assert [path.name for path in list_replaced_runs(folder, 0)] == ["failed_0_2.txt", "failed_0_3.txt"]
     assert list_replaced_runs(folder, 1) == []
@@ -116,4 +116,4 @@ def test_a_log_cut_at_any_byte_has_begun_or_not_and_never_fails(folder: RunFolde
     end_of_start = whole.index(b"\n", start)
     for end in range(0, len(whole), 101):
         folder.result(0).write_bytes(whole[:end])
-        assert began(folder.result(0)) == (end >= end_of_start)
+        assert has_run_start(folder.result(0)) == (end >= end_of_start)

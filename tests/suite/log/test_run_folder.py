@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
-from suite.log.run_folder import create, refuse_existing, write_run_info
+from suite.log.run_folder import create_run_folder, refuse_existing, write_run_info
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ def test_a_folder_that_a_kill_left_unfinished_is_made_anew(tmp_path: Path, left:
     root.mkdir()
     for name in left:
         (root / name).write_text("size: other\n")
-    config = load_config(descriptor("cosmoflow"), "smoke")
-    create(root)
+    config = load_config(load_descriptor("cosmoflow"), "smoke")
+    create_run_folder(root)
     folder = write_run_info(root, config, mode="strong", runs=2, ranks=1, seed=5)
     names = {path.name for path in root.iterdir()} - {"changes.diff"}  # there if this checkout has some
     assert names == {"config.yaml", "run.json", "sources.json", "environment.json"}
@@ -36,14 +36,14 @@ def test_a_folder_with_anything_else_is_never_written_into(tmp_path: Path, name:
     (root / "config.yaml").write_text("size: other\n")
     (root / name).write_text("mine")
     with pytest.raises(InputError, match="exists already; choose another folder with -o"):
-        create(root)
+        create_run_folder(root)
     assert (root / "config.yaml").read_text() == "size: other\n"
 
 
 def test_an_empty_folder_is_used(tmp_path: Path) -> None:
     """A kill just after the folder was made leaves it empty; the same command starts again."""
     refuse_existing(tmp_path)
-    create(tmp_path)
+    create_run_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,4 +51,4 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists already"):
-        create(path)
+        create_run_folder(path)

@@ -16,11 +16,11 @@ from msgspec import structs
 
 from suite.card import Target
 from suite.compliance.check import check
-from suite.compliance.exchange.result_document import result_documents
-from suite.compliance.ruleset import ruleset
+from suite.compliance.exchange.result_document import build_result_documents
+from suite.compliance.ruleset import read_ruleset
 from suite.log.reader import read_events
-from suite.log.record import MetricValue, RunRecord, summarise
-from suite.log.score import concurrent, failure, log_interval, throughput, time_to_train
+from suite.log.record import MetricValue, RunRecord, summarise_log
+from suite.log.score import compute_throughput, compute_time_to_train, count_concurrent_runs, find_failure, log_interval
 from suite.statistics import student_t
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
@@ -48,7 +48,7 @@ def run(
 
 
 def test_fastest_and_slowest_are_dropped() -> None:
-    score = time_to_train([run(seconds) for seconds in (10, 50, 20, 40, 31)], TARGET)
+    score = compute_time_to_train([run(seconds) for seconds in (10, 50, 20, 40, 31)], TARGET)
     assert score.valid
     assert score.mean_s == pytest.approx((20 + 40 + 31) / 3)
     assert [item.dropped for item in score.runs] == ["fastest", "slowest", None, None, None]
@@ -57,7 +57,7 @@ def test_fastest_and_slowest_are_dropped() -> None:
 
 
 def test_the_one_run_that_two_drops_leave_has_no_spread() -> None:
-    score = time_to_train([run(9), run(10), run(12)], structs.replace(TARGET, required_runs=3))
+    score = compute_time_to_train([run(9), run(10), run(12)], structs.replace(TARGET, required_runs=3))
     assert score.valid
     assert (score.mean_s, score.std_s) == (10, None)
 
@@ -66,7 +66,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     """That over the scored runs alone held it in 89 %."""
     draw, held = random.Random(7), 0
     for _ in range(2000):
-        low, high = time_to_train(
+        low, high = compute_time_to_train(
             [run(draw.lognormvariate(3.0, 0.1)) for _ in range(5)], structs.replace(TARGET, required_runs=5)
         ).interval_s or (0, 0)
         held += low < math.exp(3.0) < high
@@ -74,31 +74,33 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 
 def test_staging_stands_beside_the_score() -> None:
-    score = time_to_train([run(seconds, staging=5.0) for seconds in (10, 50, 20, 40, 31)], TARGET)
+    score = compute_time_to_train([run(seconds, staging=5.0) for seconds in (10, 50, 20, 40, 31)], TARGET)
     assert score.mean_with_staging_s == pytest.approx((score.mean_s or 0) + 5.0)
 
 
 def test_one_run_may_fail_and_is_the_slowest() -> None:
     runs = [run(10, reached=False), run(11), run(12), run(13), run(14)]
-    score = time_to_train(runs, TARGET)
+    score = compute_time_to_train(runs, TARGET)
     assert score.mean_s == pytest.approx(13.0)
     assert score.runs[0].dropped == "did not converge (target never reached), counts as the slowest"
 
 
 def test_two_failed_runs_are_no_score() -> None:
-    score = time_to_train([run(10, reached=False), run(11, status="aborted"), run(12), run(13), run(14)], TARGET)
+    score = compute_time_to_train(
+        [run(10, reached=False), run(11, status="aborted"), run(12), run(13), run(14)], TARGET
+    )
     assert score.reason == "not a score: 2 of 5 runs did not converge, one may"
     assert score.mean_s is None
 
 
 def test_fewer_runs_than_required_are_no_score() -> None:
-    score = time_to_train([run(10)] * 3, TARGET)
+    score = compute_time_to_train([run(10)] * 3, TARGET)
     assert score.reason == "not a score: 3 of 5 runs"
 
 
 def test_of_more_runs_the_median_window_counts() -> None:
     times = [10, 20, 30, 40, 50, 60, 70]
-    score = time_to_train([run(seconds, start=100.0 * n) for n, seconds in enumerate(times)], TARGET)
+    score = compute_time_to_train([run(seconds, start=100.0 * n) for n, seconds in enumerate(times)], TARGET)
     assert score.mean_s == pytest.approx(40)  # windows score 30, 40, 50
     assert sum(item.dropped is not None and item.dropped.startswith("outside") for item in score.runs) == 2
 
@@ -118,17 +120,17 @@ def test_of_more_runs_the_median_window_counts() -> None:
     ],
 )
 def test_what_counts_as_failed(fields: dict[str, object], why: str | None) -> None:
-    assert failure(run(10, **fields), TARGET) == why
+    assert find_failure(run(10, **fields), TARGET) == why
 
 
 def test_a_resumed_run_does_not_count_towards_the_runs() -> None:
-    score = time_to_train([run(10), run(11), run(12), run(13), run(14, resumed=True)], TARGET)
+    score = compute_time_to_train([run(10), run(11), run(12), run(13), run(14, resumed=True)], TARGET)
     assert score.reason == "not a score: 4 of 5 runs"
 
 
 def test_throughput_spans_from_the_first_start_to_the_last_stop() -> None:
     runs = [run(60, start=0.0), run(50, start=30.0), run(60, start=10.0), run(60, start=0.0), run(110, start=10.0)]
-    score = throughput(runs, TARGET, total_scale=40)
+    score = compute_throughput(runs, TARGET, total_scale=40)
     assert score.time_to_train_all_s == 120
     assert score.models_per_minute == pytest.approx(2.5)
     assert (score.instances, score.instance_scale, score.total_scale) == (5, 8, 40)
@@ -137,12 +139,12 @@ def test_throughput_spans_from_the_first_start_to_the_last_stop() -> None:
 
 def test_throughput_needs_the_required_number_of_converged_instances() -> None:
     runs = [run(60, reached=n > 0) for n in range(5)]
-    assert throughput(runs, TARGET).reason == "not a score: 4 of 5 instances converged"
+    assert compute_throughput(runs, TARGET).reason == "not a score: 4 of 5 instances converged"
 
 
 def test_concurrent_counts_runs_under_way_at_once() -> None:
-    assert concurrent([run(10, start=1.0), run(10, start=5.0), run(10, start=20.0)]) == 2
-    assert concurrent([run(10, start=1.0), run(10, start=11.0)]) == 1
+    assert count_concurrent_runs([run(10, start=1.0), run(10, start=5.0), run(10, start=20.0)]) == 2
+    assert count_concurrent_runs([run(10, start=1.0), run(10, start=11.0)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,18 +160,18 @@ def test_concurrent_counts_runs_under_way_at_once() -> None:
     ],
 )
 def test_student_quantile(p: float, dof: float, expected: float) -> None:
-    assert student_t.quantile(p, dof) == pytest.approx(expected, rel=1e-9)
+    assert student_t.compute_quantile(p, dof) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.floats(0.01, 0.99), st.floats(1, 200))
 def test_student_quantile_inverts_the_distribution(p: float, dof: float) -> None:
-    assert student_t.cdf(student_t.quantile(p, dof), dof) == pytest.approx(p, abs=1e-9)
+    assert student_t.compute_cdf(student_t.compute_quantile(p, dof), dof) == pytest.approx(p, abs=1e-9)
 
 
 @given(st.lists(st.floats(1.0, 1e5), min_size=5, max_size=5))
 def test_a_score_lies_between_its_runs_and_does_not_depend_on_their_order(times: list[float]) -> None:
-    score = time_to_train([run(seconds) for seconds in times], TARGET)
-    again = time_to_train([run(seconds) for seconds in reversed(times)], TARGET)
+    score = compute_time_to_train([run(seconds) for seconds in times], TARGET)
+    again = compute_time_to_train([run(seconds) for seconds in reversed(times)], TARGET)
     assert min(times) * (1 - 1e-12) <= (score.mean_s or 0) <= max(times) * (1 + 1e-12)
     assert again.mean_s == pytest.approx(score.mean_s)
 
@@ -227,15 +229,15 @@ def test_published_scores(published: Path) -> None:
         folder = base / row["benchmark"] if row["round"] == "v0.7" else base / scenario / row["benchmark"]
         if not folder.is_dir():
             continue
-        target = ruleset(f"{row['round'][1:]}.0").benchmark(row["benchmark"], None)
+        target = read_ruleset(f"{row['round'][1:]}.0").benchmark(row["benchmark"], None)
         assert target is not None
-        records = [summarise(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
+        records = [summarise_log(read_events(path)) for path in sorted(folder.glob("result_*.txt"))]
         if scenario == "strong":
-            score = time_to_train(records, target)
+            score = compute_time_to_train(records, target)
             assert score.mean_s is not None, score.reason
             assert score.mean_s / 60 == pytest.approx(float(row["olympic_min_unscaled"]), rel=1e-6), folder
         else:
-            weak = throughput(records, target)
+            weak = compute_throughput(records, target)
             assert weak.time_to_train_all_s is not None, weak.reason
             assert weak.time_to_train_all_s / 60 == pytest.approx(float(row["weak_TTTa_min"]), rel=1e-6)
             assert weak.models_per_minute == pytest.approx(float(row["weak_models_per_min"]), rel=1e-6)
@@ -249,7 +251,11 @@ def test_a_run_that_died_before_it_began_does_not_hide_what_the_others_are(tmp_p
     whole = (runs / "result_0.txt").read_bytes().splitlines(keepends=True)
     (runs / "result_0.txt").write_bytes(b"".join(whole[:2]))
     (scored,) = check([runs]).results
-    assert (result_documents([scored])[0]["benchmark"], scored.valid, scored.score.converged) == ("cosmoflow", True, 4)
+    assert (build_result_documents([scored])[0]["benchmark"], scored.valid, scored.score.converged) == (
+        "cosmoflow",
+        True,
+        4,
+    )
     assert [run.failure for run in scored.score.runs if not run.converged] == ["no run_start"]
     found = check([runs])
     assert found.rulesets == ("mlhpc-1.0",)

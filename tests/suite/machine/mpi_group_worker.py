@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.machine.choice.mpi_group import MpiGroup, mpi_world, register
+from suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
 from suite.world import World
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
@@ -22,8 +22,8 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 def main() -> None:
     torch.set_num_threads(1)
     world = World.create()
-    assert mpi_world(world) is not None
-    world.init_torch(torch.device("cpu"), register())
+    assert find_mpi_communicator(world) is not None
+    world.init_torch(torch.device("cpu"), register_backend())
     assert dist.get_backend() == "mpi4py"
     assert dist.group.WORLD is not None
     groups = {"all": range(world.size), "first two": range(2), "last": [world.size - 1], "backwards": [1, 0]}

@@ -15,13 +15,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from suite.files import cache_folder
+from suite.files import find_cache_folder
 from suite.log.mllog import EventLog
 from suite.log.reader import read_events
 from suite.log.record import read_choices
 from suite.machine.choice import timing
-from suite.machine.choice.chooser import Chooser, Question, class_of, fastest
-from suite.machine.choice.store import LARGEST, MOST, NAME, Store
+from suite.machine.choice.chooser import Chooser, Question, choose_fastest, compute_nearest_power_of_two
+from suite.machine.choice.store import MAX_BYTES, MAX_ENTRIES, NAME, ChoiceCache
 from suite.world import World
 from tests.fixtures.thread_ranks import Meeting
 
@@ -65,7 +65,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def chooser(folder: Path | None, **changes: Any) -> Chooser:
-    made: dict[str, Any] = {"measure": True, "store": Store(folder)}
+    made: dict[str, Any] = {"measure": True, "store": ChoiceCache(folder)}
     return Chooser(World.create(None), CPU, **made | changes)
 
 
@@ -73,7 +73,7 @@ def test_the_race_orders_ways_and_names_why_one_is_out() -> None:
     def broken() -> None:
         raise RuntimeError("no such operator\nin detail")
 
-    found = timing.time_candidates({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
+    found = timing.measure_candidates({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
     assert found["fast"].seconds < found["slow"].seconds
     assert found["slow"].seconds == pytest.approx(4e-3, rel=0.5)
     assert found["broken"] == timing.Timing(math.inf, "RuntimeError: no such operator")
@@ -91,14 +91,14 @@ def test_a_way_that_is_far_behind_leaves_the_race_early() -> None:
 
         return call
 
-    timing.time_candidates({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
-    assert calls["slow"] <= 1 + timing.LEAST_ROUNDS
-    assert calls["fast"] >= timing.FAIR_ROUNDS
+    timing.measure_candidates({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
+    assert calls["slow"] <= 1 + timing.MIN_ROUNDS
+    assert calls["fast"] >= timing.FULL_ROUNDS
 
 
 def test_the_first_of_nearly_equal_ways_is_chosen() -> None:
-    assert fastest({"a": 1.005, "b": 1.0}) == "a"
-    assert fastest({"a": 1.02, "b": 1.0}) == "b"
+    assert choose_fastest({"a": 1.005, "b": 1.0}) == "a"
+    assert choose_fastest({"a": 1.02, "b": 1.0}) == "b"
 
 
 def test_a_measurement_is_kept_and_logged(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_another_shape_is_another_measurement(tmp_path: Path) -> None:
         b'{"version": 1, "entries": {"KEY": "fast"}}',
         b'{"version": 1, "entries": {"KEY": {"chosen": "gone", "seconds": {}, "problems": {}, "beside": {}}}}',
         b"[" * 100_000,
-        b" " * (LARGEST + 1),
+        b" " * (MAX_BYTES + 1),
     ],
 )
 def test_a_cache_that_is_damaged_or_forged_is_measured_again(tmp_path: Path, content: bytes) -> None:
@@ -146,7 +146,7 @@ def test_a_cache_that_is_damaged_or_forged_is_measured_again(tmp_path: Path, con
     again = chooser(tmp_path)
     assert again.choose(asked) == "fast"
     assert again.choices["toy"].source == "measured"
-    assert Store(tmp_path).find(key) is not None
+    assert ChoiceCache(tmp_path).find(key) is not None
 
 
 def test_a_link_in_place_of_the_cache_is_not_followed(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_link_in_place_of_the_cache_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps({"version": 1, "entries": {str(n): {} for n in range(MOST)}}))
-    store = Store(tmp_path)
+    (tmp_path / NAME).write_text(json.dumps({"version": 1, "entries": {str(n): {} for n in range(MAX_ENTRIES)}}))
+    store = ChoiceCache(tmp_path)
     store.keep("new", {"chosen": "a"})
     assert store.find("new") == {"chosen": "a"}
     assert store.find("0") is None
@@ -176,15 +176,15 @@ def test_without_a_folder_or_a_disk_it_still_measures(tmp_path: Path) -> None:
 
 def test_the_folder_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"XDG_CACHE_HOME": str(tmp_path / "x"), "HOME": str(tmp_path / "home")}
-    assert cache_folder(given) == tmp_path / "x/mlhpc"
-    assert cache_folder({"HOME": str(tmp_path / "home")}) == tmp_path / "home/.cache/mlhpc"
+    assert find_cache_folder(given) == tmp_path / "x/mlhpc"
+    assert find_cache_folder({"HOME": str(tmp_path / "home")}) == tmp_path / "home/.cache/mlhpc"
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / "blocked").write_text("")
-    last = cache_folder({"XDG_CACHE_HOME": str(tmp_path / "blocked")})
+    last = find_cache_folder({"XDG_CACHE_HOME": str(tmp_path / "blocked")})
     assert last == tmp_path / f"mlhpc-{os.getuid()}"
     assert last.stat().st_mode & 0o777 == 0o700
     last.chmod(0o777)  # anybody may have written there
-    assert cache_folder({"XDG_CACHE_HOME": "relative"}) is None
+    assert find_cache_folder({"XDG_CACHE_HOME": "relative"}) is None
 
 
 def test_what_is_given_comes_before_what_is_measured(tmp_path: Path) -> None:
@@ -212,14 +212,16 @@ def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
             time.sleep(ms / 1e3)  # waiting counts
 
         ways = {"near": partial(way, "near", 0.0), "far": partial(way, "far", slow_ms)}
-        found.append(timing.time_candidates(ways, CPU, together=True))
+        found.append(timing.measure_candidates(ways, CPU, together=True))
         counts.append(calls)
-    assert counts[0] == counts[1] == dict.fromkeys(("near", "far"), timing.FAIR_ROUNDS * (timing.TOGETHER + 1))
+    assert (
+        counts[0] == counts[1] == dict.fromkeys(("near", "far"), timing.FULL_ROUNDS * (timing.COLLECTIVE_REPEATS + 1))
+    )
     assert found[1]["far"].seconds >= 3e-3 > found[1]["near"].seconds
 
 
 def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.machine.choice.chooser.time_candidates", timing.time_candidates)
+    monkeypatch.setattr("suite.machine.choice.chooser.time_candidates", timing.measure_candidates)
     found = chooser(tmp_path)
     assert found.choose(question({"slow": busy(8), "fast": busy(1)})) == "fast"
     assert 0 < found.choices["toy"].seconds["fast"] < found.choices["toy"].seconds["slow"]
@@ -263,11 +265,11 @@ def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatc
 
     def rank(number: int) -> tuple[str, str, Mapping[str, str]]:
         world = cast(World, ThreadWorld(number, meeting, 2))
-        mine = Chooser(world, CPU, measure=True, store=Store(tmp_path if number == 0 else None))
+        mine = Chooser(world, CPU, measure=True, store=ChoiceCache(tmp_path if number == 0 else None))
         value = mine.choose(question(of_ranks[number], possible=lambda text: True))
-        again = Chooser(world, CPU, measure=True, store=Store(tmp_path if number == 0 else None))
+        again = Chooser(world, CPU, measure=True, store=ChoiceCache(tmp_path if number == 0 else None))
         assert again.choose(question({}, possible=lambda text: True)) == value  # from rank 0's cache
-        one_cannot = Chooser(world, CPU, measure=False, store=Store(None), pinned={"toy": "c"})
+        one_cannot = Chooser(world, CPU, measure=False, store=ChoiceCache(None), pinned={"toy": "c"})
         found = one_cannot.choose(question(of_ranks[number], possible=lambda text: number == 0, rule="a"))
         return value, found, mine.choices["toy"].problems
 
@@ -277,7 +279,7 @@ def test_ranks_that_measure_otherwise_choose_the_same(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("count", "wanted"), [(0, 1), (1, 1), (3, 4), (90, 64), (91, 128), (1024, 1024)])
 def test_classes_are_powers_of_two(count: float, wanted: int) -> None:
-    assert class_of(count) == wanted
+    assert compute_nearest_power_of_two(count) == wanted
 
 
 def test_a_busy_machine_leaves_no_choice_by_the_wall_clock_behind(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.cpu_time import (
     CONTROL_GROUP,
     PROC_STAT,
@@ -52,7 +52,7 @@ def lay_process(root: Path, pid: str, seconds: float, *, parent: str = "1", chil
 
 
 def used(root: Path, own_s: float, busy: dict[int, float], stolen: float = 0.0) -> NodeUse:
-    allowed = read_allowance(root)
+    allowed = read_usable_resources(root)
     cpus = range(max(256, *allowed.cpus) + 1)
     lay_times(root, cpus, {})
     begin = read_node_times(root)
@@ -62,7 +62,7 @@ def used(root: Path, own_s: float, busy: dict[int, float], stolen: float = 0.0) 
 
 @every_machine
 def test_only_the_cpus_that_the_job_may_use_count(machine: Machine, zoo_root: Path) -> None:
-    cpus = read_allowance(zoo_root).cpus
+    cpus = read_usable_resources(zoo_root).cpus
     busy = {cpu: 10.0 if cpu in cpus else 999.0 for cpu in range(300)}
     found = used(zoo_root, 4.0 * len(cpus), busy, stolen=0.5)
     assert (found.cpus, found.source, found.absent) == (len(cpus), PROC_STAT, None)
@@ -74,7 +74,7 @@ def test_only_the_cpus_that_the_job_may_use_count(machine: Machine, zoo_root: Pa
 @every_machine
 def test_a_machine_that_counts_nothing_says_so(machine: Machine, zoo_root: Path) -> None:
     begin = read_node_times(zoo_root)
-    allowed = read_allowance(zoo_root)
+    allowed = read_usable_resources(zoo_root)
     found = compute_use(begin, read_node_times(zoo_root), allowed.cpus, 30.0, allowed.cores)
     assert (found.other_s, found.source) == (0.0, None)
     assert found.absent is not None

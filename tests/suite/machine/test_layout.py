@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.machine.choice import layout
 from suite.machine.choice.chooser import Chooser
 from suite.machine.choice.layout import LAYOUTS, list_pointwise_convolutions
-from suite.machine.choice.store import Store
+from suite.machine.choice.store import ChoiceCache
 from suite.workload import Workload, load_workload
 from suite.world import World
 
@@ -23,7 +23,7 @@ OF = {"cosmoflow": {text for text, how in LAYOUTS.items() if not how.pointwise},
 
 def built(name: str, *sets: str) -> tuple[Workload, torch.nn.Module, RunConfig]:
     small = {"cosmoflow": "hyperparameters.input_size=16", "deepcam": "hyperparameters.height=32"}[name]
-    chosen = descriptor(name)
+    chosen = load_descriptor(name)
     config = load_config(chosen, "smoke", ["global_batch_size=2", small, *sets])
     workload = load_workload(chosen)(config)
     torch.manual_seed(0)
@@ -31,7 +31,7 @@ def built(name: str, *sets: str) -> tuple[Workload, torch.nn.Module, RunConfig]:
 
 
 def chooser(**changes: Any) -> Chooser:
-    return Chooser(World.create(None), CPU, **{"measure": True, "store": Store(None)} | changes)
+    return Chooser(World.create(None), CPU, **{"measure": True, "store": ChoiceCache(None)} | changes)
 
 
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam"])
@@ -72,7 +72,7 @@ def test_onednn_computes_pointwise_convolutions_only_if_that_is_chosen() -> None
         (False, set()),
         (True, {"aten::mkldnn_convolution"}),
     ):
-        layout.take_pointwise(layer, onednn)
+        layout.use_onednn_for_pointwise(layer, onednn)
         with torch.profiler.profile() as trace:
             found = layer(x)
         assert {each.key for each in trace.key_averages()} & {"aten::mkldnn_convolution"} == operators
@@ -124,7 +124,7 @@ def test_a_format_that_the_configuration_names_is_not_measured(value: str) -> No
 
 
 def test_fewer_threads_are_chosen_only_if_they_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = layout._of_threads(4, lambda: None, {})
+    question = layout._make_thread_question(4, lambda: None, {})
     assert list(question.ways()) == ["4", "2", "1"]
     assert question.decide({"4": 1.0, "2": 0.97, "1": 2.0}) == "4"
     assert question.decide({"4": 1.0, "2": 0.9, "1": 2.0}) == "2"

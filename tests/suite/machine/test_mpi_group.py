@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from suite.launch.local import mpiexec_command
+from suite.launch.local import make_mpiexec_command
 from suite.machine.choice.collectives import GLOO, MPI, _decide
-from suite.machine.choice.mpi_group import mpi_world
+from suite.machine.choice.mpi_group import find_mpi_communicator
 from suite.world import World
 from tests.fixtures.warm import warm_python
 
@@ -21,7 +21,7 @@ WORKER = Path(__file__).parent / "mpi_group_worker.py"
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_collective_gives_what_gloos_gives(tmp_path: Path, ranks: int) -> None:
-    command = [*mpiexec_command(ranks), *warm_python(), str(WORKER), str(tmp_path)]
+    command = [*make_mpiexec_command(ranks), *warm_python(), str(WORKER), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     checked = [int((tmp_path / f"rank{rank}").read_text()) for rank in range(ranks)]
@@ -48,7 +48,7 @@ def test_mpi_is_offered_where_it_connects_all_ranks(
     ranks: int, mpi: Any, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace() if mpi is None else SimpleNamespace(MPI=mpi))
-    assert (mpi_world(cast("World", SimpleNamespace(size=ranks))) is not None) is there
+    assert (find_mpi_communicator(cast("World", SimpleNamespace(size=ranks))) is not None) is there
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.log.reader import read_events
 from suite.machine.choice import precision
 from suite.machine.choice.chooser import Chooser
 from suite.machine.choice.precision import choose_precision
-from suite.machine.choice.store import Store
+from suite.machine.choice.store import ChoiceCache
 from suite.workload import load_workload
 from suite.world import World
 from tests.fixtures.cli import mlhpc
@@ -36,9 +36,9 @@ WITHOUT_EXAMPLE = {"open_catalyst", "openfold"}
 
 
 def asked(name: str, *sets: str, **changes: Any) -> tuple[RunConfig, Chooser]:
-    chosen, world = descriptor(name), World.create(None)
+    chosen, world = load_descriptor(name), World.create(None)
     config = load_config(chosen, "smoke", ["precision=auto", "global_batch_size=2", SMALL[name], *sets])
-    chooser = Chooser(world, CPU, **{"measure": True, "store": Store(None)} | changes)
+    chooser = Chooser(world, CPU, **{"measure": True, "store": ChoiceCache(None)} | changes)
     return choose_precision(chooser, config, load_workload(chosen)), chooser
 
 
@@ -103,7 +103,7 @@ def test_a_pin_that_is_no_precision_is_told_and_measured_instead() -> None:
 
 
 def test_a_plan_is_not_measured_whatever_the_cache_has_from_runs_without_one(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache")
+    store = ChoiceCache(tmp_path / "cache")
     torch.set_num_threads(1)
     _, chooser = asked("cosmoflow", store=store)
     assert chooser.choices["precision"].source == "measured"
@@ -143,7 +143,7 @@ def test_a_pass_that_needs_other_ranks_is_not_measured(name: str, setting: str) 
 
 
 def test_what_chooses_none_says_so() -> None:
-    config = load_config(descriptor("cosmoflow"), "smoke", ["precision=auto"])
+    config = load_config(load_descriptor("cosmoflow"), "smoke", ["precision=auto"])
     with pytest.raises(InputError, match="precision auto: mlhpc plan cannot choose one: give --set precision=float32"):
         config.with_stated_precision("mlhpc plan")
 
@@ -176,7 +176,8 @@ def test_the_log_of_a_run_has_the_precision_that_was_chosen_and_the_checker_acce
 
 
 @pytest.mark.parametrize(
-    "words", [("ab", "steps", "cosmoflow", "--set-b", "precision=auto"), ("profile", "cosmoflow"), ("plan", "cosmoflow")]
+    "words",
+    [("ab", "steps", "cosmoflow", "--set-b", "precision=auto"), ("profile", "cosmoflow"), ("plan", "cosmoflow")],
 )
 def test_commands_that_choose_none_want_it_stated(words: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     own = () if words[0] == "plan" else ("-o", tmp_path / "out")

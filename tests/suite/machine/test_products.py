@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.products import LEAST, Dense, choose_product, has_onednn, linear
-from suite.machine.choice.store import Store
+from suite.machine.choice.products import MIN_MULTIPLY_ADDS, Dense, choose_product, compute_linear, has_onednn
+from suite.machine.choice.store import ChoiceCache
 from suite.training.counts.flops import count
 from suite.workload import load_workload
 from suite.world import World
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneD
 
 def given(turned: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     (N, T, C), outputs = LARGE
-    assert N * T * C * outputs >= LEAST
+    assert N * T * C * outputs >= MIN_MULTIPLY_ADDS
     torch.manual_seed(0)
     x = torch.randn(C, N * T).t() if turned else torch.randn(N, T, C)
     return x.requires_grad_(), torch.randn(outputs, C).requires_grad_(), torch.randn(outputs).requires_grad_()
 
 
 def trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
-    return torch.autograd.grad(linear(x, weight, None, onednn=onednn).sum(), (x, weight))
+    return torch.autograd.grad(compute_linear(x, weight, None, onednn=onednn).sum(), (x, weight))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -39,7 +39,7 @@ def trained(x: Tensor, weight: Tensor, onednn: bool) -> object:
 def test_values_gradients_and_flops_are_those_of_torch(turned: bool, biased: bool) -> None:
     x, weight, bias = given(turned)
     inputs = (x, weight, bias) if biased else (x, weight)
-    found = [linear(x, weight, bias if biased else None, onednn=way) for way in (True, False)]
+    found = [compute_linear(x, weight, bias if biased else None, onednn=way) for way in (True, False)]
     assert "ByOneDnn" in type(found[0].grad_fn).__name__ + str(
         found[0].grad_fn.next_functions if found[0].grad_fn else ""
     )
@@ -57,7 +57,9 @@ def test_gradients_of_gradients_are_those_of_torch() -> None:
     x, weight, bias = given()
     found = []
     for way in (True, False):
-        (of_x,) = torch.autograd.grad(linear(x, weight, bias, onednn=way).square().sum() / 1e3, x, create_graph=True)
+        (of_x,) = torch.autograd.grad(
+            compute_linear(x, weight, bias, onednn=way).square().sum() / 1e3, x, create_graph=True
+        )
         found.append(torch.autograd.grad(of_x.square().sum() / 1e3, (x, weight, bias)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3 * float(other.abs().max()))
@@ -65,19 +67,19 @@ def test_gradients_of_gradients_are_those_of_torch() -> None:
 
 def test_other_types_and_small_products_are_torchs() -> None:
     x, weight, bias = given()
-    small = linear(x[:1, :8], weight, bias, onednn=True)
+    small = compute_linear(x[:1, :8], weight, bias, onednn=True)
     assert torch.equal(small, torch.nn.functional.linear(x[:1, :8], weight, bias))
-    double = linear(x.double(), weight.double(), None, onednn=True)
+    double = compute_linear(x.double(), weight.double(), None, onednn=True)
     assert torch.equal(double, torch.nn.functional.linear(x.double(), weight.double()))
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, weight, None, onednn=True).dtype == torch.bfloat16
-    assert linear(x.to("meta"), weight.to("meta"), None, onednn=True).is_meta
+        assert compute_linear(x, weight, None, onednn=True).dtype == torch.bfloat16
+    assert compute_linear(x.to("meta"), weight.to("meta"), None, onednn=True).is_meta
 
 
 def test_large_products_are_measured_and_small_ones_not_asked_of(tmp_path: Path) -> None:
     def chooser(**pinned: str) -> Chooser:
         return Chooser(
-            World.create(None), torch.device("cpu"), measure=not pinned, store=Store(tmp_path), pinned=pinned
+            World.create(None), torch.device("cpu"), measure=not pinned, store=ChoiceCache(tmp_path), pinned=pinned
         )
 
     measured = chooser()
@@ -92,7 +94,7 @@ def test_large_products_are_measured_and_small_ones_not_asked_of(tmp_path: Path)
 
 def told(product: str) -> Chooser:
     return Chooser(
-        World.create(None), torch.device("cpu"), measure=False, store=Store(None), pinned={"product": product}
+        World.create(None), torch.device("cpu"), measure=False, store=ChoiceCache(None), pinned={"product": product}
     )
 
 
@@ -106,7 +108,7 @@ def told(product: str) -> Chooser:
     ],
 )
 def test_a_workload_follows_the_choice_where_its_products_are_large(workload: str, size: str, large: bool) -> None:
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     built = load_workload(chosen)(load_config(chosen, size, ["device=cpu", "precision=float32"]))
     with torch.device("meta"):
         model = built.build_model(World.create(None))
@@ -115,7 +117,7 @@ def test_a_workload_follows_the_choice_where_its_products_are_large(workload: st
 
 
 def test_in_bfloat16_nothing_is_asked() -> None:
-    chosen = descriptor("moe_lm")
+    chosen = load_descriptor("moe_lm")
     built = load_workload(chosen)(load_config(chosen, "mini", ["device=cpu", "precision=bfloat16"]))
     with torch.device("meta"):
         model = built.build_model(World.create(None))
@@ -126,7 +128,7 @@ def test_in_bfloat16_nothing_is_asked() -> None:
 
 
 def test_the_language_models_loss_and_gradients_by_onednn_are_those_of_torch() -> None:
-    chosen = descriptor("moe_lm")
+    chosen = load_descriptor("moe_lm")
     config = load_config(chosen, "smoke", ["device=cpu", "precision=float32"])
     built = load_workload(chosen)(config)
     torch.manual_seed(0)

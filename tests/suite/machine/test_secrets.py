@@ -13,7 +13,7 @@ import suite
 from suite import REDACTED
 from suite.machine import secrets
 from suite.machine.probes.collect import SLURM, TUNING, collect_facts
-from suite.machine.secrets import has_random_word, redact_random, redact_secrets, redact_variable
+from suite.machine.secrets import has_random_word, remove_random_words, remove_secret_value, remove_secrets
 
 SECRETS = {
     "NCCL_AUTH_TOKEN": "abc",
@@ -40,12 +40,12 @@ HARMLESS = {
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_leaves_no_value(name: str) -> None:
-    assert redact_variable(name, SECRETS[name]) == REDACTED
+    assert remove_secret_value(name, SECRETS[name]) == REDACTED
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_settings_are_kept(name: str) -> None:
-    assert redact_variable(name, HARMLESS[name]) == HARMLESS[name]
+    assert remove_secret_value(name, HARMLESS[name]) == HARMLESS[name]
     assert TUNING.fullmatch(name) or SLURM.fullmatch(name)
 
 
@@ -63,7 +63,7 @@ def test_facts_hold_variables_by_their_form_and_no_secret() -> None:
 def test_changes_keep_their_checksums_and_lose_their_keys() -> None:
     text = 'index 0a1b2c3d4e5f60718293a4b5c6d7e8f901234567..1\n+key = "q8Zr2LmX0vTn5KbYw3Hd7Js"\n'
     text += "+from suite.training.statement import x\n"
-    redacted = redact_random(text)
+    redacted = remove_random_words(text)
     assert "0a1b2c3d4e5f" in redacted
     assert "q8Zr2LmX0vTn5KbYw3Hd7Js" not in redacted
     assert "suite.training.statement" in redacted
@@ -209,20 +209,20 @@ OF_SERVICES = {
 @pytest.mark.parametrize("line", SPELLINGS)
 def test_a_secret_is_taken_out_however_it_is_spelt(line: str) -> None:
     secret = "s3cr3tT0k3nXYZ99"
-    redacted = redact_secrets(line.replace("SECRET", secret))
+    redacted = remove_secrets(line.replace("SECRET", secret))
     assert secret not in redacted
     assert REDACTED in redacted
-    assert redact_secrets(redacted) == redacted
+    assert remove_secrets(redacted) == redacted
 
 
 @pytest.mark.parametrize("line", NO_SECRETS)
 def test_what_only_resembles_a_secret_stays(line: str) -> None:
-    assert redact_secrets(line) == line
+    assert remove_secrets(line) == line
 
 
 @pytest.mark.parametrize("rule", OF_SERVICES)
 def test_the_forms_of_services_are_those_of_gitleaks(rule: str) -> None:
-    assert redact_secrets(f"x={OF_SERVICES[rule]} ") == f"x={REDACTED} "
+    assert remove_secrets(f"x={OF_SERVICES[rule]} ") == f"x={REDACTED} "
 
 
 def test_the_rules_of_gitleaks_name_their_source_and_licence() -> None:
@@ -236,4 +236,4 @@ def test_the_rules_of_gitleaks_name_their_source_and_licence() -> None:
 
 def test_the_scripts_of_the_suite_hold_no_secret() -> None:
     for path in (Path(suite.__file__).parent / "launch/templates").iterdir():
-        assert redact_secrets(path.read_text()) == path.read_text()
+        assert remove_secrets(path.read_text()) == path.read_text()

@@ -14,7 +14,7 @@ from suite.machine.system import (
     System,
     describe_system,
     describe_system_of,
-    differences,
+    list_differences,
     make_system_description,
     read_description,
     read_nodes,
@@ -109,14 +109,14 @@ def test_a_mistake_in_the_description_says_file_line_and_key(tmp_path: Path, old
 
 def test_nodes_that_differ_are_named_with_both_values(here: Facts) -> None:
     other = structs.replace(here, node="n2", cpu=structs.replace(here.cpu, model="Old CPU"))
-    assert differences([here, other]) == [
+    assert list_differences([here, other]) == [
         f"node n2: processor_model is Old CPU, on node {here.node} {here.cpu.model}",
     ]
 
 
 def test_memory_that_the_firmware_keeps_is_no_difference(here: Facts) -> None:
     memory = structs.replace(here.memory, total_gib=here.memory.total_gib * 1.001)
-    assert differences([here, structs.replace(here, node="n2", memory=memory)]) == []
+    assert list_differences([here, structs.replace(here, node="n2", memory=memory)]) == []
 
 
 def test_a_run_folder_without_facts_is_an_error(tmp_path: Path) -> None:

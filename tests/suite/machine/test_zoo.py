@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from suite.errors import InputError
-from suite.launch.local import trial_environment
+from suite.launch.local import make_trial_environment
 from suite.machine.facts import read_facts, write_facts
 from suite.machine.probes import allowance
-from suite.machine.probes.allowance import read_allowance, usable
+from suite.machine.probes.allowance import find_usable_resources, read_usable_resources
 from suite.machine.probes.collect import collect_facts
 from suite.machine.probes.processor import list_data_caches
-from suite.machine.probes.root import VARIABLE, machine_root
+from suite.machine.probes.root import VARIABLE, find_machine_root
 from suite.machine.system import System, describe_system, describe_system_of, make_system_description
 from suite.performance.ceilings.sizes import SweepPlan, plan_sweep
-from suite.training.devices import threads_per_rank
+from suite.training.devices import compute_threads_per_rank
 from tests.fixtures.zoo import GIB, Machine, every_machine, machine, machines
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def test_the_zoo_has_the_machines_that_broke_something() -> None:
 
 @every_machine
 def test_what_a_process_may_use(machine: Machine, zoo_root: Path) -> None:
-    found, expected = read_allowance(zoo_root), machine.expected
+    found, expected = read_usable_resources(zoo_root), machine.expected
     assert found.cores == expected["cores"]
     assert found.cpu_quota == expected.get("quota")
     assert found.memory_free == pytest.approx(expected["free_gib"] * GIB, rel=1e-6)
@@ -62,7 +62,7 @@ def test_facts_and_system_description(machine: Machine, zoo_root: Path, tmp_path
 @every_machine
 def test_the_plan_of_a_sweep(machine: Machine, zoo_root: Path) -> None:
     expected = machine.expected
-    allowed = read_allowance(zoo_root)
+    allowed = read_usable_resources(zoo_root)
     assert allowed.memory_free is not None
     plan = plan_sweep(list_data_caches(zoo_root, allowed.cpus), allowed.cpus, allowed.cores, 1, allowed.memory_free, 3)
     assert isinstance(plan, SweepPlan), plan
@@ -79,18 +79,18 @@ def test_default_threads_of_ranks(machine: Machine, zoo_root: Path, monkeypatch:
     monkeypatch.setenv(VARIABLE, str(zoo_root))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for ranks, threads in machine.expected["threads"].items():
-        environment = trial_environment({VARIABLE: str(zoo_root), "SLURM_JOB_ID": "1"}, ranks=ranks)
+        environment = make_trial_environment({VARIABLE: str(zoo_root), "SLURM_JOB_ID": "1"}, ranks=ranks)
         assert environment["OMP_NUM_THREADS"] == str(threads)
-        assert threads_per_rank(SimpleNamespace(local_size=ranks)) == threads  # type: ignore[arg-type]
+        assert compute_threads_per_rank(SimpleNamespace(local_size=ranks)) == threads  # type: ignore[arg-type]
 
 
 def test_a_simulated_machine_never_has_more_than_the_real_one(tmp_path: Path) -> None:
     """It is the real one that works: 1024 threads on two cores, or memory that is not there, would break it."""
     root = machine("xeon_8480_two_sockets").lay_out(tmp_path)
     (root / "proc/meminfo").write_text("MemTotal: 900000000000 kB\nMemAvailable: 900000000000 kB\n")
-    real, found = read_allowance(Path("/")), usable({VARIABLE: str(root)})
+    real, found = read_usable_resources(Path("/")), find_usable_resources({VARIABLE: str(root)})
     assert (found.cores, found.memory_free) == (min(224, real.cores), pytest.approx(real.memory_free, rel=0.2))
-    assert usable({}).cpus == real.cpus
+    assert find_usable_resources({}).cpus == real.cpus
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_simulated_machine_never_has_more_than_the_real_one(tmp_path: Path) ->
 def test_a_mask_that_is_none_leaves_the_cpus_that_are_online(text: str, tmp_path: Path) -> None:
     root = machine("offline_cpus").lay_out(tmp_path)
     (root / "proc/self/status").write_text(f"Cpus_allowed_list:\t{text}\n")
-    assert read_allowance(root).cpus == {1, 4}
+    assert read_usable_resources(root).cpus == {1, 4}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_mask_that_is_none_leaves_the_cpus_that_are_online(text: str, tmp_path
 def test_a_quota_that_is_none_is_no_quota(text: str, tmp_path: Path) -> None:
     root = machine("slurm_job_cgroup_v2").lay_out(tmp_path)
     (root / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/cpu.max").write_text(text)
-    assert read_allowance(root).cpu_quota is None
+    assert read_usable_resources(root).cpu_quota is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_strictest_group_counts(name: str, text: str, free_gib: float, tmp_p
     path = root / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    assert read_allowance(root).memory_free == free_gib * GIB
+    assert read_usable_resources(root).memory_free == free_gib * GIB
 
 
 def test_a_hybrid_tree_of_groups_is_read(tmp_path: Path) -> None:
@@ -140,23 +140,23 @@ def test_a_hybrid_tree_of_groups_is_read(tmp_path: Path) -> None:
     (root / "sys/fs/cgroup/unified").mkdir()
     text = (root / "proc/self/cgroup").read_text()
     (root / "proc/self/cgroup").write_text(f"{text}0::/docker/af31\n")
-    assert read_allowance(root).memory_free == 3 * GIB
+    assert read_usable_resources(root).memory_free == 3 * GIB
 
 
 def test_a_path_that_leads_out_of_the_tree_stays_in_it(tmp_path: Path) -> None:
     root = machine("container_cgroup_v1").lay_out(tmp_path)
     (root / "proc/self/cgroup").write_text("4:memory:/../../../../etc\n")
-    assert read_allowance(root).memory_free == 3 * GIB
+    assert read_usable_resources(root).memory_free == 3 * GIB
 
 
 def test_a_machine_that_says_nothing_has_one_core_and_unknown_memory(tmp_path: Path) -> None:
-    found = read_allowance(tmp_path)
+    found = read_usable_resources(tmp_path)
     assert (found.cores, found.memory_free, found.memory_total, found.open_files) == (1, None, None, None)
 
 
 def test_a_root_that_is_no_folder_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"^{VARIABLE}={tmp_path / 'none'}: expected the folder"):
-        machine_root({VARIABLE: str(tmp_path / "none")})
+        find_machine_root({VARIABLE: str(tmp_path / "none")})
 
 
 def test_results_of_a_simulated_machine_say_so_whatever_the_system_file_says(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from suite import VERSION
 from suite.compliance.check import check
-from suite.compliance.manifest import changed_files, digest
+from suite.compliance.manifest import check_manifest, compute_sha256
 from suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from suite.errors import InputError
 from suite.machine.facts import Cpu
@@ -69,7 +69,7 @@ def test_a_package_is_compliant_and_unchanged(tmp_path: Path) -> None:
     built = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])
     assert verdict.compliant, verdict.findings
-    assert not list(changed_files(built.folder))
+    assert not list(check_manifest(built.folder))
 
 
 def test_the_system_description_is_complete(tmp_path: Path) -> None:
@@ -97,17 +97,17 @@ def test_the_manifest_finds_every_change(tmp_path: Path, damage: str) -> None:
         log.unlink()
     else:
         (folder / "manifest.sha256").write_text("nonsense\n")
-    assert list(changed_files(folder))
+    assert list(check_manifest(folder))
     assert "manifest-changed" in {finding.rule for finding in check([folder]).findings if finding.severity == "error"}
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
     folder = build_package([run], system="bed", out=tmp_path / "out" / "ACME").folder
-    before = {path: digest(path) for path in folder.rglob("*") if path.is_file()}
+    before = {path: compute_sha256(path) for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="exists already, and results are never overwritten"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
-    assert {path: digest(path) for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: compute_sha256(path) for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
 
 
@@ -121,7 +121,7 @@ def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) ->
         "bed_1x4_smoke",
         "other_1x2_smoke",
     }
-    assert not list(changed_files(folder))
+    assert not list(check_manifest(folder))
 
 
 @pytest.mark.parametrize("name", ["systems/bed_1x2_smoke.json", "manifest.sha256"])
@@ -387,7 +387,7 @@ def test_mutations_of_a_package(tmp_path: Path, whole: Path, case: PackageCase) 
     folder = tmp_path / whole.name
     shutil.copytree(whole, folder)
     case.apply(folder)
-    before = {path: digest(path) for path in tmp_path.rglob("*") if path.is_file()}
+    before = {path: compute_sha256(path) for path in tmp_path.rglob("*") if path.is_file()}
     found = [finding.rule for finding in check([folder]).findings if finding.severity == "error"]
     assert case.rule in found if case.rule else not found, found
-    assert {path: digest(path) for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: compute_sha256(path) for path in tmp_path.rglob("*") if path.is_file()} == before

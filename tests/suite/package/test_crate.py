@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.manifest import changed_files
+from suite.compliance.manifest import check_manifest
 from suite.package.build import build_package
 from suite.package.crate import CRATE, render_crate
 from tests.fixtures.logs import drop, our_run, write
@@ -122,14 +122,14 @@ def test_a_package_that_grows_has_a_crate_of_all(package: Path, tmp_path: Path) 
     build_package([run_folder(tmp_path / "b", ranks=4)], system="bed", out=package)
     assert len(set(actions(package)) - before) == 5
     assert before <= set(actions(package))
-    assert not list(changed_files(package))
+    assert not list(check_manifest(package))
     errors = {each.rule for each in check([package]).findings if each.severity == "error"}
     assert errors == {"run-reused"}, "the logs of both are the same but for the ranks"
 
 
 def test_a_file_of_the_crate_that_is_changed_is_found(package: Path) -> None:
     (package / CRATE).write_text("{}")
-    assert [path.name for _, path, _ in changed_files(package)] == [CRATE]
+    assert [path.name for _, path, _ in check_manifest(package)] == [CRATE]
 
 
 def test_links_and_strange_files_are_not_followed(package: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.origin.installed import Environment, Installed, read_environment
+from suite.log.origin.installed import Environment, InstalledPackage, read_environment
 from suite.package.build import build_package
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.reproduction import forge
@@ -23,16 +23,16 @@ def packaged(folder: Path, *environments: str) -> Path:
     return build_package(runs, system="box", out=folder / "out" / "ACME").folder
 
 
-def environment(*items: Installed) -> str:
+def environment(*items: InstalledPackage) -> str:
     here = read_environment(())
     return Environment(python=here.python, machine=here.machine, distributions=items).text()
 
 
 def test_the_requirements_are_the_distributions_of_the_runs(tmp_path: Path) -> None:
     items = (
-        Installed(name="One_A", version="1.0+cpu"),
-        Installed(name="mine", version="2.0", source="editable"),
-        Installed(name="mlhpc", version="1.0.0"),
+        InstalledPackage(name="One_A", version="1.0+cpu"),
+        InstalledPackage(name="mine", version="2.0", source="editable"),
+        InstalledPackage(name="mlhpc", version="1.0.0"),
     )
     package = packaged(tmp_path, environment(*items))
     done = mlhpc("reproduce", package, "--requirements", tmp_path / "requirements.txt")
@@ -73,10 +73,12 @@ def test_no_environment_and_several_are_one_line(tmp_path: Path) -> None:
     plain = build_package([run_folder(tmp_path / "run")], system="box", out=tmp_path / "plain" / "ACME").folder
     done = mlhpc("reproduce", plain, "--requirements", tmp_path / "requirements.txt")
     assert "no environment.json in its provenance" in done.stderr
-    package = packaged(tmp_path, environment(Installed(name="one", version="1")))
+    package = packaged(tmp_path, environment(InstalledPackage(name="one", version="1")))
     (path,) = package.glob("benchmarks/*/implementations/*/*/*/provenance/run_0/environment.json")
     path.parent.with_name("run_1").mkdir()
-    (path.parent.with_name("run_1") / "environment.json").write_text(environment(Installed(name="one", version="2")))
+    (path.parent.with_name("run_1") / "environment.json").write_text(
+        environment(InstalledPackage(name="one", version="2"))
+    )
     done = mlhpc("reproduce", package, "--requirements", tmp_path / "requirements.txt")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "its runs had several environments" in done.stderr

@@ -13,12 +13,12 @@ import pytest
 
 import suite
 from suite.compliance.check import check
-from suite.compliance.kept_files import END_OF_TEMPLATE, OF_TEMPLATE, damaged_files, list_kept_files
+from suite.compliance.kept_files import TEMPLATE_COMMENT, TEMPLATE_END, check_kept_files, list_kept_files
 from suite.data.manifest import Manifest
-from suite.documents import plain
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
 from suite.log.run_folder import JobInfo
-from suite.machine.node_samples import Sample, render
+from suite.machine.node_samples import Sample, render_samples
 from suite.package.build import build_package
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.once import made_once
@@ -35,10 +35,12 @@ def full_run(root: Path) -> Path:
     """A run folder that has every file of the table but those of an own loop."""
     left_by_run(root, diff="diff --git a/x b/x\n+one line\n")
     (root / "job.sbatch").write_text(SCRIPT)
-    (root / "job.json").write_text(json.dumps(plain(JobInfo(job_ids=("7",), submitted="2026-11-20T14:00:00Z"))))
+    (root / "job.json").write_text(
+        json.dumps(convert_to_plain_data(JobInfo(job_ids=("7",), submitted="2026-11-20T14:00:00Z")))
+    )
     look = root / "preflight" / "7" / "1"
     look.mkdir(parents=True)
-    (look / "node1.jsonl").write_text(render([Sample(node="node1", metric="m", better="more", values=(1.0,))]))
+    (look / "node1.jsonl").write_text(render_samples([Sample(node="node1", metric="m", better="more", values=(1.0,))]))
     (look.parent / "verdict.json").write_text('{"nodes": {"node1": {"word": "good"}}}')
     write(root / "resumed_1_1.txt", our_run())
     write(root / "failed_2_1.txt", our_run()[:5])
@@ -115,7 +117,7 @@ def test_the_table_has_every_file_that_a_run_leaves(run: Path) -> None:
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     kept = {path.relative_to(run).as_posix() for path in list_kept_files(run)}
     assert names - kept == {*(f"result_{n}.txt" for n in range(5)), "output/trial_0.log"}
-    assert list(damaged_files(run)) == []
+    assert list(check_kept_files(run)) == []
     assert "provenance-valid" not in {finding.rule for finding in check([run]).findings}
 
 
@@ -163,7 +165,9 @@ def test_the_manifest_of_the_data_is_that_of_the_logs(tmp_path: Path, seed: int,
 @pytest.mark.parametrize("name", ["environment.json", "sources.json"])
 def test_a_file_that_became_another_valid_one_after_the_run_is_found(run: Path, tmp_path: Path, name: str) -> None:
     """Its logs state its sha256."""
-    stated = {each: hashlib.sha256((run / each).read_bytes()).hexdigest() for each in ("environment.json", "sources.json")}
+    stated = {
+        each: hashlib.sha256((run / each).read_bytes()).hexdigest() for each in ("environment.json", "sources.json")
+    }
     for path in sorted(run.glob("result_*.txt")):
         lines = path.read_text().splitlines(keepends=True)
         place = next(number for number, line in enumerate(lines) if '"run_config"' in line)
@@ -202,10 +206,10 @@ def test_a_missing_file_is_a_note(run: Path, tmp_path: Path) -> None:
 def test_a_log_that_a_kill_cut_is_no_damage(run: Path) -> None:
     half(run / "resumed_1_1.txt")
     (run / "failed_2_1.txt").write_text("")
-    assert list(damaged_files(run)) == []
+    assert list(check_kept_files(run)) == []
 
 
 def test_the_end_of_a_script_is_that_of_the_template() -> None:
     template = (Path(suite.__file__).parent / "launch/templates/job.sbatch").read_text()
-    assert OF_TEMPLATE in template
-    assert template.endswith(END_OF_TEMPLATE)
+    assert TEMPLATE_COMMENT in template
+    assert template.endswith(TEMPLATE_END)

@@ -10,7 +10,7 @@ import pytest
 
 from suite.log.energy.power_log import read_power_log
 from suite.log.reader import read_events
-from suite.log.record import summarise
+from suite.log.record import summarise_log
 from suite.package.build import build_package, write_package_manifest
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.power import noisy, power_log
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def ends(log: Path) -> tuple[float, float]:
-    record = summarise(read_events(log, steps=False))
+    record = summarise_log(read_events(log, steps=False))
     assert record.run_start_s is not None
     assert record.run_stop_s is not None
     return record.run_start_s, record.run_stop_s

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.manifest import changed_files
+from suite.compliance.manifest import check_manifest
 from suite.config import load_config
-from suite.descriptor import descriptor
-from suite.documents import plain
-from suite.machine.node_samples import Sample, render
-from suite.machine.secrets import is_secret_name, redact_secrets
+from suite.descriptor import load_descriptor
+from suite.documents import convert_to_plain_data
+from suite.machine.node_samples import Sample, render_samples
+from suite.machine.secrets import is_secret_name, remove_secrets
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.runs import node, run_folder
@@ -62,15 +62,15 @@ HARMLESS = [
 
 @pytest.mark.parametrize("text", SECRETS)
 def test_a_secret_is_taken_out(text: str) -> None:
-    redacted = redact_secrets(text)
+    redacted = remove_secrets(text)
     assert "abcdefgh1234" not in redacted
     assert "REDACTED" in redacted
-    assert redact_secrets(redacted) == redacted
+    assert remove_secrets(redacted) == redacted
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_is_no_secret_stays(text: str) -> None:
-    assert redact_secrets(text) == text
+    assert remove_secrets(text) == text
 
 
 def test_names_of_secrets() -> None:
@@ -87,7 +87,7 @@ def run(tmp_path: Path) -> Path:
     (folder / "job.sbatch").write_text(SCRIPT)
     facts = node("gpu17", hostname="gpu17.cluster.example.org", slurm={"SLURM_JOB_NODELIST": "gpu[17-18]"})
     (folder / "facts" / "node1.json").unlink()
-    (folder / "facts" / "gpu17.json").write_text(json.dumps(plain(facts), indent=1))
+    (folder / "facts" / "gpu17.json").write_text(json.dumps(convert_to_plain_data(facts), indent=1))
     info = json.loads((folder / "run.json").read_text())
     info["command"] = ["/home/ada/bin/mlhpc", "run", "cosmoflow", "--set", "data=/home/ada/data/cosmoflow-smoke"]
     (folder / "run.json").write_text(json.dumps(info))
@@ -127,7 +127,7 @@ def test_what_is_asked_for_is_taken_out_and_the_package_is_compliant(run: Path, 
     assert "#!/bin/bash" in text
     assert "seed=$(od -An -N2 -tu2 /dev/urandom)" in text
     assert check([package]).compliant
-    assert not list(changed_files(package))
+    assert not list(check_manifest(package))
     for number in range(5):
         log = package / f"results/bed_1x2_smoke/strong/cosmoflow/result_{number}.txt"
         assert log.read_bytes() == (run / f"result_{number}.txt").read_bytes()
@@ -138,7 +138,9 @@ def test_what_was_measured_of_nodes_goes_with_the_run_without_their_names(run: P
     look = run / "preflight/7-20261123T000000Z/1"
     look.mkdir(parents=True)
     for name in ("gpu17", "gpu18"):
-        (look / f"{name}.jsonl").write_text(render([Sample(node=name, metric="m", better="more", values=(1.0,))]))
+        (look / f"{name}.jsonl").write_text(
+            render_samples([Sample(node=name, metric="m", better="more", values=(1.0,))])
+        )
     (look.parent / "verdict.json").write_text('{"nodes": {"gpu17": {"word": "good"}, "gpu18": {"word": "bad"}}}')
     (look.parent / "messages.txt").write_text("/home/ada")
     package = tmp_path / "out" / "ACME"
@@ -180,10 +182,10 @@ def test_an_unknown_kind_is_refused(run: Path) -> None:
 
 def test_a_log_has_no_paths() -> None:
     config = load_config(
-        descriptor("cosmoflow"), "smoke", ["data=/home/ada/data/c", "staging.directory=/local/ada/{node}"]
+        load_descriptor("cosmoflow"), "smoke", ["data=/home/ada/data/c", "staging.directory=/local/ada/{node}"]
     )
     logged = config.logged()
     assert logged["data"] == "c"
     assert logged["staging"]["directory"] == "{node}"
-    assert logged["hyperparameters"] == plain(config)["hyperparameters"]
+    assert logged["hyperparameters"] == convert_to_plain_data(config)["hyperparameters"]
     assert "/" not in json.dumps(logged)

@@ -19,22 +19,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.commands.machine.ceilings import ceilings
-from suite.machine.probes.allowance import read_allowance
+from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.processor import CpuCache, list_data_caches
 from suite.performance.ceilings import memory, sizes, storage
-from suite.performance.ceilings.collectives import compute_bus_share, group_sizes
-from suite.performance.ceilings.document import Findings, NotMeasured, Roof, refuse_existing, to_json, write
+from suite.performance.ceilings.collectives import compute_bus_share, list_group_sizes
+from suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, refuse_existing, render_json, write
 from suite.performance.ceilings.memory import CPU_KERNELS, Kernel
-from suite.performance.ceilings.plateaus import CacheShare, names, plateaus, sweep, with_one_memory
-from suite.performance.ceilings.samples import QUICK, Effort, Samples, repeat
+from suite.performance.ceilings.plateaus import (
+    CacheShare,
+    find_plateaus,
+    list_sweep_sizes,
+    make_level_names,
+    merge_memory_plateaus,
+)
+from suite.performance.ceilings.samples import QUICK, Effort, Samples, measure_on_all_ranks
 from suite.performance.ceilings.sizes import (
     PAGE,
-    SHORTEST,
+    SHORTEST_SWEEP,
     SKEW,
     SweepPlan,
     compute_visiting_order,
     find_free_bytes,
-    fits,
+    may_allocate,
     plan_sweep,
 )
 from suite.performance.ceilings.time_limit import TimeLimit
@@ -57,8 +63,8 @@ ZEN5_CACHES = [CacheShare("L1", 48 * KIB), CacheShare("L2", 1024 * KIB), CacheSh
 
 def test_the_levels_of_a_measured_sweep_are_the_caches_of_the_machine() -> None:
     sizes = [kib * KIB for kib in ZEN5]
-    found = plateaus(sizes, list(ZEN5.values()))
-    assert names(found, sizes[-1], ZEN5_CACHES) == ["L1", "L2", "L3", "dram"]
+    found = find_plateaus(sizes, list(ZEN5.values()))
+    assert make_level_names(found, sizes[-1], ZEN5_CACHES) == ["L1", "L2", "L3", "dram"]
     for plateau, cache in zip(found, ZEN5_CACHES, strict=False):
         assert plateau.capacity is not None
         assert 0.5 <= plateau.capacity / cache.share_bytes <= 2
@@ -69,10 +75,10 @@ def test_levels_are_found_through_noise(seed: int) -> None:
     import random
 
     draw = random.Random(seed)
-    sizes = sweep(8 * KIB, 64 << 20, 3, 4096)
+    sizes = list_sweep_sizes(8 * KIB, 64 << 20, 3, 4096)
     truth = [(48 * KIB, 240.0), (1 << 20, 150.0), (16 << 20, 80.0), (1 << 40, 20.0)]
     rates = [next(rate for limit, rate in truth if size <= limit) * draw.uniform(0.97, 1.0) for size in sizes]
-    found = plateaus(sizes, rates)
+    found = find_plateaus(sizes, rates)
     assert len(found) == 4
     for plateau, (limit, _) in zip(found, truth[:-1], strict=False):
         assert plateau.capacity is not None
@@ -80,32 +86,32 @@ def test_levels_are_found_through_noise(seed: int) -> None:
 
 
 def test_a_flat_sweep_has_one_level_and_slow_starts_are_no_level() -> None:
-    sizes = sweep(8 * KIB, 1 << 20, 3, 4096)
-    assert [p.capacity for p in plateaus(sizes, [100.0] * len(sizes))] == [None]
+    sizes = list_sweep_sizes(8 * KIB, 1 << 20, 3, 4096)
+    assert [p.capacity for p in find_plateaus(sizes, [100.0] * len(sizes))] == [None]
     ramp = [100 * size / (size + 8 * KIB) for size in sizes]  # a fixed cost per pass
-    assert len(plateaus(sizes, ramp)) == 1
+    assert len(find_plateaus(sizes, ramp)) == 1
 
 
 def test_the_last_plateau_is_main_memory_only_well_past_every_cache() -> None:
-    sizes = sweep(8 * KIB, 1 << 20, 3, 4096)
-    found = plateaus(sizes, [100.0] * len(sizes))
-    assert names(found, sizes[-1], [CacheShare("L1", 48 * KIB)]) == ["dram"]
-    assert names(found, sizes[-1], [CacheShare("L2", 512 * KIB)]) == ["level_1"]
+    sizes = list_sweep_sizes(8 * KIB, 1 << 20, 3, 4096)
+    found = find_plateaus(sizes, [100.0] * len(sizes))
+    assert make_level_names(found, sizes[-1], [CacheShare("L1", 48 * KIB)]) == ["dram"]
+    assert make_level_names(found, sizes[-1], [CacheShare("L2", 512 * KIB)]) == ["level_1"]
 
 
 def test_main_memory_is_one_level_however_uneven() -> None:
-    sizes = sweep(8 * KIB, 64 << 20, 3, 4096)
+    sizes = list_sweep_sizes(8 * KIB, 64 << 20, 3, 4096)
     rates = [100.0 if size <= 1 << 20 else 20.0 if size < 16 << 20 else 14.0 for size in sizes]
-    found = plateaus(sizes, rates)
+    found = find_plateaus(sizes, rates)
     assert len(found) == 3
-    merged = with_one_memory(found, [CacheShare("L2", 1 << 20)])
-    assert names(merged, sizes[-1], [CacheShare("L2", 1 << 20)]) == ["L2", "dram"]
+    merged = merge_memory_plateaus(found, [CacheShare("L2", 1 << 20)])
+    assert make_level_names(merged, sizes[-1], [CacheShare("L2", 1 << 20)]) == ["L2", "dram"]
     assert merged[-1].last == len(sizes) - 1
 
 
 def test_plateaus_refuse_what_is_no_sweep() -> None:
     with pytest.raises(ValueError, match="positive rate"):
-        plateaus([1, 2], [1.0, 0.0])
+        find_plateaus([1, 2], [1.0, 0.0])
 
 
 @given(
@@ -115,7 +121,7 @@ def test_plateaus_refuse_what_is_no_sweep() -> None:
 )
 def test_a_sweep_ends_at_its_largest_size_and_never_beyond(largest: int, per_octave: int, multiple: int) -> None:
     """Cache sizes that are no power of two (Xeon 8480+: 105 MiB) once gave a last size above the buffer."""
-    sizes = sweep(8 * KIB, largest, per_octave, multiple)
+    sizes = list_sweep_sizes(8 * KIB, largest, per_octave, multiple)
     assert sizes[0] == 8 * KIB
     assert sizes[-1] == largest // multiple * multiple
     assert all(size % multiple == 0 for size in sizes)
@@ -124,7 +130,7 @@ def test_a_sweep_ends_at_its_largest_size_and_never_beyond(largest: int, per_oct
 
 def test_a_sweep_between_sizes_that_make_no_range_is_refused() -> None:
     with pytest.raises(ValueError, match="smallest <= largest, got smallest 8192 and largest 4096"):
-        sweep(8 * KIB, 4096, 3, 4096)
+        list_sweep_sizes(8 * KIB, 4096, 3, 4096)
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
@@ -140,8 +146,8 @@ def test_a_kernel_refuses_a_buffer_that_would_cut_its_working_set(kernel: Kernel
 @pytest.mark.parametrize("l3_kib", [300 * KIB, 105 * KIB, 27 * KIB + 512])
 def test_every_cache_size_of_a_processor_can_be_swept(l3_kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine with 300 MiB of L3 cache on which the read kernel once met a buffer smaller than its last set."""
-    monkeypatch.setattr(sizes, "PAST_CACHE", 1 / 64)  # the whole path, with sets that a test can afford
-    monkeypatch.setattr(sizes, "LEAST_END", SHORTEST)
+    monkeypatch.setattr(sizes, "SWEEP_END_FACTOR", 1 / 64)  # the whole path, with sets that a test can afford
+    monkeypatch.setattr(sizes, "MIN_SWEEP_END", SHORTEST_SWEEP)
     caches = [CpuCache(3, "unified", l3_kib, "0")]
     sweep_plan = plan_sweep(caches, frozenset({0}), 1, 1, 8 << 30, TINY.points_per_octave)
     assert isinstance(sweep_plan, SweepPlan)
@@ -175,11 +181,11 @@ def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
 ) -> None:
     found = plan_sweep(caches, cpus, threads, ranks, free, 3)
     if isinstance(found, str):
-        assert free // 4 // (threads * ranks) < SHORTEST + SKEW + PAGE + PAGE, "a sweep would have fitted"
+        assert free // 4 // (threads * ranks) < SHORTEST_SWEEP + SKEW + PAGE + PAGE, "a sweep would have fitted"
         assert "of memory that are free: too little for a sweep" in found
         return
     assert found.total_bytes <= free / 4
-    assert SHORTEST <= found.sizes[-1] <= found.buffer_bytes - SKEW
+    assert SHORTEST_SWEEP <= found.sizes[-1] <= found.buffer_bytes - SKEW
     assert all(0 <= share.share_bytes <= cache.size_bytes for share, cache in zip(found.shares, caches, strict=True))
     wanted = max((5 * share.share_bytes for share in found.shares), default=64 * MIB)
     assert bool(found.cut) == (found.sizes[-1] < max(wanted, 8 * MIB) // PAGE * PAGE)
@@ -188,13 +194,13 @@ def test_a_plan_never_takes_more_than_a_quarter_of_the_free_memory(
 def test_memory_that_nobody_knows_is_taken_as_little() -> None:
     assert find_free_bytes([None, 8 << 30]) == 1 << 30
     assert find_free_bytes([5 << 20, 8 << 30]) == 5 << 20
-    assert fits(100, 2, 800)
-    assert not fits(101, 2, 800)
+    assert may_allocate(100, 2, 800)
+    assert not may_allocate(101, 2, 800)
 
 
 @given(st.integers(8 * KIB, 1 << 34))
 def test_a_sweep_is_visited_from_coarse_to_fine(largest: int) -> None:
-    sizes = sweep(8 * KIB, largest, 3, 4096)
+    sizes = list_sweep_sizes(8 * KIB, largest, 3, 4096)
     order = compute_visiting_order(sizes)
     assert sorted(order) == sizes
     ladder = order[: order.index(sizes[-1]) + 1]
@@ -239,7 +245,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
     machine: Machine, rate: float, zoo_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On machines whose main memory moves 2 to 500 GB/s, with all their threads, of which each takes 60 µs to start."""
-    allowed = read_allowance(zoo_root)
+    allowed = read_usable_resources(zoo_root)
     caches = list_data_caches(zoo_root, allowed.cpus)
     made = plan_sweep(
         caches, allowed.cpus, allowed.cores, 1, find_free_bytes([allowed.memory_free]), QUICK.points_per_octave
@@ -252,7 +258,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
 
     kernels = tuple(Kernel(kernel.name, kernel.library, prepare, kernel.smallest) for kernel in CPU_KERNELS)
     monkeypatch.setattr(memory, "CPU_KERNELS", kernels)
-    monkeypatch.setattr(memory, "Team", lambda threads, size: team)
+    monkeypatch.setattr(memory, "ThreadTeam", lambda threads, size: team)
     said: list[str] = []
     budget = TimeLimit(World.create(), 12.5, said.append, lambda: team.now)
     found = memory.measure_cpu(World.create(), QUICK, made, budget)
@@ -273,7 +279,7 @@ def test_a_bounded_sweep_ends_in_time_on_every_machine(
 def test_bytes_of_collectives_are_those_a_rank_must_send() -> None:
     assert compute_bus_share("all_reduce", 2) == 1.0
     assert compute_bus_share("all_to_all", 4) == 0.75
-    assert (group_sizes(2), group_sizes(6), group_sizes(8)) == ([2], [2, 4, 6], [2, 4, 8])
+    assert (list_group_sizes(2), list_group_sizes(6), list_group_sizes(8)) == ([2], [2, 4, 6], [2, 4, 8])
 
 
 def test_statistics_of_ranks_name_the_slowest_and_ignore_ranks_that_took_no_part() -> None:
@@ -305,7 +311,7 @@ def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
     assert "is not a directory" in found.not_measured[0].reason
 
 
-ROOF = Roof(
+ROOF = Ceiling(
     "compute",
     "gemm",
     "burst",
@@ -324,12 +330,12 @@ ROOF = Roof(
 
 
 def test_the_file_has_every_key_and_no_number_that_is_not_json() -> None:
-    document = json.loads(to_json({"system": "here"}, Findings([ROOF], [], [NotMeasured("host_link", "cpu")])))
+    document = json.loads(render_json({"system": "here"}, Findings([ROOF], [], [NotMeasured("host_link", "cpu")])))
     assert (document["version"], document["kind"], document["system"]) == (1, "ceilings", "here")
     assert document["roofs"][0]["capacity_bytes"] is None
     assert document["roofs"][0]["shape"] == [8, 8, 8]
     with pytest.raises(ValueError, match="JSON"):
-        to_json({"value": math.nan}, Findings())
+        render_json({"value": math.nan}, Findings())
 
 
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
@@ -355,7 +361,7 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
 
 def test_repetitions_are_gathered() -> None:
     rates = iter([1.0, 2.0])
-    assert repeat(World.create(), lambda: next(rates), 2).by_rank == ((1.0, 2.0),)
+    assert measure_on_all_ranks(World.create(), lambda: next(rates), 2).by_rank == ((1.0, 2.0),)
 
 
 RESOURCES = {"compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"}

@@ -12,7 +12,7 @@ import torch
 
 from suite.performance.ceilings import collectives, compute, measure, storage
 from suite.performance.ceilings.document import Findings
-from suite.performance.ceilings.samples import FEWEST, QUICK, repeat
+from suite.performance.ceilings.samples import MIN_REPETITIONS, QUICK, measure_on_all_ranks
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
@@ -66,10 +66,10 @@ def test_progress_is_told_now_and_then() -> None:
     assert said == ["  4", "  9", "  14", "  19"]
 
 
-@pytest.mark.parametrize(("seconds", "n"), [(None, 11), (100.0, 11), (5.5, 6), (0.0, FEWEST)])
+@pytest.mark.parametrize(("seconds", "n"), [(None, 11), (100.0, 11), (5.5, 6), (0.0, MIN_REPETITIONS)])
 def test_repetitions_end_with_the_time_but_three_are_made(seconds: float | None, n: int) -> None:
     clock = Clock()
-    samples = repeat(ALONE, lambda: clock.work(1.0), 11, budget=clock.budget(seconds))
+    samples = measure_on_all_ranks(ALONE, lambda: clock.work(1.0), 11, budget=clock.budget(seconds))
     assert samples.n == n
 
 
@@ -80,14 +80,14 @@ def test_products_are_bounded_on_slow_and_fast_machines(flops_per_s: float, monk
 
     def products(device: torch.device, dtype: str, order: int) -> list[compute.Product]:
         orders[dtype] = max(order, orders.get(dtype, 0))
-        return [compute.Product("slow", lambda: clock.work(compute.flops(order) / flops_per_s + 1e-6))]
+        return [compute.Product("slow", lambda: clock.work(compute.count_gemm_flops(order) / flops_per_s + 1e-6))]
 
     def seconds(multiply: Callable[[], float], calls: int, device: torch.device) -> float:
         once = multiply()
         return once + clock.work(once * (calls - 1))
 
-    monkeypatch.setattr(compute, "products", products)
-    monkeypatch.setattr(compute, "seconds", seconds)
+    monkeypatch.setattr(compute, "list_products", products)
+    monkeypatch.setattr(compute, "measure_seconds", seconds)
     found = compute.measure(ALONE, QUICK, CPU, MUCH, clock.budget(25.0))
     assert clock.now - 100 <= 25 + len(compute.CPU_TYPES) * (compute.LEAST_CALLS * QUICK.slowest_s + QUICK.sustained_s)
     assert {roof.dtype for roof in found.roofs} == set(compute.CPU_TYPES)
@@ -114,21 +114,25 @@ def test_messages_are_bounded_on_slow_networks(bytes_per_s: float, monkeypatch: 
         return lambda: None
 
     monkeypatch.setattr(
-        collectives, "_seconds", lambda call, calls, device: clock.work(calls * (1e-4 + sizes[-1] / bytes_per_s))
+        collectives,
+        "_measure_seconds",
+        lambda call, calls, device: clock.work(calls * (1e-4 + sizes[-1] / bytes_per_s)),
     )
-    monkeypatch.setattr(collectives, "library", lambda: "gloo")
-    found = collectives._collective(ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, MUCH, budget)
-    smallest = 5 * (1e-4 + collectives.SMALLEST / bytes_per_s)  # the first is measured whatever it takes
+    monkeypatch.setattr(collectives, "find_collective_library", lambda: "gloo")
+    found = collectives._measure_collective(ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, MUCH, budget)
+    smallest = 5 * (1e-4 + collectives.SMALLEST_MESSAGE / bytes_per_s)  # the first is measured whatever it takes
     assert clock.now - 100 <= 1.5 * 10 + smallest
     assert (sizes[-1] < QUICK.largest_message_bytes) == ("messages from" in reasons(found)) == (bytes_per_s <= 1e6)
 
 
 def test_messages_that_the_memory_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(collectives, "_seconds", lambda call, calls, device: clock.work(calls * 1e-4))
+    monkeypatch.setattr(collectives, "_measure_seconds", lambda call, calls, device: clock.work(calls * 1e-4))
     prepare = collectives.COLLECTIVES[0][1]
-    monkeypatch.setattr(collectives, "library", lambda: "gloo")
-    found = collectives._collective(ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, 1 << 20, clock.budget(None))
+    monkeypatch.setattr(collectives, "find_collective_library", lambda: "gloo")
+    found = collectives._measure_collective(
+        ALONE, QUICK, CPU, "all_reduce", prepare, None, 2, 1, 1 << 20, clock.budget(None)
+    )
     assert reasons(found) == "messages from 262144 bytes: they take more than a quarter of the free memory, 1 MiB"
     assert found.curves[0].points[-1].x == 65536
 
@@ -140,15 +144,15 @@ def test_files_are_as_large_as_the_time_allows(
     bytes_per_s: float, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, written = Clock(), list[int]()
-    write = storage.write_file
+    write = storage.measure_write
 
     def slow_write(path: Path, block: bytes, size: int) -> float:
         write(path, block, size)
         written.append(size)
         return clock.work(size / bytes_per_s)
 
-    monkeypatch.setattr(storage, "write_file", slow_write)
-    monkeypatch.setattr(storage, "read_file", lambda path: clock.work(path.stat().st_size / bytes_per_s))
+    monkeypatch.setattr(storage, "measure_write", slow_write)
+    monkeypatch.setattr(storage, "measure_read", lambda path: clock.work(path.stat().st_size / bytes_per_s))
     found = storage.measure(ALONE, QUICK, tmp_path, MUCH, clock.budget(14.0))
     assert clock.now - 100 <= 14 + storage.BLOCK / bytes_per_s
     assert not list(tmp_path.iterdir())
@@ -170,7 +174,7 @@ def test_a_file_never_takes_more_than_an_eighth_of_the_memory(tmp_path: Path) ->
 
 
 def test_the_steps_fill_the_time_in_order() -> None:
-    ends = list(measure.ENDS.values())
+    ends = list(measure.TIME_SHARE_ENDS.values())
     assert ends == sorted(ends)
     assert ends[-1] == 1.0
     assert QUICK.seconds is not None
@@ -180,7 +184,7 @@ def test_the_steps_fill_the_time_in_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_every_library_computes_the_product(dtype: str) -> None:
-    found = {each.library: each.multiply() for each in compute.products(CPU, dtype, 64)}
+    found = {each.library: each.multiply() for each in compute.list_products(CPU, dtype, 64)}
     assert (compute.ONEDNN in found) == (dtype != "float64" and compute.has_onednn())
     for library, product in found.items():
         assert (torch.as_tensor(product) == 64 * 0.25).all(), library

@@ -13,17 +13,17 @@ from suite.performance.cost_model import (
     LayerShape,
     Network,
     Transfer,
-    all_gather,
-    all_reduce,
-    best_r,
+    choose_r,
     compute_einsum_flops,
     compute_traffic_bytes,
-    layer_s,
+    list_executions,
+    list_valid_r,
+    predict_all_gather,
+    predict_all_reduce,
+    predict_layer_time_s,
     predict_linear_all_to_all,
     predict_pipelined_s,
     predict_two_level_all_to_all,
-    ranked,
-    valid_r,
 )
 
 MIB = 2**20
@@ -116,20 +116,20 @@ def test_pipelining_at_16_ranks() -> None:
 @pytest.mark.parametrize(("load", "r"), [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0)])
 def test_the_parallelism_of_the_base_model(load: int, r: int) -> None:
     """Fig. 12: E = 16, D = H = 2048, 4K tokens, 64 ranks; ``load`` is k f."""
-    assert best_r(LayerShape(4096, 2048, 2048, 16, 1, capacity_factor=load), 64) == r
+    assert choose_r(LayerShape(4096, 2048, 2048, 16, 1, capacity_factor=load), 64) == r
 
 
 @pytest.mark.parametrize(("load", "r"), [(1, 4), (2, 4), (4, 2), (8, 2), (16, 1)])
 def test_the_parallelism_of_the_large_model(load: int, r: int) -> None:
-    assert best_r(LayerShape(1024, 2048, 32768, 16, 1, capacity_factor=load), 64) == r
+    assert choose_r(LayerShape(1024, 2048, 32768, 16, 1, capacity_factor=load), 64) == r
 
 
 def test_full_slicing_gathers_no_weights_and_r_zero_moves_no_token() -> None:
     shape = LayerShape(100, 8, 16, 2, 1)
     assert compute_traffic_bytes(shape, 8, 4) == 4 * 4 * shape.dispatch_bytes
     assert compute_traffic_bytes(shape, 8, 0) == compute_traffic_bytes(replace(shape, tokens=10**6), 8, 0)
-    assert valid_r(2, 8) == (0, 1, 2, 4)
-    assert valid_r(16, 8) == (0, 1)
+    assert list_valid_r(2, 8) == (0, 1, 2, 4)
+    assert list_valid_r(16, 8) == (0, 1)
 
 
 def test_one_node_has_no_second_level() -> None:
@@ -143,19 +143,19 @@ def test_one_node_has_no_second_level() -> None:
 
 def test_rings() -> None:
     net = Network(4, 1e-5, 1e9, 1e-6, 1e10, 1e11, 0.0, 1e-5)
-    assert all_gather(net, 1, 1e6).total_s == 0.0
-    assert all_gather(net, 4, 1e6).total_s == pytest.approx(3e-6 + 0.75e6 / 1e10)
-    assert all_gather(net, 8, 1e6).total_s == pytest.approx(7e-5 + 0.875e6 / 1e9)
-    assert all_reduce(net, 8, 1e6).total_s == pytest.approx(2 * all_gather(net, 8, 1e6).total_s)
+    assert predict_all_gather(net, 1, 1e6).total_s == 0.0
+    assert predict_all_gather(net, 4, 1e6).total_s == pytest.approx(3e-6 + 0.75e6 / 1e10)
+    assert predict_all_gather(net, 8, 1e6).total_s == pytest.approx(7e-5 + 0.875e6 / 1e9)
+    assert predict_all_reduce(net, 8, 1e6).total_s == pytest.approx(2 * predict_all_gather(net, 8, 1e6).total_s)
 
 
 def test_candidates_are_ranked_and_complete() -> None:
-    choices = ranked(LayerShape(4096, 2048, 2048, 16, 1), AZURE_NDV4, 64, FFN_FLOPS)
+    choices = list_executions(LayerShape(4096, 2048, 2048, 16, 1), AZURE_NDV4, 64, FFN_FLOPS)
     assert len(choices) == 1 + 3 * 4 * 2
     assert [c.seconds for c in choices] == sorted(c.seconds for c in choices)
     assert len({(c.r, c.degree, c.algorithm) for c in choices}) == len(choices)
     best = choices[0]
-    assert best.seconds == layer_s(
+    assert best.seconds == predict_layer_time_s(
         LayerShape(4096, 2048, 2048, 16, 1),
         AZURE_NDV4,
         64,

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
-from suite.commands.machine.profile import lines_of, profile
-from suite.performance.profiling import _layers_named, _Session, measure_layer_times
+from suite.commands.machine.profile import profile, render_profile
+from suite.performance.profiling import _name_layers, _Session, measure_layer_times
 from suite.training.counts.flops import count
 from suite.training.state import TrainingState
-from suite.training.timing import PhaseTimer, device_clock
+from suite.training.timing import PhaseTimer, make_device_clock
 from suite.workload import Optimization
 from suite.world import World
 from tests.fixtures.warm import warm_python
@@ -48,7 +48,7 @@ class SlowLayer(nn.Module):
 def test_backward_time_is_charged_to_the_layer_of_the_forward_operator() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(SlowLayer(), nn.ReLU()))
     x = torch.ones(2, 4)
-    with _layers_named(model), torch_profile() as trace:
+    with _name_layers(model), torch_profile() as trace:
         for _ in range(2):
             model(x).sum().backward()
     layers = {
@@ -87,7 +87,7 @@ def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: p
     document = json.loads((output / "profile.json").read_text())
     assert document["counted_flops_per_step"] == pytest.approx(document["stated_flops_per_step"], rel=1e-3)
     assert len(document["stragglers"]["own_s"]) == 2
-    assert "by jitter alone" in lines_of(document)[-1]
+    assert "by jitter alone" in render_profile(document)[-1]
     names = {event.get("name") for event in json.loads((output / "trace.json").read_text())["traceEvents"]}
     assert {"phase data_wait", "phase forward", "phase backward", "phase optimizer", "layer convolutions.0"} <= names
     assert (
@@ -114,7 +114,7 @@ def test_a_profiled_step_does_what_a_trials_does(monkeypatch: pytest.MonkeyPatch
     )
     state = TrainingState.create(workload, model, 1, 0)
     config, device = SimpleNamespace(precision="float32"), torch.device("cpu")
-    timer = PhaseTimer(device_clock(device))
+    timer = PhaseTimer(make_device_clock(device))
     session = _Session(workload, config, ALONE, device, model, state, timer, lambda: None)
     session.batches = iter([torch.full((1, 1), 3.0), torch.full((1, 1), 0.25)])
     session.step()

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from suite.statistics.changes import (
     CLIP,
     Change,
-    fewest,
+    compute_change_size,
+    compute_min_results,
+    compute_scores,
     find_changes,
     find_places,
     find_trend,
     judge_changes,
-    scores,
-    size_of,
 )
 
 
@@ -118,9 +118,9 @@ def test_what_is_a_change_is_found(name: str, values: list[float], places: list[
 
 
 def test_the_fewest_results_are_those_of_which_one_order_in_so_many_is_the_clearest() -> None:
-    assert [fewest(rate) for rate in (0.05, 0.01, 0.005, 0.0001)] == [8, 10, 11, 17]
+    assert [compute_min_results(rate) for rate in (0.05, 0.01, 0.005, 0.0001)] == [8, 10, 11, 17]
     for rate in (0.05, 0.01):
-        count = fewest(rate) + 1
+        count = compute_min_results(rate) + 1
         clear = [1.0] * (count // 2) + [2.0] * (count - count // 2)
         clear = [value + index * 1e-6 for index, value in enumerate(clear)]
         assert find_changes(clear, rate), "one more always do"
@@ -132,7 +132,7 @@ VALUES = st.lists(st.floats(0.1, 1e6), min_size=4, max_size=30)
 
 @given(VALUES)
 def test_scores_sum_to_zero_follow_the_values_and_are_bounded(values: list[float]) -> None:
-    found = list(scores(np.log(values)))
+    found = list(compute_scores(np.log(values)))
     assert sum(found) == pytest.approx(0.0, abs=1e-9)
     assert max(found) - min(found) <= 2 * CLIP + 1e-9
     order = sorted(range(len(values)), key=values.__getitem__)
@@ -141,7 +141,7 @@ def test_scores_sum_to_zero_follow_the_values_and_are_bounded(values: list[float
 
 @given(VALUES, st.sampled_from([0.001, 60.0, 1e9]))
 def test_the_answer_does_not_depend_on_the_unit(values: list[float], unit: float) -> None:
-    assert scores(np.log(values) + math.log(unit)) == pytest.approx(scores(np.log(values)), abs=1e-6)
+    assert compute_scores(np.log(values) + math.log(unit)) == pytest.approx(compute_scores(np.log(values)), abs=1e-6)
 
 
 def test_a_large_change_is_found_sooner_than_a_small_one() -> None:
@@ -156,14 +156,14 @@ def test_the_size_of_a_change_has_an_interval_that_holds_the_truth_as_often_as_s
     generator, holds = random.Random(2), 0
     for _ in range(400):
         values = [level(generator) * (1.1 if index >= 12 else 1.0) for index in range(24)]
-        interval = size_of(values, Change(0, 12, 24, 0.0)).interval
+        interval = compute_change_size(values, Change(0, 12, 24, 0.0)).interval
         assert interval is not None
         holds += interval[0] <= 1.1 <= interval[1]
     assert 0.92 * 400 <= holds <= 0.98 * 400
 
 
 def test_so_few_results_have_no_interval() -> None:
-    assert size_of([1.0, 1.0, 2.0, 2.0], Change(0, 2, 4, 0.0)).interval is None
+    assert compute_change_size([1.0, 1.0, 2.0, 2.0], Change(0, 2, 4, 0.0)).interval is None
 
 
 def follow(generator: random.Random, count: int, correlation: float) -> list[float]:

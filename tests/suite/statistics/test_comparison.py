@@ -11,7 +11,7 @@ import pytest
 from analysis.results.spread import run_spread
 from benchmarks.verdict_rates import TRUTHS, share
 from suite.statistics import Outcome
-from suite.statistics.comparison import Comparison, compare_times, detectable_ratio, holm, runs_to_tell
+from suite.statistics.comparison import Comparison, compare_times, compute_detectable_ratio, estimate_runs_needed, holm
 
 
 def compare(a: list[float], b: list[float], **options: float) -> Comparison | None:
@@ -21,7 +21,6 @@ def compare(a: list[float], b: list[float], **options: float) -> Comparison | No
         [(2.0 * place + 1.0, time) for place, time in enumerate(b)],
         **options,
     )
-
 
 
 def test_the_variance_of_log_time_is_the_sum_of_its_parts() -> None:
@@ -70,7 +69,7 @@ def test_the_permutation_p_counts_every_dealing() -> None:
 def test_the_detectable_ratio_is_found_in_four_of_five_trials() -> None:
     chance = np.random.default_rng(7)
     n, spread = 8, 0.1
-    shift = math.log(detectable_ratio(n, spread))
+    shift = math.log(compute_detectable_ratio(n, spread))
     hits = 0
     for _ in range(400):
         a, b = np.exp(chance.normal(shift, spread, n)), np.exp(chance.normal(0.0, spread, n))
@@ -149,10 +148,12 @@ def test_no_interval_is_narrower_than_the_resolution_of_the_times() -> None:
 
 def test_so_many_runs_would_tell() -> None:
     """Twice the difference needs about a quarter of the runs."""
-    first, second = (compare([100.0, 104.0, 97.0, 102.0], [k * t for t in (99.0, 103.0, 98.0, 103.0)]) for k in (1.02, 1.04))
+    first, second = (
+        compare([100.0, 104.0, 97.0, 102.0], [k * t for t in (99.0, 103.0, 98.0, 103.0)]) for k in (1.02, 1.04)
+    )
     assert first is not None
     assert second is not None
-    counts = [runs_to_tell(item) for item in (first, second)]
+    counts = [estimate_runs_needed(item) for item in (first, second)]
     assert counts[0] is not None
     assert counts[1] is not None
     assert 2.5 < counts[0] / counts[1] < 5

@@ -11,16 +11,19 @@ import pytest
 
 from benchmarks.ab_runs import ENTRIES, NOISES, World, levels, plan, simulate
 from suite.errors import InputError
-from suite.statistics.bets import STAKES, evidence, median_ratio, sign_of
-from suite.statistics.blocks import Turn, draw
-from suite.statistics.race import Race, RaceRules, replay, run_race
+from suite.statistics.bets import STAKES, compute_e_value, compute_median_ratio, compute_sign
+from suite.statistics.blocks import Turn, make_random_order
+from suite.statistics.race import Race, RaceRules, build_race, run_race
 
 
 def test_wealth_does_not_grow_on_average_if_both_are_equally_fast() -> None:
     """The sum over all sequences of wins and losses, each as likely: exactly 1."""
     assert math.fsum(part for _, part in STAKES) == pytest.approx(1.0, abs=1e-12)
     for count in (1, 5, 12):
-        mean = math.fsum(math.comb(count, lost) * evidence(lost, count - lost) for lost in range(count + 1)) / 2**count
+        mean = (
+            math.fsum(math.comb(count, lost) * compute_e_value(lost, count - lost) for lost in range(count + 1))
+            / 2**count
+        )
         assert mean == pytest.approx(1.0, abs=1e-12)
 
 
@@ -73,14 +76,14 @@ def test_nobody_is_dropped_before_the_fewest_blocks_and_a_clear_loser_soon_after
     given = plan(1)
     race = run_race(given, {}, lambda turn: 1.0 if turn.entry == "a" else 2.0 + 0.1 * ENTRIES.index(turn.entry))
     assert race.winner == "a"
-    fewest = next(n for n in range(1, 100) if evidence(n, 0) >= given.threshold)
+    fewest = next(n for n in range(1, 100) if compute_e_value(n, 0) >= given.threshold)
     assert fewest <= min(drop.block for drop in race.dropped.values())
     assert max(drop.block for drop in race.dropped.values()) <= fewest + 3
     assert all(drop.p <= 1.0 / given.threshold for drop in race.dropped.values())
 
 
 def test_runs_that_do_not_finish_are_slower_than_all_that_do_and_tie_with_each_other() -> None:
-    assert (sign_of(math.inf, 3.0), sign_of(3.0, math.inf), sign_of(math.inf, math.inf)) == (1, -1, 0)
+    assert (compute_sign(math.inf, 3.0), compute_sign(3.0, math.inf), compute_sign(math.inf, math.inf)) == (1, -1, 0)
     race = run_race(plan(1), {}, lambda turn: 1.0 if turn.entry == "c" else math.inf)
     assert race.winner == "c"
     race = run_race(plan(1), {}, lambda turn: math.inf)
@@ -105,15 +108,15 @@ def test_a_race_goes_on_where_it_was_interrupted_and_ends_the_same() -> None:
         known = dict(list(runs.items())[:cut])
         again = run_race(plan(3), known, lambda turn: runs[turn])
         assert (again.dropped, again.survivors) == (whole.dropped, whole.survivors)
-        race, demanded = replay(plan(3), known)
+        race, demanded = build_race(plan(3), known)
         assert demanded[: len(known)] == list(known)
         assert race.blocks == whole.blocks[: len(race.blocks)]
 
 
 def test_orders_are_drawn_anew_for_each_block_and_no_entry_has_a_place_of_its_own() -> None:
     given = plan(5)
-    orders = [draw(block, ENTRIES, given.seed) for block in range(1, 801)]
-    assert orders == [draw(block, ENTRIES[::-1], given.seed) for block in range(1, 801)]
+    orders = [make_random_order(block, ENTRIES, given.seed) for block in range(1, 801)]
+    assert orders == [make_random_order(block, ENTRIES[::-1], given.seed) for block in range(1, 801)]
     for name in ENTRIES:
         places = Counter(order.index(name) for order in orders)
         assert all(70 <= places[place] <= 135 for place in range(8)), places  # 100 each, four deviations
@@ -126,15 +129,15 @@ def test_a_race_of_one_is_refused() -> None:
 
 def test_a_ratio_has_an_interval_only_once_blocks_are_enough() -> None:
     pairs = [(2.0, 1.0 + 0.01 * n) for n in range(12)]
-    six, twelve = median_ratio(pairs[:6]), median_ratio(pairs)
+    six, twelve = compute_median_ratio(pairs[:6]), compute_median_ratio(pairs)
     assert six is not None
     assert (six.low, six.high) == (None, None)
     assert twelve is not None
     low, value, high = twelve.low or 0.0, twelve.value or 0.0, twelve.high or 0.0
     assert 2.0 / 1.11 <= low < value < high <= 2.0
-    assert median_ratio([]) is None
-    assert median_ratio([(math.inf, math.inf)]) is None
-    failed = median_ratio([(math.inf, 1.0)] * 12)
+    assert compute_median_ratio([]) is None
+    assert compute_median_ratio([(math.inf, math.inf)]) is None
+    failed = compute_median_ratio([(math.inf, 1.0)] * 12)
     assert failed is not None
     assert failed.value is None
 
@@ -143,7 +146,7 @@ def test_the_interval_of_a_ratio_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for seed in range(200):
         world = World({"a": 0.0, "b": 0.2}, NOISES["cauchy"], seed)
-        ratio = median_ratio([(world(Turn(n, "b")), world(Turn(n, "a"))) for n in range(20)])
+        ratio = compute_median_ratio([(world(Turn(n, "b")), world(Turn(n, "a"))) for n in range(20)])
         assert ratio is not None
         held += (ratio.low or 0.0) <= math.exp(0.2) <= (ratio.high or math.inf)
     assert held >= 190

@@ -19,9 +19,9 @@ from suite.log.checkpoint_index import find_damage
 from suite.log.mllog import EventLog
 from suite.training import checkpoint
 from suite.training.checkpoint import Checkpoint
-from suite.training.saver import Saver
+from suite.training.saver import CheckpointSaver
 from suite.training.state import Position, TrainingState
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.workload import Optimization
 from suite.world import World
 
@@ -30,7 +30,7 @@ IDENTITY = {"data_manifest": "abc"}
 
 def world(size: int) -> World:
     """Rank 0 of a world in which the other ranks say what rank 0 says."""
-    return World("test", 0, size, 0, 1, 0, size, ("here",), Alone(), Alone())
+    return World("test", 0, size, 0, 1, 0, size, ("here",), SingleProcessTransport(), SingleProcessTransport())
 
 
 def training(value: float, *, sharded: bool = True) -> TrainingState:
@@ -54,7 +54,9 @@ def content(state: TrainingState) -> list[float]:
 def save(path: Path, size: int, state: TrainingState, position: Position) -> list[str]:
     """Save at once and return the warnings."""
     warnings: list[str] = []
-    Saver(Checkpoint(path, IDENTITY), world(size), EventLog(None), None, warnings.append).save(state, position, 1)
+    CheckpointSaver(Checkpoint(path, IDENTITY), world(size), EventLog(None), None, warnings.append).save(
+        state, position, 1
+    )
     return warnings
 
 
@@ -143,7 +145,7 @@ def test_slow_cleaning_after_a_checkpoint_does_not_remove_the_next_ones_files(
         remove_others(self, token)
 
     monkeypatch.setattr(Checkpoint, "remove_others", slow)
-    saver = Saver(Checkpoint(path, IDENTITY), world(1), EventLog(None), 0.001)
+    saver = CheckpointSaver(Checkpoint(path, IDENTITY), world(1), EventLog(None), 0.001)
     saver.begin(training(2.0), Position(1, 0), 1)
     assert saver.save(training(3.0), Position(2, 0), 1)  # a stop signal right after the timed one
     assert load(path, 1, training(5.0)) == Position(2, 0)
@@ -184,7 +186,7 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     with pytest.raises(InputError, match="trial_0.pt: damaged: its checksum"):
         load(path, 1, state)
     for found in (b'{"version": 6}', b"{}", b"[1]", b'{"version": 7}'):
-        path.write_bytes(checkpoint_index._checksum_line(found) + found)
+        path.write_bytes(checkpoint_index._render_checksum(found) + found)
         with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (6|None); this suite|not the index)"):
             load(path, 1, state)
     assert content(state) == content(training(5.0))

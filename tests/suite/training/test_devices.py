@@ -58,10 +58,10 @@ import sys
 from pathlib import Path
 import torch
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.devices import set_up_rank
 from suite.world import World
-config = load_config(descriptor("cosmoflow"), "smoke", ["device=cpu"])
+config = load_config(load_descriptor("cosmoflow"), "smoke", ["device=cpu"])
 device, keeps = set_up_rank(config, World.create(None))
 def faults():
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[7])

@@ -11,9 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.machine.probes.allowance import Allowance
+from suite.machine.probes.allowance import UsableResources
 from suite.training import devices
-from suite.training.devices import ALIGNMENT, RETRIED, WATCHED, Feed, Parcel, cores_are_taken, prefetch
+from suite.training.devices import (
+    ALIGNMENT,
+    LOADS_PER_CHECK,
+    THREAD_LOADS,
+    BatchCopier,
+    PackedBatch,
+    has_no_idle_core,
+    load_with_prefetch,
+)
 from suite.world import World
 
 CPU = torch.device("cpu")
@@ -38,7 +46,7 @@ def batch() -> dict[str, Tensor]:
 
 def test_a_parcel_has_the_tensors_of_the_batch_in_one_buffer() -> None:
     given = batch()
-    parcel = Parcel.pack(given, pinned=False)
+    parcel = PackedBatch.pack(given, pinned=False)
     found = parcel.unpack()
     assert list(found) == list(given)
     for name, tensor in given.items():
@@ -50,13 +58,13 @@ def test_a_parcel_has_the_tensors_of_the_batch_in_one_buffer() -> None:
 
 
 def test_a_parcel_is_brought_in_one_copy() -> None:
-    brought = Parcel.pack(batch(), pinned=False).to(torch.device("meta"))
+    brought = PackedBatch.pack(batch(), pinned=False).to(torch.device("meta"))
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in brought.unpack().items()} == {
         name: (tensor.shape, tensor.dtype) for name, tensor in batch().items()
     }
 
 
-class Copying(Feed):
+class Copying(BatchCopier):
     """A feed that copies, on the host, and tells when."""
 
     def __init__(self) -> None:
@@ -67,16 +75,16 @@ class Copying(Feed):
     def copies(self) -> bool:
         return True
 
-    def pack(self, batch: Batch) -> Batch | Parcel:
-        return Parcel.pack(batch, pinned=False)
+    def pack(self, batch: Batch) -> Batch | PackedBatch:
+        return PackedBatch.pack(batch, pinned=False)
 
-    def begin(self, packed: Batch | Parcel) -> Batch | Parcel:
-        assert isinstance(packed, Parcel)
+    def begin(self, packed: Batch | PackedBatch) -> Batch | PackedBatch:
+        assert isinstance(packed, PackedBatch)
         self.told.append(f"begin {int(packed.unpack()['number'])}")
         return packed
 
-    def end(self, packed: Batch | Parcel) -> Batch:
-        assert isinstance(packed, Parcel)
+    def end(self, packed: Batch | PackedBatch) -> Batch:
+        assert isinstance(packed, PackedBatch)
         return packed.unpack()
 
 
@@ -84,11 +92,13 @@ def load(number: int) -> Batch:
     return {"number": torch.tensor(number)}
 
 
-@pytest.mark.parametrize("feed", [Feed(CPU), Feed(CPU, alone=True), Copying()])
+@pytest.mark.parametrize("feed", [BatchCopier(CPU), BatchCopier(CPU, alone=True), Copying()])
 @pytest.mark.parametrize("items", [0, 1, 2, 9, 200])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_batches_come_in_order_and_once(feed: Feed, items: int, threads: int) -> None:
-    found = [(item, int(each["number"])) for item, each in prefetch(load, range(items), threads=threads, feed=feed)]
+def test_batches_come_in_order_and_once(feed: BatchCopier, items: int, threads: int) -> None:
+    found = [
+        (item, int(each["number"])) for item, each in load_with_prefetch(load, range(items), threads=threads, feed=feed)
+    ]
     assert found == [(number, number) for number in range(items)]
 
 
@@ -102,7 +112,7 @@ def test_the_next_copy_begins_before_a_batch_is_used_but_not_before_it_is_loaded
             loaded.set()
         return load(number)
 
-    batches = prefetch(slow, range(4), threads=1, feed=feed)
+    batches = load_with_prefetch(slow, range(4), threads=1, feed=feed)
     assert next(batches)[0] == 0
     assert loaded.wait(300)
     assert next(batches)[0] == 1
@@ -122,7 +132,7 @@ def test_an_error_comes_at_its_own_batch_and_nothing_is_loaded_after_the_end() -
             raise ValueError("sample 2 is damaged")
         return load(number)
 
-    batches = prefetch(failing, range(100), threads=1, feed=Copying())
+    batches = load_with_prefetch(failing, range(100), threads=1, feed=Copying())
     assert [next(batches)[0], next(batches)[0]] == [0, 1]
     with pytest.raises(ValueError, match="sample 2 is damaged"):
         next(batches)
@@ -137,7 +147,7 @@ def test_at_most_two_per_thread_are_loaded_ahead() -> None:
             asked.append(number)
             yield number
 
-    batches = prefetch(load, items(), threads=2, feed=Feed(CPU))
+    batches = load_with_prefetch(load, items(), threads=2, feed=BatchCopier(CPU))
     next(batches)
     assert len(asked) == 5
     next(batches)
@@ -149,8 +159,8 @@ def test_a_loader_s_thread_computes_alone_and_the_rank_keeps_its_threads() -> No
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        batches = prefetch(
-            lambda item: {"threads": torch.tensor(torch.get_num_threads())}, range(4), threads=2, feed=Feed(CPU)
+        batches = load_with_prefetch(
+            lambda item: {"threads": torch.tensor(torch.get_num_threads())}, range(4), threads=2, feed=BatchCopier(CPU)
         )
         assert [int(batch["threads"]) for _, batch in batches] == [1, 1, 1, 1]
         assert torch.get_num_threads() == 3
@@ -178,7 +188,7 @@ class Clocks:
                 self.wall_s += 1e-3 + waits_s(number)
             return load(number)
 
-        for number, _ in prefetch(timed, range(items), threads=threads, feed=Feed(CPU, alone=alone)):
+        for number, _ in load_with_prefetch(timed, range(items), threads=threads, feed=BatchCopier(CPU, alone=alone)):
             assert number >= 0
             self.cpu_s, self.wall_s = self.cpu_s + 1e-2, self.wall_s + 1e-2
         return self.by_caller
@@ -197,13 +207,13 @@ def test_several_threads_or_a_free_core_load_ahead(threads: int, alone: bool, mo
 def test_a_thread_loads_while_storage_lets_loads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller tries again after 32 batches, then after 64, and so on: of 1,000 loads few wait."""
     found = Clocks(monkeypatch).run(1000, 1, lambda number: 2e-3)
-    tries = [WATCHED * k + RETRIED * (2**k - 1) for k in range(5)]
-    assert found == [first + number for first in tries for number in range(WATCHED)]
+    tries = [LOADS_PER_CHECK * k + THREAD_LOADS * (2**k - 1) for k in range(5)]
+    assert found == [first + number for first in tries for number in range(LOADS_PER_CHECK)]
 
 
 def test_one_long_wait_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Clocks(monkeypatch).run(100, 1, lambda number: 0.2 if number == 3 else 0.0)
-    assert found == [*range(4), *range(4 + RETRIED, 100)]
+    assert found == [*range(4), *range(4 + THREAD_LOADS, 100)]
 
 
 def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
@@ -212,7 +222,7 @@ def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
             raise ValueError("sample 2 is damaged")
         return load(number)
 
-    batches = prefetch(failing, range(9), threads=1, feed=Feed(CPU, alone=True))
+    batches = load_with_prefetch(failing, range(9), threads=1, feed=BatchCopier(CPU, alone=True))
     assert [next(batches)[0], next(batches)[0]] == [0, 1]
     with pytest.raises(ValueError, match="sample 2 is damaged"):
         next(batches)
@@ -232,7 +242,7 @@ def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
 def test_a_core_is_free_unless_ranks_of_one_thread_compute_on_all(
     cpus: int, quota: float | None, ranks: int, threads: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "usable", lambda: Allowance(frozenset(range(cpus)), quota))
+    monkeypatch.setattr(devices, "usable", lambda: UsableResources(frozenset(range(cpus)), quota))
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert cores_are_taken(cast("World", SimpleNamespace(local_size=ranks))) is taken
+    assert has_no_idle_core(cast("World", SimpleNamespace(local_size=ranks))) is taken

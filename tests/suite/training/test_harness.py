@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from suite.log.checkpoint_index import read_index
-from suite.log.other_work import problem
+from suite.log.other_work import find_problem
 from suite.log.reader import Log, read_events
 from suite.training.timing import PHASES
 from tests.fixtures.warm import warm_python
@@ -245,12 +245,14 @@ def test_every_run_says_who_used_its_cpus(one: dict[str, Log], two: dict[str, Lo
     """How much others took depends on who else is at work here; that the ranks used something does not."""
     for ranks, log in ((1, one["short"]), (2, two["to the target"]), (2, two["not measured"])):
         (event,) = [event for event in log.events if event.key == "other_work"]
-        assert problem(event) is None
+        assert find_problem(event) is None
         assert [event.key for event in log.events[-3:]] == ["other_work", "run_stop", "goodput"]
         (node,) = event.value
         assert (node["node"], node["cpus"]) == (0, len(os.sched_getaffinity(0)))
         # The times are read between events of the log, however long other work delays what lies between two of them
-        begin, end = (next(n for n, each in enumerate(log.events) if each.key == key) for key in ("run_start", event.key))
+        begin, end = (
+            next(n for n, each in enumerate(log.events) if each.key == key) for key in ("run_start", event.key)
+        )
         longest = log.events[end].time_ms - log.events[begin - 1].time_ms
         shortest = log.events[end - 1].time_ms - log.events[begin].time_ms
         assert shortest - 2 <= 1e3 * event.metadata["seconds"] <= longest + 2

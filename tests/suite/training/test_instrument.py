@@ -12,22 +12,22 @@ import torch
 import torch.distributed as dist
 
 from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import ShardReader, shard_path, write_shard
+from suite.data.shards import ShardReader, build_shard_path, write_shard
 from suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
 from suite.messages import decode, encode
 from suite.training import instrument
 from suite.training.instrument import (
     COLLECTIVES,
-    VALUES_UP_TO,
+    MAX_LISTED_RANKS,
+    CollectiveCounter,
     EnergyReader,
-    Ledger,
-    Meters,
-    by_rank,
-    counted_collectives,
-    counted_transport,
+    RankCounters,
+    compute_rank_distribution,
+    count_collectives,
+    make_counting_transport,
 )
 from suite.training.timing import PhaseTimer
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.world import World
 
 
@@ -40,9 +40,9 @@ def group(tmp_path: Path) -> object:
 
 @pytest.mark.usefixtures("group")
 def test_collectives_are_counted_by_kind_with_the_bytes_given() -> None:
-    ledger, x = Ledger(), torch.zeros(4, 2)
+    ledger, x = CollectiveCounter(), torch.zeros(4, 2)
     before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
-    with counted_collectives(ledger):
+    with count_collectives(ledger):
         dist.all_reduce(x)
         dist.all_reduce(tensor=x.double())
         dist.all_to_all_single(torch.empty(4, 2), x)
@@ -61,21 +61,21 @@ def test_collectives_are_counted_by_kind_with_the_bytes_given() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_control_traffic_is_counted_once_whatever_carries_it() -> None:
-    class ByTorch(Alone):
+    class ByTorch(SingleProcessTransport):
         def sum(self, values: np.ndarray) -> np.ndarray:
             dist.all_reduce(torch.from_numpy(values))
             return values
 
-    ledger = Ledger()
-    with counted_collectives(ledger):
-        counted_transport(ByTorch(), ledger).sum(np.zeros(3))
+    ledger = CollectiveCounter()
+    with count_collectives(ledger):
+        make_counting_transport(ByTorch(), ledger).sum(np.zeros(3))
     assert ledger.take() == {"control_calls": 1, "control_bytes": 24}
 
 
 def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> None:
-    entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((8, 100), np.float32)})
+    entry = write_shard(build_shard_path(tmp_path, "train", 0), {"x": np.zeros((8, 100), np.float32)})
     write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": (entry,)}))
-    reader, meters = ShardReader(tmp_path, "train"), Meters(torch.device("cpu"), Ledger())
+    reader, meters = ShardReader(tmp_path, "train"), RankCounters(torch.device("cpu"), CollectiveCounter())
     reader.read([0])
     meters.restart()
     reader.read([1, 2, 3])
@@ -89,25 +89,25 @@ def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> No
 
 def test_a_kernel_that_does_not_tell_is_absent_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.training.instrument.PROC_IO", tmp_path / "io")
-    meters = Meters(torch.device("cpu"), Ledger())
+    meters = RankCounters(torch.device("cpu"), CollectiveCounter())
     assert "storage_bytes" not in meters.read()
     assert meters.absent == {"kernel_bytes": f"{tmp_path}/io: No such file or directory"}
 
 
 def test_the_slow_rank_is_the_one_that_waits_least() -> None:
     rows = [{"wait_s": wait, "a2a_bytes": 8.0} if wait else {"wait_s": wait} for wait in (3.0, 0.0, 1.0, 2.0)]
-    summary = by_rank(rows)
+    summary = compute_rank_distribution(rows)
     assert summary["wait_s"] == {
         **{"min": 0.0, "median": 1.5, "mean": 1.5, "max": 3.0, "min_rank": 1, "max_rank": 0},
         "values": [3.0, 0.0, 1.0, 2.0],
     }
     assert summary["a2a_bytes"]["values"] == [8.0, 0.0, 8.0, 8.0]
-    assert "values" not in by_rank([{"x": 1.0}] * (VALUES_UP_TO + 1))["x"]
+    assert "values" not in compute_rank_distribution([{"x": 1.0}] * (MAX_LISTED_RANKS + 1))["x"]
 
 
 def test_a_world_whose_traffic_is_counted_is_the_same_world() -> None:
-    world, ledger = World.create(None), Ledger()
-    counted = counted_transport(world.transport, ledger)
+    world, ledger = World.create(None), CollectiveCounter()
+    counted = make_counting_transport(world.transport, ledger)
     assert (counted.rank, counted.size) == (0, 1)
     assert counted.allgather(b"abc") == [b"abc"]
     assert counted.broadcast(b"x", 0) == b"x"
@@ -116,7 +116,7 @@ def test_a_world_whose_traffic_is_counted_is_the_same_world() -> None:
 
 
 def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(Alone):
+    class Two(SingleProcessTransport):
         """A second node with the same counter, which fails there."""
 
         size = 2
@@ -134,7 +134,9 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
         "suite.training.instrument.node_counters",
         lambda root: FoundCounters([counter], {"pm_counters": "no such folder"}),
     )
-    reader = EnergyReader(World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), Alone()), torch.device("cpu"))
+    reader = EnergyReader(
+        World("test", 0, 2, 0, 2, 0, 1, ("a", "b"), Two(), SingleProcessTransport()), torch.device("cpu")
+    )
     reader.restart()
     used = reader.take()
     assert used.by_counter == {"rapl/package-0": CounterSum(joules=12.0, counters=2)}
@@ -170,7 +172,7 @@ def exchange_phases(moments: Sequence[float], wall_s: int, monkeypatch: pytest.M
     times = SimpleNamespace(perf_counter=lambda: next(shown), time_ns=lambda: wall_s * 10**9)
     monkeypatch.setattr(instrument, "time", times)
     timer = PhaseTimer(SimpleNamespace(stamp=times.perf_counter, seconds=lambda begin, end: end - begin))
-    instrument.ReducerTimes(Reducer(109 * 10**9, 106 * 10**9, 110 * 10**9), timer, Ledger()).mark()
+    instrument.ReducerTimes(Reducer(109 * 10**9, 106 * 10**9, 110 * 10**9), timer, CollectiveCounter()).mark()
     return timer.flush()
 
 

@@ -20,10 +20,10 @@ from torch import nn
 
 import mlhpc
 from suite.compliance.check import check
-from suite.descriptor import with_cards
+from suite.descriptor import use_cards
 from suite.errors import InputError
 from suite.log.reader import Log, read_events
-from suite.log.record import summarise
+from suite.log.record import summarise_log
 from suite.log.run_folder import RunFolder
 from suite.training.startup import InterruptedTrialError
 from tests.fixtures.cli import mlhpc as command
@@ -85,7 +85,7 @@ def run_once(card: Path, values: Iterable[float] = (0.5, 0.95), **options: Any) 
 
 def rules_of(card: Path) -> dict[str, str]:
     """The rules that find something in the runs beside the card, with their severity; not that they are few, nor their company."""
-    with with_cards([card]):
+    with use_cards([card]):
         found = {finding.rule: finding.severity for finding in check([card.parent / "runs"]).findings}
     return {
         rule: severity for rule, severity in found.items() if rule not in ("run-count", "rcp-missing", "other-work")
@@ -262,7 +262,7 @@ def test_staging_is_logged_before_the_run_and_does_not_count(card: Path) -> None
     keys = [event.key for event in log.events]
     assert keys.index("staging_start") < keys.index("staging_stop") < keys.index("init_stop") < keys.index("run_start")
     assert rules_of(card) == {}
-    record = summarise(log)
+    record = summarise_log(log)
     assert record.time_with_staging_s is not None
     assert record.time_to_train_s is not None
     assert record.time_with_staging_s - record.time_to_train_s >= 0.049
@@ -463,7 +463,7 @@ def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -> None:
-    from suite.data.fingerprint import fingerprint
+    from suite.data.fingerprint import compute_fingerprint
     from suite.world import World
 
     root = tmp_path / "data"
@@ -472,11 +472,11 @@ def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -
         (root / name).write_bytes(name.encode() * 1000)
     words = r"find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
     said = subprocess.run(["bash", "-c", words], cwd=root, capture_output=True, text=True, check=True).stdout
-    digest, read = fingerprint(root, World.create())
+    digest, read = compute_fingerprint(root, World.create())
     assert digest == said.split()[0]
     assert (read.files, read.bytes) == (5, sum(path.stat().st_size for path in root.rglob("*") if path.is_file()))
     (root / "a").write_bytes(b"changed")
-    assert fingerprint(root, World.create())[0] != digest
+    assert compute_fingerprint(root, World.create())[0] != digest
 
 
 RANKS = """

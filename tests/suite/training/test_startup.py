@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.config import Watching
+from suite.config import WatchdogSettings
 from suite.training import startup
-from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, watch_start
+from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, end_hung_start
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_while_it_trains_one_request_is_remembered_and_its_repetition_is_not_a_s
     for _ in range(3):
         signal.raise_signal(signal.SIGTERM)
     assert stop.name == "SIGTERM"
-    now[0] += startup.SAME_S + 0.1
+    now[0] += startup.SAME_REQUEST_S + 0.1
     with pytest.raises(InterruptedTrialError, match="stopped by SIGINT"):
         signal.raise_signal(signal.SIGINT)
 
@@ -45,5 +45,5 @@ def test_before_training_a_signal_interrupts_at_once() -> None:
 def test_a_start_is_watched_where_stderr_has_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is in a notebook."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with watch_start(Watching(silence_s=60.0)):
+    with end_hung_start(WatchdogSettings(silence_s=60.0)):
         pass

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from suite.config import Watching
+from suite.config import WatchdogSettings
 from suite.launch.local import run_local
 from suite.log.reader import read_events
 from suite.training import watchdog
-from suite.training.progress import Progress, marked_transport
+from suite.training.progress import ProgressMarks, make_marking_transport
 from suite.training.watchdog import RankState, Watchdog, explain_hang
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.world import World
 from tests.fixtures.hosts import host_environment, write_hosts
 from tests.fixtures.thread_ranks import Meeting
@@ -37,7 +37,16 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
 def toy(data: Path, folder: Path, *options: str, python: Sequence[str] = ()) -> list[str]:
-    return [*(python or warm_python()), str(HERE / "toy.py"), str(data), str(folder), "0", "11", "window_steps=4", *options]
+    return [
+        *(python or warm_python()),
+        str(HERE / "toy.py"),
+        str(data),
+        str(folder),
+        "0",
+        "11",
+        "window_steps=4",
+        *options,
+    ]
 
 
 def run(
@@ -214,8 +223,8 @@ def question(dog: Watchdog, **changes: object) -> bytes:
 
 
 def test_a_datagram_of_another_run_or_another_form_is_neither_answered_nor_obeyed(tmp_path: Path) -> None:
-    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
-    dog = Watchdog(world, Progress(), Watching(silence_s=60), tmp_path / "stack_0_rank0.txt", print)
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
+    dog = Watchdog(world, ProgressMarks(), WatchdogSettings(silence_s=60), tmp_path / "stack_0_rank0.txt", print)
     address = dog._addresses[0]
     strangers = [
         question(dog, run=dog._run_number ^ 1),
@@ -239,7 +248,7 @@ def test_a_datagram_of_another_run_or_another_form_is_neither_answered_nor_obeye
     dog.close()
 
 
-class Threads(Alone):
+class Threads(SingleProcessTransport):
     """Two ranks that are threads of one process."""
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
@@ -258,7 +267,7 @@ class Pair:
 
     dogs: list[Watchdog]
     said: list[str]
-    waiting: Progress  # of rank 0
+    waiting: ProgressMarks  # of rank 0
 
     def end_rank_1(self) -> None:
         """As when its process is killed: without a word."""
@@ -276,13 +285,13 @@ class Pair:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     for name, seconds in (("LOOK_EVERY_S", 0.3), ("WAITING_S", 1.0), ("SURE_AFTER_S", 0.3)):
         monkeypatch.setattr(watchdog, name, seconds)
-    meeting, said, waiting = Meeting(2), list[str](), Progress()
-    settings = Watching(silence_s=10_000, action="report")  # nobody is named for having been silent
+    meeting, said, waiting = Meeting(2), list[str](), ProgressMarks()
+    settings = WatchdogSettings(silence_s=10_000, action="report")  # nobody is named for having been silent
 
     def begin(rank: int) -> Watchdog:
         threads = Threads(rank, meeting)
         world = World("test", rank, 2, rank, 2, 0, 1, ("here",), threads, threads)
-        progress = Progress() if rank else waiting
+        progress = ProgressMarks() if rank else waiting
         return Watchdog(world, progress, settings, tmp_path / f"stack_0_rank{rank}.txt", said.append)
 
     with ThreadPoolExecutor(2) as both:
@@ -356,10 +365,10 @@ def test_a_rank_that_answers_is_waited_for(pair: Pair) -> None:
 
 
 def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
-    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
     said: list[str] = []
     stacks = tmp_path / "stack_0_rank0.txt"
-    dog = Watchdog(world, Progress(), Watching(silence_s=1, action="report"), stacks, said.append)
+    dog = Watchdog(world, ProgressMarks(), WatchdogSettings(silence_s=1, action="report"), stacks, said.append)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.sendto(question(dog, kind="taken"), dog._addresses[0])
     _wait_for(lambda: dog._taken_until > 0)
@@ -374,10 +383,14 @@ def test_a_rank_keeps_silent_while_another_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_that_follows_from_the_end_of_others_is_not_told(tmp_path: Path) -> None:
-    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    world = World("test", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
     ended = threading.Event()
     dog = Watchdog(
-        world, Progress(), Watching(silence_s=0.2, action="end"), tmp_path / "stack_0_rank0.txt", lambda _: None
+        world,
+        ProgressMarks(),
+        WatchdogSettings(silence_s=0.2, action="end"),
+        tmp_path / "stack_0_rank0.txt",
+        lambda _: None,
     )
 
     def end(_: str) -> None:
@@ -409,8 +422,8 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_call_on_another_thread_is_no_mark_of_the_training_and_a_split_world_counts_for_staging() -> None:
-    progress = Progress()
-    transport = marked_transport(Alone(), progress)
+    progress = ProgressMarks()
+    transport = make_marking_transport(SingleProcessTransport(), progress)
     transport.sum(np.zeros(1))
     assert progress.counts == {"training": 1, "staging": 0}
     thread = threading.Thread(target=progress.collective, args=("all_reduce",))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from suite.card import Card, OfficialRules, SizeCard
 from suite.config import Hyperparameters, RunConfig
 from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import ShardReader, shard_path, write_shard
+from suite.data.shards import ShardReader, build_shard_path, write_shard
 from suite.descriptor import Descriptor
 from suite.documents import convert, parse_yaml
 from suite.workload import Optimization, Work, Workload
@@ -246,7 +246,7 @@ def generate(root: Path) -> Manifest:
     splits = {}
     for split, n in (("train", TRAIN), ("validation", VALIDATION)):
         x = rng.normal(size=(n, WIDTH)).astype(np.float32)
-        splits[split] = (write_shard(shard_path(root, split, 0), {"x": x, "y": x @ matrix.T}),)
+        splits[split] = (write_shard(build_shard_path(root, split, 0), {"x": x, "y": x @ matrix.T}),)
     manifest = Manifest(
         workload="toy", size="smoke", seed=7, generator={}, splits=splits, attributes={"selected_until": "2021-09-16"}
     )
@@ -290,7 +290,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
 
     from suite.log.run_folder import RunFolder
     from suite.training.plan import TrialPlan
-    from suite.training.worker import work
+    from suite.training.worker import run_worker
 
     changes: dict[str, Any] = {}
     with mock.patch.dict(os.environ):
@@ -314,7 +314,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
             replace_failed="replace" in options,
         )
         with hooked():
-            return work(plan)
+            return run_worker(plan)
 
 
 class LateSignal:

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.manifest import read_manifest, verify
+from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -43,7 +43,7 @@ def test_universes_become_cubes_split_by_universe(tmp_path: Path, world: World) 
     source.mkdir()
     universes = [write_universe(source / f"univ_ics_2019-03_a{i:08d}.hdf5", i) for i in range(3)]
     convert(source, tmp_path / "d", world=world)
-    assert verify(tmp_path / "d", deep=True) == []
+    assert compare_files(tmp_path / "d", deep=True) == []
     train, validation = (ShardReader(tmp_path / "d", split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (16, 8)
     data = train.read(range(16))

@@ -79,10 +79,10 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.training.timing import PhaseTimer
 from suite.training.parallel.data import wrap
-from suite.training.timing import device_clock
+from suite.training.timing import make_device_clock
 from workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(4, 16, 32, 16, generator=generator).double()
@@ -109,7 +109,7 @@ def metric(model):
     with torch.no_grad():
         stats = workload.eval_stats(model, {{"x": x, "y": y}})
     return workload.metrics({{name: value.item() for name, value in stats.items()}})["eval_accuracy"]
-alone = dataclasses.replace(world, rank=0, size=1, transport=Alone(), peers=Alone())
+alone = dataclasses.replace(world, rank=0, size=1, transport=SingleProcessTransport(), peers=SingleProcessTransport())
 mine = slice(world.rank, None, 2)
 losses, model = trained(2, world, mine)
 expected, one = trained(1, alone, slice(None))

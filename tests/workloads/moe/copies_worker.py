@@ -17,11 +17,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.parallel.data import Clipping, wrap
 from suite.training.trial import count_parameters
-from suite.transport import Alone, TorchTransport
-from suite.workload import Spread, load_workload
+from suite.transport import SingleProcessTransport, TorchTransport
+from suite.workload import ExpertSpread, load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
 from tests.workloads.moe.parallel_worker import CASES, part
@@ -54,11 +54,11 @@ class Trained:
 def train(name: str, world: World, form: tuple[str, ...], ranks: int, *, all_ranks: bool = False) -> Trained:
     """Some steps with experts over ``ranks`` ranks by a plan, or as the setting ``expert_parallel`` spreads them."""
     settings = (*form, "expert_parallel=true") if all_ranks else form
-    config = load_config(descriptor(name), "smoke", [f"hyperparameters.moe.{item}" for item in settings])
-    workload = cast(MoEWorkload, load_workload(descriptor(name))(config))
+    config = load_config(load_descriptor(name), "smoke", [f"hyperparameters.moe.{item}" for item in settings])
+    workload = cast(MoEWorkload, load_workload(load_descriptor(name))(config))
     torch.manual_seed(0)
     if not all_ranks:
-        workload.spread = Spread(ranks, world.size)
+        workload.spread = ExpertSpread(ranks, world.size)
     model = workload.build_model(world)
     CASES[name].prepare(model)
     optimization = workload.build_optimizer(model, STEPS)
@@ -116,7 +116,7 @@ def run_rank(rank: int, store: Path) -> None:
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(store), RANKS), rank=rank, world_size=RANKS)
     transport = TorchTransport(dist.group.WORLD)
-    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), transport, Alone())
+    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), transport, SingleProcessTransport())
     cases = [("moe_lm", form) for form in FORMS] + [("swinv2_moe", ())]
     for name, form in cases:
         everywhere = train(

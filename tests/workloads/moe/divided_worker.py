@@ -15,7 +15,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.config import RunConfig, load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.apply import build
 from suite.training.parallel.data import Clipping, wrap
@@ -24,7 +24,7 @@ from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.state import Position, TrainingState
 from suite.training.trial import count_parameters
-from suite.transport import Alone, TorchTransport
+from suite.transport import SingleProcessTransport, TorchTransport
 from suite.workload import Workload, load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
@@ -57,7 +57,7 @@ class Run:
         plan: str = "tensor",
         more: tuple[str, ...] = (),
     ) -> None:
-        self.case, self.world, chosen = CASES[name], world, descriptor(name)
+        self.case, self.world, chosen = CASES[name], world, load_descriptor(name)
         settings = [f"hyperparameters.moe.{item}" for item in (*self.case.exact, "backend=loop", *form)]
         words = [f"plan={plan}", f"mesh={mesh}"] if mesh else []
         config: RunConfig = load_config(chosen, "smoke", [*settings, *words, *more])
@@ -114,7 +114,7 @@ def equal(found: list[float], expected: list[float]) -> None:
 
 def compare(name: str, form: tuple[str, ...], world: World, folder: Path, *, thorough: bool) -> None:
     """Losses, metric, numbers of values; then from a checkpoint on every other mesh."""
-    nobody = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    nobody = World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
     free = tuple(item for item in form if item not in ("autotune=true", "parallel_r=0"))
     alone = Run(name, nobody, free, "")
     losses = alone.train(range(STEPS))
@@ -144,7 +144,7 @@ def compare(name: str, form: tuple[str, ...], world: World, folder: Path, *, tho
 
 def compute_again(world: World, folder: Path) -> None:
     """Blocks that are computed again have the same noise and dropped branches, gradients to the last bit, loads counted once."""
-    shipped = find_plan(descriptor("swinv2_moe"), "tensor").read_text()
+    shipped = find_plan(load_descriptor("swinv2_moe"), "tensor").read_text()
     form, more = ("gate_noise=1.0",), ("hyperparameters.drop_path=0.5",)
     found: list[tuple[float, list[Tensor], int]] = []
     for policy in ("", "full", "selective"):
@@ -168,7 +168,9 @@ def run_rank(rank: int, folder: Path, *, thorough: bool) -> None:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), RANKS), rank=rank, world_size=RANKS)
-    world = World("test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(dist.group.WORLD), Alone())
+    world = World(
+        "test", rank, RANKS, 0, 1, rank, RANKS, ("here",), TorchTransport(dist.group.WORLD), SingleProcessTransport()
+    )
     for name, form in LONG if thorough else QUICK:
         compare(name, form, world, folder, thorough=thorough)
         if rank == 0:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.training.loop import wrap
-from suite.transport import Alone, TorchTransport
+from suite.transport import SingleProcessTransport, TorchTransport
 from suite.workload import load_workload
 from suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
@@ -76,8 +76,10 @@ CASES = {
 def train(name: str, world: World, overrides: tuple[str, ...]) -> tuple[list[float], float, dict[str, Any]]:
     """Losses of all ranks, the metric of a batch that the ranks share unequally, window statistics."""
     case = CASES[name]
-    config = load_config(descriptor(name), "smoke", [f"hyperparameters.moe.{x}" for x in (*case.exact, *overrides)])
-    workload = load_workload(descriptor(name))(config)
+    config = load_config(
+        load_descriptor(name), "smoke", [f"hyperparameters.moe.{x}" for x in (*case.exact, *overrides)]
+    )
+    workload = load_workload(load_descriptor(name))(config)
     torch.manual_seed(0)
     model = workload.build_model(world)
     case.prepare(model)
@@ -107,9 +109,13 @@ def part(batch: dict[str, Tensor], which: slice) -> dict[str, Tensor]:
 
 def run_rank(name: str, rank: int, ranks: int, store: Path) -> None:
     torch.set_num_threads(1)
-    losses, metric, _ = train(name, World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone()), ())
+    losses, metric, _ = train(
+        name, World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport()), ()
+    )
     dist.init_process_group("gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks)
-    world = World("test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(dist.group.WORLD), Alone())
+    world = World(
+        "test", rank, ranks, 0, 1, rank, ranks, ("here",), TorchTransport(dist.group.WORLD), SingleProcessTransport()
+    )
     for form in FORMS:
         found, found_metric, stats = train(name, world, form)
         torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=1e-4, atol=1e-4)

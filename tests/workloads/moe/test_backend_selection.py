@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.store import Store
+from suite.machine.choice.store import ChoiceCache
 from suite.world import World
 from workloads.moe import experts
 from workloads.moe.backend_selection import (
@@ -29,7 +29,7 @@ SHAPE = ExpertShape(96, 4, 16, 32, "gelu", bias=True, even=False, dtype=torch.fl
 
 
 def chooser(folder: Path | None = None, **changes: Any) -> Chooser:
-    return Chooser(World.create(None), CPU, **{"measure": True, "store": Store(folder)} | changes)
+    return Chooser(World.create(None), CPU, **{"measure": True, "store": ChoiceCache(folder)} | changes)
 
 
 def test_every_back_end_that_can_is_measured_and_random_states_stay() -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
-from suite.training.state import Position, TrainingState, _moving_average
+from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization, load_workload
 from tests.fixtures.thread_ranks import Holding, on_holders
 from workloads.moe.config import MoEConfig
@@ -63,7 +63,7 @@ def state_of(rank: Holding, each: int = 0, *, places: bool = True) -> TrainingSt
     model = Layers(rank, each)
     optimization = Optimization(torch.optim.AdamW(model.parameters(), lr=0.1), lambda step, epoch: 0.1, ema_decay=0.9)
     found = expert_places(model) if places else {}
-    averaged, copy = _moving_average(model, optimization), find_expert_copy(model)
+    averaged, copy = _make_moving_average(model, optimization), find_expert_copy(model)
     return TrainingState(model, optimization, list_expert_parameters(model), averaged, 1, found, copy)
 
 
@@ -146,6 +146,6 @@ def test_shares_of_unknown_place_need_as_many_ranks(tmp_path: Path) -> None:
 
 def test_the_workloads_say_where_their_experts_lie() -> None:
     for name in ("moe_lm", "swinv2_moe"):
-        chosen = descriptor(name)
+        chosen = load_descriptor(name)
         workload = load_workload(chosen)(load_config(chosen, "smoke"))
         assert workload.share_places(Layers(cast(Any, on_holders(2, 1, lambda rank: rank)[1])))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.parallel.plan import find_plan
 from tests.fixtures.cli import mlhpc
 from workloads.moe.config import Layout, MoEConfig
 from workloads.moe.parallel import ranks_of_node
 
-SHIPPED = find_plan(descriptor("moe_lm"), "experts")
+SHIPPED = find_plan(load_descriptor("moe_lm"), "experts")
 TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4 * 64, 64, 64, 4, 2  # moe_lm smoke on four ranks; one layer has experts
 
 
@@ -55,7 +55,7 @@ def test_two_ranks_that_share_an_expert_gather_its_slices_too() -> None:
 
 def test_a_capacity_makes_what_is_sent_known_and_clipping_adds_a_number() -> None:
     cost = planned("swinv2_moe", "--mesh", "data=2,expert=2")
-    moe = load_config(descriptor("swinv2_moe"), "smoke").hyperparameters.moe  # type: ignore[attr-defined]
+    moe = load_config(load_descriptor("swinv2_moe"), "smoke").hyperparameters.moe  # type: ignore[attr-defined]
     rows = Layout(5, spread=2).computed_rows(moe, 16) * 5 * 32 * 4
     assert sent(cost)["expert", "all_to_all"] == (2, 4, 4 * rows)
     assert sent(cost)["all", "all_reduce"] == (4, 1, 4)
@@ -134,7 +134,7 @@ def test_ranks_of_a_node_whose_ranks_share_samples() -> None:
         ranks_of_node(8, 2, 12, 3)
 
 
-PRODUCTS = find_plan(descriptor("moe_lm"), "tensor").read_text()
+PRODUCTS = find_plan(load_descriptor("moe_lm"), "tensor").read_text()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from suite.commands.data import data
 from suite.data.build import SPLITS
-from suite.data.manifest import read_manifest, verify, write_manifest
+from suite.data.manifest import compare_files, read_manifest, write_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -320,7 +320,7 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
     convert(source, tmp_path / "data", world=world)
     manifest = read_manifest(tmp_path / "data")
     assert (manifest.samples("train"), manifest.samples("validation")) == (3, 2)
-    assert verify(tmp_path / "data", deep=True) == []
+    assert compare_files(tmp_path / "data", deep=True) == []
     batch = ShardReader(tmp_path / "data", "train").read([2, 0])
     np.testing.assert_allclose(batch["atom.position"][5:], written[0].position, rtol=1e-6)
     assert batch["trajectory"].tolist() == [2, 0]
@@ -331,7 +331,7 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
 def test_export_and_conversion_are_inverse(tiny_data: Path, tmp_path: Path, world: World) -> None:
     export_lmdb(tiny_data, tmp_path / "lmdb")
     convert(tmp_path / "lmdb", tmp_path / "again", world=world)
-    assert verify(tmp_path / "again", deep=True) == []
+    assert compare_files(tmp_path / "again", deep=True) == []
     for split in SPLITS:
         before, after = ShardReader(tiny_data, split), ShardReader(tmp_path / "again", split)
         written, found = before.read(range(len(before))), after.read(range(len(after)))

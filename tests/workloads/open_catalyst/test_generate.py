@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from suite.config import load_config
-from suite.data.manifest import read_manifest, verify
+from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -24,7 +24,7 @@ pytest.importorskip("ase")
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
     manifest = read_manifest(tiny_data)
-    assert verify(tiny_data, deep=True) == []
+    assert compare_files(tiny_data, deep=True) == []
     assert {split: manifest.samples(split) for split in manifest.splits} == {"train": 16, "validation": 8}
     samples = ShardReader(tiny_data, "train").read(range(16))
     free = samples["atom.force"][samples["atom.fixed"] == 0]

@@ -14,9 +14,9 @@ from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest, write_manifest
-from suite.data.sampling import train_batches
-from suite.data.shards import ShardReader, shard_path, write_shard
-from suite.documents import plain
+from suite.data.sampling import list_train_batches
+from suite.data.shards import ShardReader, build_shard_path, write_shard
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.warm import warm_python
@@ -114,7 +114,7 @@ def test_the_loss_in_parts_is_that_of_the_whole_batch(tiny_data: Path, world: Wo
     for step_parts in (1, parts):
         workload = a_workload(f"global_batch_size={samples}", f"gradient_accumulation_steps={step_parts}", *energies)
         model, data = a_model(workload, world), workload.dataset("train", tiny_data)
-        (chosen, *_) = train_batches(len(data), samples, seed=5, epoch=2, rank=0, size=1)
+        (chosen, *_) = list_train_batches(len(data), samples, seed=5, epoch=2, rank=0, size=1)
         batches = [data.load(chosen[part::step_parts], seed=5, epoch=2) for part in range(step_parts)]
         assert len({batch["counts"][2].item() for batch in batches}) == 1
         values = [workload.loss(model, batch) / step_parts for batch in batches]
@@ -179,7 +179,7 @@ def test_the_full_size_is_the_benchmark_of_the_rules() -> None:
     assert card.official.identical
     model = {
         key: value
-        for key, value in plain(own).items()
+        for key, value in convert_to_plain_data(own).items()
         if key in {"hidden_channels", "blocks", "cutoff_angstrom", "max_neighbours", "num_spherical"}
     }
     assert list(model.values()) == [192, 3, 7, 6.0, 50]
@@ -197,7 +197,7 @@ def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_data)
     arrays = ShardReader(tiny_data, "train").read(range(8))
     arrays["cell"][3] = 0
-    entry = write_shard(shard_path(tmp_path, "train", 0), arrays)
+    entry = write_shard(build_shard_path(tmp_path, "train", 0), arrays)
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": (entry,)}))
     data = a_workload().dataset("train", tmp_path)
     data.load([0, 1, 2], seed=0, epoch=1)
@@ -207,7 +207,7 @@ def test_a_damaged_sample_is_named(tiny_data: Path, tmp_path: Path) -> None:
 
 def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_data)
-    entry = write_shard(shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
+    entry = write_shard(build_shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": (entry,)}))
     with pytest.raises(InputError, match="dataset 'atom.position' is None, expected"):
         a_workload().dataset("train", tmp_path)
@@ -218,15 +218,15 @@ import dataclasses, json, sys
 from pathlib import Path
 import torch
 from suite.config import load_config
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.world import World
-from suite.data.sampling import train_batches
+from suite.data.sampling import list_train_batches
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.workload import OpenCatalyst
 
 torch.set_num_threads(1)
 world = World.create()
-alone = dataclasses.replace(world, rank=0, size=1, transport=Alone(), peers=Alone())
+alone = dataclasses.replace(world, rank=0, size=1, transport=SingleProcessTransport(), peers=SingleProcessTransport())
 
 def train(world, balanced):
     config = load_config(DESCRIPTOR, "smoke", [f"hyperparameters.balanced_batches={balanced}", "global_batch_size=8"])
@@ -238,7 +238,7 @@ def train(world, balanced):
     optimizer = workload.build_optimizer(model, 2).optimizer
     losses, triplets, samples = [], [], []
     for epoch in (1, 2, 3, 4):
-        for indices in train_batches(len(data), 8, seed=5, epoch=epoch, rank=world.rank, size=world.size):
+        for indices in list_train_batches(len(data), 8, seed=5, epoch=epoch, rank=world.rank, size=world.size):
             batch = data.load(indices, seed=5, epoch=epoch)
             optimizer.zero_grad()
             loss = workload.loss(parallel, batch)
@@ -305,7 +305,7 @@ def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: P
             distance = np.linalg.norm(vector, axis=1, keepdims=True)
             np.add.at(force[here], edges.target, -vector / distance * np.exp(-((distance / 2.0) ** 2)))
         arrays["atom.force"] = force.astype(np.float32)
-        splits[split] = (write_shard(shard_path(tmp_path, split, 0), arrays),)
+        splits[split] = (write_shard(build_shard_path(tmp_path, split, 0), arrays),)
     write_manifest(tmp_path, structs.replace(manifest, splits=splits))
     own = config().hyperparameters
     assert isinstance(own, OpenCatalystConfig)

@@ -12,13 +12,13 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.plan import AxialPlan, find_plan, read_plan
-from suite.training.state import Position, TrainingState, _moving_average
+from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization
 from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor
 from tests.workloads.openfold.conftest import SMALL_NET
@@ -29,7 +29,7 @@ from workloads.openfold.losses import losses
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.primitives import SharedDropout
 
-PLAN = read_plan(find_plan(descriptor("openfold"), "axial"))[0].axial
+PLAN = read_plan(find_plan(load_descriptor("openfold"), "axial"))[0].axial
 assert PLAN is not None
 ROWS = {
     "max_extra_msa": 5,
@@ -253,7 +253,7 @@ def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
                 split_axes(self.model, PLAN, {"template": 0}, rank.tensor)
             optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, eps=1e-3)
             optimization = Optimization(optimizer, lambda step, epoch: 1e-3, ema_decay=0.9)
-            self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+            self.state = TrainingState(self.model, optimization, (), _make_moving_average(self.model, optimization), 1)
             self.checkpoint = Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh)
 
         def step(self) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from suite.data.manifest import verify
+from suite.data.manifest import compare_files
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -264,7 +264,7 @@ def folder(root: Path, count: int = 4) -> Path:
 def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World) -> None:
     source, root = folder(tmp_path / "source"), tmp_path / "data"
     convert(source, root, world=world, size="mini")
-    assert verify(root, deep=True) == []
+    assert compare_files(root, deep=True) == []
     assert len(OpenFoldData(root, "train", SMALL_NET, 4)) == 3
     read = next(proteins_of(ShardReader(root, "validation").read([0])))
     np.testing.assert_array_equal(read.msa, families(Families(12, 16, 5), 2, range(3, 4))[0].msa)

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 
 from suite.data.build import VALIDATION_INDEX
-from suite.data.manifest import read_manifest, verify
+from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -40,7 +40,7 @@ KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) fo
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
     manifest = read_manifest(tiny_data)
-    assert verify(tiny_data, deep=True) == []
+    assert compare_files(tiny_data, deep=True) == []
     assert {split: manifest.samples(split) for split in manifest.splits} == {"train": 6, "validation": 4}
     assert manifest.attributes["train_mean_rows"] == 6
     assert manifest.attributes["train_templates"] is True

@@ -15,7 +15,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from suite.data.sampling import train_batches
+from suite.data.sampling import list_train_batches
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
@@ -215,7 +215,7 @@ def test_training_draws_chains_with_replacement_in_the_reference_s_order(data: d
         opened = OpenFoldData(data["processed"], "train", settings, batch)
         seen: list[list[str]] = []
         for epoch in (1, 2, 3):
-            per_rank = [train_batches(4, batch, seed=seed, epoch=epoch, rank=r, size=ranks) for r in range(ranks)]
+            per_rank = [list_train_batches(4, batch, seed=seed, epoch=epoch, rank=r, size=ranks) for r in range(ranks)]
             for parts in zip(*per_rank, strict=True):
                 loaded = [opened.load(part, seed=seed, epoch=epoch) for part in parts]
                 sequences = [

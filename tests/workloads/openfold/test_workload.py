@@ -12,7 +12,7 @@ from msgspec import structs
 
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest
-from suite.data.sampling import train_batches
+from suite.data.sampling import list_train_batches
 from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR
@@ -86,10 +86,10 @@ def test_balanced_ranks_share_the_batch_by_work_and_its_mean_loss_stays(tiny_dat
         model = workload.build_model(two)
         results[balanced], work[balanced] = [], []
         for epoch in (1, 2, 3):
-            for step, _ in enumerate(train_batches(len(data), 6, seed=1, epoch=epoch, rank=0, size=1)):
+            for step, _ in enumerate(list_train_batches(len(data), 6, seed=1, epoch=epoch, rank=0, size=1)):
                 loads, parts, samples = [], [], 0
                 for rank in range(2):
-                    batches = list(train_batches(len(data), 6, seed=1, epoch=epoch, rank=rank, size=2))
+                    batches = list(list_train_batches(len(data), 6, seed=1, epoch=epoch, rank=rank, size=2))
                     batch = data.load(batches[step], seed=1, epoch=epoch)
                     samples += len(batch["msa"])
                     assert batch["msa"].shape[-1] <= 14

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from suite.errors import not_installed
+from suite.errors import explain_not_installed
 from workloads.moe.kernels.blocks import Blocks, BlockTimings
 
 if TYPE_CHECKING:  # the kernels need torch and Triton only
@@ -67,7 +67,7 @@ def find_problem(x: Tensor, experts: int) -> str | None:
     """Explain why the kernels cannot compute these. None if they can."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if find_spec("triton") is None:
-        return not_installed("triton")
+        return explain_not_installed("triton")
     if not x.is_cuda and not interpreted:
         return f"it is for GPUs, not for {x.device.type} (TRITON_INTERPRET=1 interprets it, slowly)"
     if x.dtype not in DTYPES:

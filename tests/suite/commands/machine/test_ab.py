@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from suite.data.manifest import read_manifest
-from suite.transport import Alone
+from suite.transport import SingleProcessTransport
 from suite.world import World
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
@@ -30,7 +30,7 @@ recompute: {"stages.?.?": full}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), Alone(), Alone())
+    alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
     return made_once(tmp_path_factory, "ab_data", lambda folder: make("swinv2_moe", folder / "data", alone)) / "data"
 
 

@@ -10,39 +10,39 @@ import pytest
 
 from suite.commands.machine import doctor
 from suite.commands.machine.doctor import (
-    Answer,
     Check,
+    CommandResult,
     can_run,
-    folder_checks,
+    check_folders,
+    check_machine,
+    check_node_name,
     judge_clock,
-    judge_load,
     judge_mpi,
+    judge_mpi_load,
     judge_srun,
-    lines,
-    machine_checks,
-    node_checks,
     parse_mpi_types,
+    render_checks,
 )
 from suite.launch import mpi
-from suite.launch.mpi import Site
-from suite.machine.probes.allowance import Allowance, read_allowance
-from suite.machine.probes.clock import is_synchronised, measure_skew
+from suite.launch.mpi import SiteMpi
+from suite.machine.probes.allowance import UsableResources, read_usable_resources
+from suite.machine.probes.clock import is_synchronised, measure_clock_skew
 from suite.machine.probes.hosts import is_loopback, list_own_addresses
 from suite.machine.probes.root import VARIABLE
 from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine, machine
 
-LAPTOP = Site(None, (), False)
-CLUSTER = Site(None, (), True)
-LOADED = Site("/opt/ompi/bin/mpicc", ("openmpi/5.0",), True)
-HALF_LOADED = Site(None, ("cray-mpich/8.1",), True)
+LAPTOP = SiteMpi(None, (), False)
+CLUSTER = SiteMpi(None, (), True)
+LOADED = SiteMpi("/opt/ompi/bin/mpicc", ("openmpi/5.0",), True)
+HALF_LOADED = SiteMpi(None, ("cray-mpich/8.1",), True)
 REBUILD = "MPICC=/opt/ompi/bin/mpicc"
 
 
 @every_machine
 def test_what_a_machine_lacks_for_a_rank_on_each_core_is_what_it_lacks(machine: Machine, zoo_root: Path) -> None:
-    allowed = read_allowance(zoo_root)
-    checks = [*machine_checks(allowed, allowed.cores), *node_checks(zoo_root)]
+    allowed = read_usable_resources(zoo_root)
+    checks = [*check_machine(allowed, allowed.cores), *check_node_name(zoo_root)]
     assert [check.name for check in checks if not check.ok] == machine.expected["doctor"]
     assert all(check.found and (check.ok or (check.expected and check.fix)) for check in checks)
 
@@ -62,8 +62,8 @@ def test_what_a_machine_lacks_for_a_rank_on_each_core_is_what_it_lacks(machine: 
 def test_open_files_are_held_against_the_ranks(
     soft: int | None, hard: int | None, ranks: int, ok: bool, fix: str
 ) -> None:
-    allowed = Allowance(frozenset({0}), open_files=soft, open_files_most=hard)
-    check = next(each for each in machine_checks(allowed, ranks) if each.name == "open files")
+    allowed = UsableResources(frozenset({0}), open_files=soft, open_files_most=hard)
+    check = next(each for each in check_machine(allowed, ranks) if each.name == "open files")
     assert check.ok == ok
     assert ok or check.fix.startswith(fix)
     assert check.expected.endswith(f" for {ranks} ranks")
@@ -93,7 +93,7 @@ def test_a_host_name_that_leads_back_to_the_node_is_found(hosts: str, ok: bool, 
     for name, text in (("proc/sys/kernel/hostname", "n1\n"), ("etc/hosts", hosts)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (check,) = node_checks(tmp_path)
+    (check,) = check_node_name(tmp_path)
     assert check.ok == ok, list_own_addresses(tmp_path)
     assert check.name == "host name"
 
@@ -122,29 +122,29 @@ def test_clocks_that_differ_are_found(skew: float | None, synchronised: bool | N
 
 
 def test_the_clock_of_a_file_server_is_read_from_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skew = measure_skew(tmp_path)
+    skew = measure_clock_skew(tmp_path)
     assert skew is not None
     assert abs(skew) < 0.1, "a local file system has this node's clock"
     assert list(tmp_path.iterdir()) == []
-    assert measure_skew(tmp_path / "none") is None
+    assert measure_clock_skew(tmp_path / "none") is None
     assert is_synchronised() in {True, False, None}
     here = "suite.machine.probes.clock.time.time"
     now = tmp_path.stat().st_mtime
     monkeypatch.setattr(here, lambda: now - 100)
-    ahead = measure_skew(tmp_path)
+    ahead = measure_clock_skew(tmp_path)
     assert ahead is not None
     assert 99 < ahead < 110
 
 
 def test_two_ranks_of_one_world_are_the_same_mpi() -> None:
-    check = judge_mpi("mpiexec", Answer(0, "RANKS 2 MPICH Version: 5.0.2\n"), LAPTOP, "mpich")
+    check = judge_mpi("mpiexec", CommandResult(0, "RANKS 2 MPICH Version: 5.0.2\n"), LAPTOP, "mpich")
     assert (check.ok, check.found) == (True, "mpiexec: 2 ranks, MPICH Version: 5.0.2")
 
 
 @pytest.mark.parametrize("end", ["\n", " "])
 def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
     output = f"RANKS 1 MPICH Version: 5.0.2{end}RANKS 1 MPICH Version: 5.0.2\n"
-    check = judge_mpi("/usr/bin/mpiexec", Answer(0, output), LOADED, "openmpi")
+    check = judge_mpi("/usr/bin/mpiexec", CommandResult(0, output), LOADED, "openmpi")
     assert not check.ok
     assert "/usr/bin/mpiexec (openmpi) starts 2 processes that do not see each other" in check.found
     assert "mpi4py belongs to MPICH Version: 5.0.2" in check.found
@@ -164,8 +164,8 @@ def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
         (HALF_LOADED, "module cray-mpich/8.1 has no mpicc on PATH"),
     ],
 )
-def test_the_advice_fits_the_site(site: Site, words: str) -> None:
-    assert words in mpi.advise(site)
+def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
+    assert words in mpi.explain_fix(site)
 
 
 def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> Non
     (tmp_path / "mpicc").chmod(0o755)
     own = Path(sys.executable).parent
     environ = {"PATH": f"{own}:{tmp_path}", "LOADEDMODULES": "gcc/13:OpenMPI/5.0:cuda/12", "MODULEPATH": "/m"}
-    assert mpi.find_site(environ) == Site(str(tmp_path / "mpicc"), ("OpenMPI/5.0",), True)
-    assert mpi.find_site({"PATH": str(own)}) == Site(None, (), False)
+    assert mpi.find_site(environ) == SiteMpi(str(tmp_path / "mpicc"), ("OpenMPI/5.0",), True)
+    assert mpi.find_site({"PATH": str(own)}) == SiteMpi(None, (), False)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> Non
     ],
 )
 def test_the_family_of_an_mpi_is_read_from_its_version(text: str, family: str | None) -> None:
-    assert mpi.family(text) == family
+    assert mpi.parse_family(text) == family
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_srun_must_have_a_plug_in_for_the_library(types: list[str], library: str
     ],
 )
 def test_mpi_is_loaded_and_not_believed(output: str, ok: bool, found: str) -> None:
-    (check,), library = judge_load(Answer(1, output), CLUSTER)
+    (check,), library = judge_mpi_load(CommandResult(1, output), CLUSTER)
     assert (check.name, check.ok, bool(library)) == ("mpi4py", ok, ok)
     assert found in check.found
     assert ok or "module load" in check.fix
@@ -242,10 +242,10 @@ def test_a_library_that_is_installed_but_does_not_load_is_missing(tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-c", mpi.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=300
     )
-    (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
+    (check,), library = judge_mpi_load(CommandResult(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert (check.ok, library) == (False, "")
     done = subprocess.run([sys.executable, "-c", mpi.LOAD_PROGRAM], capture_output=True, text=True, timeout=300)
-    (check,), library = judge_load(Answer(done.returncode, done.stdout + done.stderr), LAPTOP)
+    (check,), library = judge_mpi_load(CommandResult(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert check.ok
     assert "libmpi" in check.found
 
@@ -253,12 +253,12 @@ def test_a_library_that_is_installed_but_does_not_load_is_missing(tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (Answer(1, "Traceback\nModuleNotFoundError: No module named 'mpi4py'\n"), "No module named 'mpi4py'"),
-        (Answer(124, "no answer in 60 s"), "no answer in 60 s"),
-        (Answer(5, ""), "exit code 5"),
+        (CommandResult(1, "Traceback\nModuleNotFoundError: No module named 'mpi4py'\n"), "No module named 'mpi4py'"),
+        (CommandResult(124, "no answer in 60 s"), "no answer in 60 s"),
+        (CommandResult(5, ""), "exit code 5"),
     ],
 )
-def test_a_failed_try_says_its_last_line(answer: Answer, found: str) -> None:
+def test_a_failed_try_says_its_last_line(answer: CommandResult, found: str) -> None:
     check = judge_mpi("mpiexec", answer, LAPTOP, "mpich")
     assert not check.ok
     assert check.found.endswith(found)
@@ -271,7 +271,7 @@ def test_the_folders_of_data_and_temporary_files_are_looked_at(tmp_path: Path) -
         "TMPDIR": str(tmp_path / "tmp"),
         "SCRATCH": str(tmp_path / "no"),
     }
-    checks = {check.name: check for check in folder_checks(environ)}
+    checks = {check.name: check for check in check_folders(environ)}
     assert checks["data"].found.startswith(f"{tmp_path}, "), "the data folder would be made there"
     assert checks["temporary"].found.startswith(f"{tmp_path / 'tmp'}, ")
     assert not checks["$SCRATCH"].ok
@@ -294,7 +294,7 @@ def test_the_screen_shows_the_fix_of_what_is_missing() -> None:
         Check("torch", False, "not installed", "local", "pip install torch"),
         Check("commands", True, "sbatch", "slurm", "apt-get install slurm-wlm"),
     ]
-    text = "\n".join(lines(checks))
+    text = "\n".join(render_checks(checks))
     assert "Local runs: something is missing\n  MISSING  torch          not installed; fix: pip install torch" in text
     assert "Slurm runs: ready" in text
     assert "apt-get" not in text
@@ -303,9 +303,9 @@ def test_the_screen_shows_the_fix_of_what_is_missing() -> None:
 
 
 def test_a_folder_that_cannot_be_written_or_is_full_is_missing(tmp_path: Path) -> None:
-    assert doctor._space("here", tmp_path, 1, "fix").ok
-    assert not doctor._space("here", tmp_path, 1 << 62, "fix").ok
-    assert not doctor._space("here", tmp_path / "absent", 1, "fix").ok
+    assert doctor._check_space("here", tmp_path, 1, "fix").ok
+    assert not doctor._check_space("here", tmp_path, 1 << 62, "fix").ok
+    assert not doctor._check_space("here", tmp_path / "absent", 1, "fix").ok
 
 
 def test_the_command_names_every_part_on_this_machine() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
-from suite.compliance.forensics.similarity import FALSE_ALARMS, Curves, Runs, series_of
+from suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, SeriesPair, build_series
 from suite.log.reader import Log
-from suite.log.record import MetricValue, summarise
+from suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
 from tests.fixtures.published import published_results
 
@@ -260,17 +260,17 @@ def test_a_disguised_copy_in_another_result_is_found(tmp_path: Path) -> None:
     assert all("/b/" in item.file and "/a/" in item.message for item in found)
 
 
-def honest(draw: random.Random, number: int) -> Curves:
+def honest(draw: random.Random, number: int) -> SeriesPair:
     values = [0.3 * 0.96**n * (1.0 + draw.gauss(0.0, 0.01)) for n in range(15)]
     evals = tuple(MetricValue(n + 1.0, v, 5.0 * n + draw.gauss(0, 0.02), n) for n, v in enumerate(values))
-    empty = summarise(Log(Path(f"result_{number}.txt"), (), ()))
-    return series_of(replace(empty, seed=number, evals=evals, time_to_train_s=80.0))
+    empty = summarise_log(Log(Path(f"result_{number}.txt"), (), ()))
+    return build_series(replace(empty, seed=number, evals=evals, time_to_train_s=80.0))
 
 
 def test_the_search_looks_at_no_more_runs_the_more_are_equal() -> None:
     """A crowd of equal runs finds no more candidates than its first members."""
     one = honest(random.Random(1), 1)
-    seen: Runs[int] = Runs()
+    seen: RunIndex[int] = RunIndex()
     for number in range(300):
         seen.add(number, one)
     assert sum(1 for _ in seen.candidates(one)) <= 32 * 2 * 15 * 3
@@ -287,7 +287,7 @@ def test_no_published_pair_is_called_a_copy_but_those_known(tmp_path_factory: py
 def test_the_false_alarm_rate_is_small() -> None:
     assert FALSE_ALARMS <= 1e-5
     draw = random.Random(8)
-    seen: Runs[int] = Runs()
+    seen: RunIndex[int] = RunIndex()
     for number in range(300):
         item = honest(draw, number)
         assert seen.find_duplicate(item) is None

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check, check_log
-from suite.compliance.ruleset import ruleset
+from suite.compliance.ruleset import read_ruleset
 from tests.fixtures.course_mutations import CourseCase, course_cases
 from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, write
 
 
 @pytest.mark.parametrize("case", course_cases(), ids=str)
 def test_courses(tmp_path: Path, case: CourseCase) -> None:
-    log = check_log(write(tmp_path / "result_0.txt", case.lines()), ruleset(case.ruleset))
+    log = check_log(write(tmp_path / "result_0.txt", case.lines()), read_ruleset(case.ruleset))
     found = [(finding.rule, finding.message) for finding in log.findings if finding.severity == "error"]
     assert (case.rule in {rule for rule, _ in found}) if case.rule else not found, found
 
@@ -85,5 +85,5 @@ def test_epochs_cannot_be_edited_to_pass_the_reference_points(tmp_path: Path) ->
 def test_in_1_0_a_rate_that_contradicts_the_times_is_a_warning(tmp_path: Path) -> None:
     case = next(case for case in course_cases() if case.name == "cosmoflow: all times halved")
     lines = drop("staging_start", "staging_stop")(case.lines())
-    log = check_log(write(tmp_path / "result_0.txt", lines), ruleset("1.0.0"))
+    log = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("1.0.0"))
     assert [item.severity for item in log.findings if item.rule == "throughput-true"] == ["warning"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from suite.log.energy.integrate import (
-    LOCKED,
+    PHASE_LOCK_LIMIT,
+    build_curve,
     compute_sampling_halfwidth_j,
-    curve,
     estimate_resolution_w,
     measure_phase_lock,
 )
@@ -41,7 +41,7 @@ def official() -> Official:
 def test_the_published_function_and_ours_have_the_closed_value(tmp_path: Path, official: Official) -> None:
     path = power_log(tmp_path / "node_0.txt", [1000] * 600)
     assert official(path, 600_000) == pytest.approx(600_000, rel=1e-12)
-    assert curve(read_power_log(path)).between(START_S, START_S + 600) == pytest.approx(600_000, rel=1e-12)
+    assert build_curve(read_power_log(path)).between(START_S, START_S + 600) == pytest.approx(600_000, rel=1e-12)
 
 
 def test_a_switch_that_is_estimated(tmp_path: Path, official: Official) -> None:
@@ -57,12 +57,12 @@ def test_where_the_published_function_divides_by_zero_ours_has_a_value(tmp_path:
     path.write_text(path.read_text() + line("power_measurement_stop", None, START_S) + "\n")
     with pytest.raises(ZeroDivisionError):
         official(path, 1e4)
-    assert curve(read_power_log(path)).between(START_S + 5, START_S + 15) == pytest.approx(7000)
+    assert build_curve(read_power_log(path)).between(START_S + 5, START_S + 15) == pytest.approx(7000)
 
 
 def test_only_the_run_counts_and_nothing_is_extrapolated(tmp_path: Path) -> None:
     idle, busy = [100.0] * 50, [1000.0] * 100
-    line_ = curve(read_power_log(power_log(tmp_path / "node_0.txt", [*idle, *busy, *idle])))
+    line_ = build_curve(read_power_log(power_log(tmp_path / "node_0.txt", [*idle, *busy, *idle])))
     assert line_.between(START_S + 50, START_S + 150) == pytest.approx(100_000)
     assert line_.between(START_S + 49.5, START_S + 50.5) == pytest.approx(550)
     assert line_.uncovered_s(START_S - 10, START_S + 250) == pytest.approx(60)
@@ -143,9 +143,9 @@ def test_equal_steps_marks_of_a_clock_and_two_steps_by_turns_are_in_step_and_ran
     source = random.Random(2)
     marks = [second + 0.05 * source.random() for second in range(301)]
     assert measure_phase_lock([1.0] * 300) == pytest.approx(1.0)
-    assert measure_phase_lock([b - a for a, b in pairwise(marks)]) > LOCKED
-    assert measure_phase_lock([0.8, 1.0] * 150) > LOCKED
-    assert max(measure_phase_lock(jittered(300, seed)) for seed in range(10)) < LOCKED
+    assert measure_phase_lock([b - a for a, b in pairwise(marks)]) > PHASE_LOCK_LIMIT
+    assert measure_phase_lock([0.8, 1.0] * 150) > PHASE_LOCK_LIMIT
+    assert max(measure_phase_lock(jittered(300, seed)) for seed in range(10)) < PHASE_LOCK_LIMIT
 
 
 def test_a_gap_and_a_power_that_few_readings_would_miss_widen_the_interval() -> None:
@@ -161,7 +161,7 @@ def test_a_gap_and_a_power_that_few_readings_would_miss_widen_the_interval() -> 
 
 def test_the_last_reading_inside_counts_to_the_end_of_the_run(tmp_path: Path) -> None:
     path = power_log(tmp_path / "node_0.txt", [100.0] * 5 + [1000.0] * 60 + [100.0] * 5)
-    line_ = curve(read_power_log(path))
+    line_ = build_curve(read_power_log(path))
     start, stop = START_S + 5.0, START_S + 65.5
     assert sum(s * w for s, w in line_.within(start, stop, hold=True)) == pytest.approx(60_500)
     assert sum(s * w for s, w in line_.within(start, stop)) == pytest.approx(60_050)
@@ -169,7 +169,7 @@ def test_the_last_reading_inside_counts_to_the_end_of_the_run(tmp_path: Path) ->
 
 
 def test_a_clock_that_may_be_wrong_costs_the_energy_at_both_ends(tmp_path: Path) -> None:
-    line_ = curve(read_power_log(power_log(tmp_path / "node_0.txt", [1000.0] * 100)))
+    line_ = build_curve(read_power_log(power_log(tmp_path / "node_0.txt", [1000.0] * 100)))
     assert line_.clock_error_j(START_S + 20, START_S + 80, 0.5) == pytest.approx(1000.0)
     assert line_.clock_error_j(START_S + 20, START_S + 80, 0.0) == 0.0
 

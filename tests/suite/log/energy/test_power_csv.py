@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.errors import InputError
-from suite.log.energy.integrate import curve
+from suite.log.energy.integrate import build_curve
 from suite.log.energy.power_csv import MeterReadings, read_power_columns, read_power_csv, render_power_log
 from suite.log.energy.power_log import read_power_log
 
@@ -88,7 +88,7 @@ def test_readings_become_a_power_log(tmp_path: Path, name: str) -> None:
     target.write_text(render_power_log(found.by_node[0], found.columns.stated))
     log = read_power_log(target)
     assert (log.damaged, log.scope, log.integrates) == (0, "node", name == "counter")
-    assert curve(log).between(AT, AT + 1) == pytest.approx(200)
+    assert build_curve(log).between(AT, AT + 1) == pytest.approx(200)
 
 
 REFUSED = {

@@ -10,8 +10,8 @@ import pytest
 
 from suite.log.origin import sources
 from suite.log.origin.installed import compute_record_digest, read_environment
-from suite.log.origin.sources import digest_suite, read_git_state
-from suite.plugins import name_and_version
+from suite.log.origin.sources import compute_suite_digests, read_git_state
+from suite.plugins import read_name_and_version
 
 
 def git(folder: Path, *words: str) -> None:
@@ -74,11 +74,11 @@ def test_the_digest_of_the_suite_changes_with_any_of_its_files(tmp_path: Path) -
     (tmp_path / "inner").mkdir()
     for name, text in (("a.py", "1"), ("inner/b.yaml", "2"), ("notes.txt", "3")):
         (tmp_path / name).write_text(text)
-    first = digest_suite({"suite": tmp_path})
+    first = compute_suite_digests({"suite": tmp_path})
     assert list(first["files"]) == ["suite/a.py", "suite/inner/b.yaml"]
     (tmp_path / "inner" / "b.yaml").write_text("4")
-    assert digest_suite({"suite": tmp_path})["sha256"] != first["sha256"]
-    assert "suite/log/origin/sources.py" in digest_suite()["files"]
+    assert compute_suite_digests({"suite": tmp_path})["sha256"] != first["sha256"]
+    assert "suite/log/origin/sources.py" in compute_suite_digests()["files"]
 
 
 WHEEL = (
@@ -116,9 +116,9 @@ def test_names_and_versions_are_those_that_importlib_reads(tmp_path: Path) -> No
     (tmp_path / "old-2.egg-info").write_text("Name: old\nVersion: 2\n")
     (tmp_path / "empty-3.dist-info").mkdir()
     found = [PathDistribution(path) for path in (told, tmp_path / "old-2.egg-info", tmp_path / "empty-3.dist-info")]
-    assert [name_and_version(each) for each in found] == [("told", "1.0"), ("old", "2"), ("", "")]
+    assert [read_name_and_version(each) for each in found] == [("told", "1.0"), ("old", "2"), ("", "")]
     for each in (*found[:2], *distributions()):
-        assert name_and_version(each) == (each.metadata["Name"], each.metadata["Version"])
+        assert read_name_and_version(each) == (each.metadata["Name"], each.metadata["Version"])
 
 
 def test_an_environment_is_read_whatever_its_notes_say(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from suite.machine.power.counters import (
     EnergyMeter,
     FoundCounters,
     find_gpu_counter,
-    node_counters,
+    find_node_counters,
 )
 
 
@@ -32,7 +32,7 @@ def test_rapl_counts_packages_and_their_dram_but_not_cores_twice(tmp_path: Path)
     zone(tmp_path, "intel-rapl:0:0", "core", 4_000_000)
     zone(tmp_path, "intel-rapl:0:1", "dram", 1_000_000)
     zone(tmp_path, "intel-rapl:1", "package-1", 7_500_000)
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     assert {counter.name: counter.read() for counter in found.counters} == {
         "rapl/package-0": 5.0,
         "rapl/package-0/dram": 1.0,
@@ -43,7 +43,7 @@ def test_rapl_counts_packages_and_their_dram_but_not_cores_twice(tmp_path: Path)
 
 def test_a_counter_that_starts_anew_loses_nothing(tmp_path: Path) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 262_143_000_000)
-    meter = EnergyMeter(node_counters(tmp_path).counters)
+    meter = EnergyMeter(find_node_counters(tmp_path).counters)
     (package / "energy_uj").write_text("1000000\n")
     assert meter.take().joules == {"rapl/package-0": pytest.approx(1.32885)}
     assert meter.take().joules == {"rapl/package-0": 0.0}
@@ -62,7 +62,7 @@ def test_pm_counters_name_the_node_and_its_parts(tmp_path: Path) -> None:
         path = tmp_path / PM_COUNTERS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     assert {counter.name: counter.read() for counter in found.counters} == {
         "pm_counters/accel0": 200.0,
         "pm_counters/node": 500.0,
@@ -76,7 +76,7 @@ def test_two_zones_of_one_name_are_two_counters(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0:0", "dram", 3_000_000)
     zone(tmp_path, "intel-rapl:1:0", "dram", 4_000_000)
     zone(tmp_path, "intel-rapl:2", "package-2", 5_000_000)
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     meter = EnergyMeter(found.counters)
     for folder, microjoules in ((first, 2_500_000), (second, 902_000_000)):
         (folder / "energy_uj").write_text(f"{microjoules}\n")
@@ -101,7 +101,7 @@ def test_an_unreadable_zone_is_named_and_the_readable_ones_count(tmp_path: Path,
         path.unlink()
     else:
         path.write_text("" if how == "is empty" else "many\n")
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     assert {counter.name: counter.read() for counter in found.counters} == {
         "rapl/package-0": 5.0,
         "rapl/package-2": 7.0,
@@ -116,7 +116,7 @@ def test_an_unreadable_part_of_a_node_hides_no_other_of_crays_counters(tmp_path:
         path = tmp_path / PM_COUNTERS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     assert [counter.name for counter in found.counters] == ["pm_counters/cpu", "pm_counters/node"]
     assert "is not a count" in found.absent["pm_counters/accel0"]
 
@@ -125,17 +125,17 @@ def test_an_unreadable_part_of_a_node_hides_no_other_of_crays_counters(tmp_path:
 def test_a_counter_that_cannot_be_read_is_absent_with_its_reason(tmp_path: Path, text: str) -> None:
     package = zone(tmp_path, "intel-rapl:0", "package-0", 1)
     (package / "energy_uj").write_text(text)
-    found = node_counters(tmp_path)
+    found = find_node_counters(tmp_path)
     assert list(found.counters) == []
     assert found.absent["rapl"].startswith(str(tmp_path))
     (package / "energy_uj").unlink()
-    assert node_counters(tmp_path).absent["rapl"] == f"{package}/energy_uj: No such file or directory"
+    assert find_node_counters(tmp_path).absent["rapl"] == f"{package}/energy_uj: No such file or directory"
 
 
 def test_a_counter_that_fails_on_the_way_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     first = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
     second = zone(tmp_path, "intel-rapl:1", "package-1", 1_000_000)
-    meter = EnergyMeter(node_counters(tmp_path).counters)
+    meter = EnergyMeter(find_node_counters(tmp_path).counters)
     (first / "energy_uj").unlink()
     (second / "energy_uj").write_text("3000000")
     assert meter.take().joules == {"rapl/package-1": 2.0}
@@ -146,7 +146,7 @@ def test_a_counter_that_fails_on_the_way_is_left_out_and_the_others_go_on(tmp_pa
 def test_a_folder_without_counters_says_so(tmp_path: Path) -> None:
     for folder in (POWERCAP, PM_COUNTERS):
         (tmp_path / folder).mkdir(parents=True)
-    assert node_counters(tmp_path).absent == {
+    assert find_node_counters(tmp_path).absent == {
         "rapl": f"{tmp_path / POWERCAP}: no counter of energy there",
         "pm_counters": f"{tmp_path / PM_COUNTERS}: no counter of energy there",
     }

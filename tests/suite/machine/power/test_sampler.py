@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.energy.integrate import curve
+from suite.log.energy.integrate import build_curve
 from suite.log.energy.keys import START, STOP
 from suite.log.energy.power_log import PowerLog, read_power_log
 from suite.machine.power import beside
-from suite.machine.power.beside import clock_offset, record_power
-from suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, node_counters
+from suite.machine.power.beside import measure_clock_offset, run_power_sampler
+from suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, find_node_counters
 from suite.machine.power.sampler import Sampler, list_scopes
 from suite.machine.probes.root import VARIABLE
 from suite.world import World
@@ -58,7 +58,7 @@ def test_a_counter_that_wraps_and_a_device_make_three_scopes(tmp_path: Path) -> 
         "device": [100.0, 100.0, 50.0],
     }
     both = logs["package+device"]
-    assert curve(both).between(1000.0, 1004.0) == pytest.approx(335.0)
+    assert build_curve(both).between(1000.0, 1004.0) == pytest.approx(335.0)
     assert (both.scope, both.integrates, both.current) == ("package+device", True, "DC")
     assert list(both.counts) == [0.0, 335.0]
 
@@ -121,7 +121,7 @@ def rooted(tmp_path: Path) -> Path:
 
 
 def test_the_machine_with_counters_has_packages_and_dram_only(rooted: Path) -> None:
-    found = node_counters(rooted)
+    found = find_node_counters(rooted)
     assert sorted(item.name for item in found.counters) == [
         "rapl/package-0",
         "rapl/package-0/dram",
@@ -133,7 +133,7 @@ def test_the_machine_with_counters_has_packages_and_dram_only(rooted: Path) -> N
         (hot / name).write_text(text)
     meter = EnergyMeter(found.counters)
     assert set(meter.take().joules) == {item.name for item in found.counters}  # plugged in later: not in this run
-    assert "rapl/package-2" in {item.name for item in node_counters(rooted).counters}
+    assert "rapl/package-2" in {item.name for item in find_node_counters(rooted).counters}
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -196,22 +196,22 @@ def test_beside_a_run_one_process_per_node_writes_the_nodes_log(
     monkeypatch.setenv(VARIABLE, str(rooted))
     world = World.create()
     file = tmp_path / "power" / "result_0" / "node_0.txt"
-    with record_power(tmp_path / "result_0.txt", world, None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", world, None, wanted=True):
         wait_for(file.exists)
         time.sleep(0.1)
     log = read_power_log(file)
     assert log.first(STOP) is not None
     assert (log.number("clock_offset_s"), log.number("clock_bound_s")) == (0.0, 0.0)
-    assert clock_offset(world) == (0.0, 0.0)
+    assert measure_clock_offset(world) == (0.0, 0.0)
 
 
 def test_without_counters_or_where_it_is_not_wanted_nothing_is_written(
     tmp_path: Path, rooted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=False):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=False):
         pass
     monkeypatch.setenv(VARIABLE, str(machine("two_gib").lay_out(tmp_path / "bare")))
-    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 
@@ -222,7 +222,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
     monkeypatch.setenv(VARIABLE, str(rooted))
     monkeypatch.setattr(beside.sys, "executable", str(tmp_path / "no-python"))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with record_power(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 

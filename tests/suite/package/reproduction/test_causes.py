@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from suite.documents import convert, plain
+from suite.documents import convert, convert_to_plain_data
 from suite.machine.facts import Accelerator, Facts
 from suite.package.reproduction.causes import ORDER, compare_run_facts
 from suite.package.reproduction.run_facts import RunFacts
@@ -58,7 +58,7 @@ def first(now: RunFacts, was: RunFacts = WAS) -> tuple[str, str] | None:
 
 
 def facts(**parts: Mapping[str, Any] | tuple[Any, ...]) -> RunFacts:
-    document = plain(FACTS)
+    document = convert_to_plain_data(FACTS)
     for name, values in parts.items():
         document[name] = document[name] | values if isinstance(values, Mapping) else values
     return replace(WAS, facts=convert(document, Facts))
@@ -129,7 +129,7 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
         replace(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
     ),
     "the device": (replace(WAS, about={"device": "cuda", "threads_per_rank": 1}), ("device", "device")),
-    "a GPU": (facts(accelerators=(plain(Accelerator(vendor="NVIDIA", model="H100")),)), ("device", "accelerators")),
+    "a GPU": (facts(accelerators=(convert_to_plain_data(Accelerator(vendor="NVIDIA", model="H100")),)), ("device", "accelerators")),
     "the processor": (facts(cpu={"model": "Model U"}), ("processor", "processor")),
     "instructions": (facts(cpu={"simd": ("avx2",)}), ("processor", "vector instructions")),
     "libc": (facts(software={"libc": "glibc 2.39"}), ("library", "libc")),

@@ -11,7 +11,7 @@ import pytest
 
 from suite.package.reproduction.document import Difference, LevelOutcome
 from suite.package.reproduction.levels import (
-    GROWTHS,
+    LOSS_GROWTH,
     compute_equivalence,
     compute_expected_mean,
     judge_epochs,
@@ -68,7 +68,7 @@ def test_the_bounds_admit_every_measured_rounding_and_refuse_changes(line: str) 
     words = line.split()
     _, precision, pick, *name = words[: -len(SHOWN)]
     gaps = [float(word) for word in words[-len(SHOWN) :]]
-    bounds = [GROWTHS[precision].bound(step) for step in SHOWN]
+    bounds = [LOSS_GROWTH[precision].bound(step) for step in SHOWN]
     if pick == "max":
         assert all(3 * gap <= bound for gap, bound in zip(gaps, bounds, strict=True)), bounds
     elif " ".join(name) == "another seed" or precision == "float32":
@@ -110,7 +110,7 @@ def test_a_later_evaluation_may_differ_more_and_only_those_of_both_runs_are_comp
 
 
 def test_a_bound_grows_to_its_most() -> None:
-    growth = GROWTHS["float32"]
+    growth = LOSS_GROWTH["float32"]
     bounds = [growth.bound(step) for step in range(20)]
     assert bounds == sorted(bounds)
     assert (bounds[0], bounds[-1]) == (4e-6, 0.1)

@@ -9,17 +9,19 @@ import pytest
 
 from suite.log.record import RunRecord
 from suite.package.reproduction import limited_run
-from suite.package.reproduction.limited_run import Bounds, execute, find_bounds
+from suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
 
 GIB = 2**30
-ROOMY = Bounds(60.0, "stated", 8 * GIB)
-TIGHT = Bounds(60.0, "stated", 256 * 2**20)
-SHORT = Bounds(0.5, "stated", None)
+ROOMY = RunLimits(60.0, "stated", 8 * GIB)
+TIGHT = RunLimits(60.0, "stated", 256 * 2**20)
+SHORT = RunLimits(0.5, "stated", None)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: Bounds | None) -> limited_run.Done:
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: RunLimits | None
+) -> limited_run.CommandResult:
     monkeypatch.setattr(limited_run, "suite_command", lambda *words: [sys.executable, "-S", "-c", code])
-    return execute(("run", "x"), folder / "run.log", bounds)
+    return run_limited(("run", "x"), folder / "run.log", bounds)
 
 
 NEEDS_MEMORY = {
@@ -99,7 +101,7 @@ def test_what_takes_too_long_is_ended_also_if_it_will_not(
 
 
 def test_without_limits_a_command_is_only_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run(monkeypatch, tmp_path, "print('made')", None) == limited_run.Done(0, "made")
+    assert run(monkeypatch, tmp_path, "print('made')", None) == limited_run.CommandResult(0, "made")
 
 
 def test_of_much_output_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,10 +126,10 @@ def record(init_s: float | None, run_s: float | None) -> RunRecord:
     ],
 )
 def test_the_time_follows_from_the_packages_runs_within_stated_ends(records: list[RunRecord], seconds: float) -> None:
-    assert find_bounds(records, 1, None).seconds == pytest.approx(seconds)
+    assert find_run_limits(records, 1, None).seconds == pytest.approx(seconds)
 
 
 def test_a_stated_time_counts_and_ranks_share_the_memory() -> None:
-    bounds = find_bounds([record(1.0, 9.0)], 4, 10 * GIB, 30.0)
-    assert bounds == Bounds(30.0, "--limit-minutes", 2 * GIB)
-    assert find_bounds([], 10**6, 8).memory == 1  # nothing runs with that, and it says so
+    bounds = find_run_limits([record(1.0, 9.0)], 4, 10 * GIB, 30.0)
+    assert bounds == RunLimits(30.0, "--limit-minutes", 2 * GIB)
+    assert find_run_limits([], 10**6, 8).memory == 1  # nothing runs with that, and it says so

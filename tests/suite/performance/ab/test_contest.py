@@ -12,7 +12,7 @@ import pytest
 
 from analysis.page.contests import contest_section
 from analysis.sources.readers import read_file
-from suite.data.lock import locked
+from suite.data.lock import create_lock
 from suite.errors import InputError
 from suite.performance.ab.ranking import Ranking
 from suite.performance.ab.runner import run_command
@@ -138,7 +138,7 @@ def test_a_run_without_a_log_counts_as_one_that_did_not_finish(contest: Make) ->
 
 def test_two_processes_never_run_one_contest(contest: Make) -> None:
     made = contest(THREE, *LARGE_ERROR)
-    with locked(made.root / "contest.lock", "contest"), pytest.raises(InputError, match="is in use by process"):
+    with create_lock(made.root / "contest.lock", "contest"), pytest.raises(InputError, match="is in use by process"):
         made.run()
     assert not (made.root / "runs").exists()
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from suite.errors import InputError
-from suite.performance.ab.verdicts import LESS, LOSS, MORE, QUANTITIES, Row, judge, lines_of
+from suite.performance.ab.verdicts import LESS, LOSS, MORE, QUANTITIES, Row, judge, render_rows
 from suite.statistics import Outcome
 
 SAME = dict.fromkeys(QUANTITIES, (3.0, 3.1, 2.9, 3.05))
@@ -62,7 +62,7 @@ def test_the_verdict_is_what_the_pairs_say(case: str) -> None:
     assert (found.low is None) == (found.difference is None)
     if found.low is not None and found.difference is not None and found.high is not None:
         assert found.low <= found.difference <= found.high
-    assert len(lines_of([found])) == 2
+    assert len(render_rows([found])) == 2
 
 
 def test_the_ratio_is_the_geometric_mean_of_the_pairs() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from suite.performance.plans.remembered import MOST, RememberingFakeMode
+from suite.performance.plans.remembered import MAX_LIST_TENSORS, CachingFakeTensorMode
 
 OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "view": lambda x: x.view(4, 6),
@@ -59,7 +59,7 @@ OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "product": lambda x: x @ x.t(),
     "two results": lambda x: x.max(1),
     "padding": lambda x: F.pad(x, (0, 3)),
-    "many": lambda x: torch.cat([x] * (MOST + 1)),
+    "many": lambda x: torch.cat([x] * (MAX_LIST_TENSORS + 1)),
     "lists": lambda x: torch._foreach_norm([x, x[0]]),
     "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 1, 4, 6)] * 3),
     "layer norm": lambda x: F.layer_norm(x, (6,)),
@@ -89,14 +89,14 @@ def test_all_look_as_those_of_torch(precision: torch.dtype) -> None:
                 looks(run(x), x) for each in (plain, other) for run, x in zip(OPERATORS.values(), each, strict=True)
             ]
 
-    remembering = RememberingFakeMode()
+    remembering = CachingFakeTensorMode()
     expected = all_of(FakeTensorMode(allow_non_fake_inputs=True))
     assert all_of(remembering) == expected
     assert all_of(remembering) == expected  # from memory
 
 
 def test_gradients_and_values_that_do_not_exist() -> None:
-    with RememberingFakeMode():
+    with CachingFakeTensorMode():
         for _ in range(2):
             weight = torch.empty(6, 6, requires_grad=True)
             x = torch.empty(4, 6)

@@ -13,14 +13,14 @@ from analysis.commands.moe_fit import fit_data
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from suite.errors import InputError
-from suite.performance.cost_model import Network, all_reduce
-from suite.performance.plans.machine import Machine, Span, read_machine, stated_network
+from suite.performance.cost_model import Network, predict_all_reduce
+from suite.performance.plans.machine import Estimate, Machine, make_uniform_network, read_machine
 from suite.performance.plans.predict import Cost, Exchange
 from suite.performance.plans.step_time import predict_time
 from tests.analysis.network.test_network import sweep
 
-LINKS = stated_network(1e9, 1e-6)
-MACHINE = Machine(Span(1e12, 2e12, 4e12), LINKS, memory=Span(1e11, 1e11, 1e11), storage=Span(1e9, 1e9, 1e9))
+LINKS = make_uniform_network(1e9, 1e-6)
+MACHINE = Machine(Estimate(1e12, 2e12, 4e12), LINKS, memory=Estimate(1e11, 1e11, 1e11), storage=Estimate(1e9, 1e9, 1e9))
 COST = Cost(
     plan="spatial",
     mesh="data=2,spatial=2", ranks=4, samples=1, parameters=0, gradients=0, gathered=0, optimizer=0, activations=0, peak=0,
@@ -148,7 +148,7 @@ def test_a_machine_is_read_from_its_ceilings_and_the_fit_of_its_network(fitted: 
     assert machine.measured_ranks == 16  # no upper end beyond: a switch level may begin there
     assert 1 < machine.network_factor < 1.2
     assert not machine.is_reached
-    half = read_machine(*paths, "float32", Span.of(0.25, 0.5))
+    half = read_machine(*paths, "float32", Estimate.of(0.25, 0.5))
     assert (half.flops.low, half.flops.high) == pytest.approx((0.4e12, 1.65e12))
     assert half.is_reached
 
@@ -158,7 +158,7 @@ def test_measured_all_reduces_say_how_far_off_rings_are(fitted: Any, tmp_path: P
     network = Network(**links)
 
     def factor(resource: str, ranks: int, nodes: int, times: float) -> float | None:
-        points = [{"x": x, "seconds": times * all_reduce(network, ranks, x).total_s} for x in (4096, 1 << 20)]
+        points = [{"x": x, "seconds": times * predict_all_reduce(network, ranks, x).total_s} for x in (4096, 1 << 20)]
         curve = {"resource": resource, "ranks": ranks, "nodes": nodes, "points": points}
         paths = files(tmp_path, fitted, ceilings=CEILINGS | {"curves": [curve]})
         return read_machine(*paths, "float32", None).ring_factor

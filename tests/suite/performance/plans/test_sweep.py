@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
-from suite.performance.plans.sweep import NotLegalError, meshes, render_mesh, sweep
+from suite.performance.plans.sweep import NotLegalError, list_meshes, list_plan_costs, render_mesh
 from suite.training.parallel.mesh import parse_mesh
 from suite.training.parallel.plan import ParallelPlan, find_plan, read_plan
 
 SHIPPED = [
     (name, path.stem)
     for name in ("cosmoflow", "deepcam", "open_catalyst", "moe_lm", "swinv2_moe", "openfold")
-    for path in sorted((descriptor(name).folder / "plans").glob("*.yaml"))
+    for path in sorted((load_descriptor(name).folder / "plans").glob("*.yaml"))
 ]
 
 
 def plan(workload: str, name: str) -> ParallelPlan:
-    return read_plan(Path(find_plan(descriptor(workload), name)))[0]
+    return read_plan(Path(find_plan(load_descriptor(workload), name)))[0]
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 24, 2048])
 @pytest.mark.parametrize(("workload", "name"), SHIPPED)
 def test_every_mesh_has_all_ranks_and_is_tried_once(workload: str, name: str, ranks: int) -> None:
     chosen = plan(workload, name)
-    texts = [render_mesh(chosen, axes, ranks) for axes in meshes(chosen, ranks)]
+    texts = [render_mesh(chosen, axes, ranks) for axes in list_meshes(chosen, ranks)]
     assert len(set(texts)) == len(texts)
     assert texts[0] == f"data={ranks}"
     for text in texts:
@@ -38,10 +38,10 @@ def test_every_mesh_has_all_ranks_and_is_tried_once(workload: str, name: str, ra
 
 
 def test_the_axes_of_a_plan_and_their_shapes() -> None:
-    assert len(list(meshes(plan("cosmoflow", "spatial"), 8))) == sum(math.comb(n + 2, 2) for n in range(4))
-    found = [render_mesh(plan("openfold", "axial"), axes, 4) for axes in meshes(plan("openfold", "axial"), 4)]
+    assert len(list(list_meshes(plan("cosmoflow", "spatial"), 8))) == sum(math.comb(n + 2, 2) for n in range(4))
+    found = [render_mesh(plan("openfold", "axial"), axes, 4) for axes in list_meshes(plan("openfold", "axial"), 4)]
     assert found[-2:] == ["data=2,axial=2", "data=1,axial=4"]
-    both = [render_mesh(plan("moe_lm", "tensor"), axes, 8) for axes in meshes(plan("moe_lm", "tensor"), 8)]
+    both = [render_mesh(plan("moe_lm", "tensor"), axes, 8) for axes in list_meshes(plan("moe_lm", "tensor"), 8)]
     assert both[-6:] == [
         *("data=4,expert=1,tensor=2", "data=2,expert=1,tensor=4", "data=1,expert=1,tensor=8"),
         *("data=2,expert=2,tensor=2", "data=1,expert=4,tensor=2", "data=1,expert=2,tensor=4"),
@@ -62,7 +62,7 @@ def test_what_a_part_of_a_mesh_refuses_is_not_tried_again() -> None:
             raise NotLegalError("w")
         return mesh
 
-    found, refused = sweep({"spatial": spatial}, 8, lambda _: None, cost)
+    found, refused = list_plan_costs({"spatial": spatial}, 8, lambda _: None, cost)
     reasons = {each["mesh"]: each["reason"] for each in refused}
     assert reasons == {
         **{"data=8": "no axes", "data=4,spatial=2x1x1": "memory"},
@@ -74,6 +74,6 @@ def test_what_a_part_of_a_mesh_refuses_is_not_tried_again() -> None:
 
 def test_axes_that_two_plans_have_are_the_first_ones() -> None:
     plans = {name: plan("cosmoflow", name) for name in ("spatial", "sharded")}
-    found, refused = sweep(plans, 4, lambda _: None, lambda name, mesh: (name, mesh))
+    found, refused = list_plan_costs(plans, 4, lambda _: None, lambda name, mesh: (name, mesh))
     assert refused == []
     assert [mesh for name, mesh in found if name == "sharded"] == ["data=2,shard=2", "data=1,shard=4"]

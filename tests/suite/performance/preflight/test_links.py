@@ -10,27 +10,37 @@ from pathlib import Path
 import pytest
 
 from analysis.fleet.samples import by_metric, read_samples
-from suite.launch.local import mpiexec_command, suite_command
-from suite.performance.preflight.links import tournament
+from suite.launch.local import make_mpiexec_command, make_suite_command
+from suite.performance.preflight.links import list_round_robin_rounds
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.warm import warm_python
 
 
 @pytest.mark.parametrize("nodes", range(2, 14))
 def test_everybody_meets_everybody_once_and_nobody_two_at_a_time(nodes: int) -> None:
-    met = [pair for of_round in tournament(nodes) for pair in of_round]
+    met = [pair for of_round in list_round_robin_rounds(nodes) for pair in of_round]
     assert sorted(met) == list(combinations(range(nodes), 2))
-    for of_round in tournament(nodes):
+    for of_round in list_round_robin_rounds(nodes):
         busy = [node for pair in of_round for node in pair]
         assert len(busy) == len(set(busy)) == nodes - nodes % 2
 
 
 def test_three_nodes_leave_samples_of_each(tmp_path: Path) -> None:
-    program = mpiexec_command(2)[0]
+    program = make_mpiexec_command(2)[0]
     words: list[str] = []
     for name in ("a1", "b2", "c3"):
-        command = [*warm_python(), *suite_command("preflight", "links", "--budget", "100", "--rounds", "2")[1:]]
-        words += [*([":"] if words else []), "-n", "1", "-env", "SLURMD_NODENAME", name, *command, "-o", str(tmp_path / "out")]
+        command = [*warm_python(), *make_suite_command("preflight", "links", "--budget", "100", "--rounds", "2")[1:]]
+        words += [
+            *([":"] if words else []),
+            "-n",
+            "1",
+            "-env",
+            "SLURMD_NODENAME",
+            name,
+            *command,
+            "-o",
+            str(tmp_path / "out"),
+        ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

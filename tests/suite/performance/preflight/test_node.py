@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from analysis.fleet.samples import read_samples
-from suite.launch.local import suite_command
+from suite.launch.local import make_suite_command
 from suite.launcher import Launch
 from suite.machine.node_samples import Sample
 from suite.performance.preflight import node
-from suite.performance.preflight.benches import BENCHES, Bench, Site, step_benches
+from suite.performance.preflight.benches import BENCHES, Bench, BenchContext, make_step_benches
 from suite.world import World
 from tests.fixtures.cli import mlhpc
 
@@ -26,7 +26,10 @@ ALONE = Launch("none", 0, 1)
 
 
 def measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Callable[[Site], object]], seconds: float = 0.3
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: dict[str, Callable[[BenchContext], object]],
+    seconds: float = 0.3,
 ) -> dict[str, Sample]:
     found = [Bench(name, "part", "s", "less", prepare) for name, prepare in chosen.items()]  # type: ignore[arg-type]
     monkeypatch.setattr(node, "BENCHES", found)
@@ -43,7 +46,7 @@ def test_benchmarks_are_repeated_in_turn_until_the_time_is_over(
 ) -> None:
     order: list[str] = []
 
-    def bench(name: str) -> Callable[[Site], object]:
+    def bench(name: str) -> Callable[[BenchContext], object]:
         def repetition() -> float:
             order.append(name)
             time.sleep(0.01)
@@ -59,7 +62,7 @@ def test_benchmarks_are_repeated_in_turn_until_the_time_is_over(
 
 
 def test_a_benchmark_that_fails_is_said_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(place: Site) -> object:
+    def broken(place: BenchContext) -> object:
         raise OSError(28, "No space left on device")
 
     calls = iter(range(100))
@@ -87,9 +90,9 @@ def test_one_repetition_is_made_however_short_the_time(tmp_path: Path, monkeypat
 
 def test_every_real_benchmark_gives_a_value_or_is_not_for_this_place(tmp_path: Path, smoke_data: Path) -> None:
     world = World.create(ALONE)
-    place = Site(world, torch.device("cpu"), tmp_path, (), 1 << 30)
+    place = BenchContext(world, torch.device("cpu"), tmp_path, (), 1 << 30)
     values = {}
-    for bench in (*BENCHES, *step_benches({"cosmoflow": smoke_data / "cosmoflow-smoke"})):
+    for bench in (*BENCHES, *make_step_benches({"cosmoflow": smoke_data / "cosmoflow-smoke"})):
         repeat = bench.prepare(place)
         if repeat is not None:
             values[bench.metric] = repeat()
@@ -130,7 +133,7 @@ def test_a_node_is_measured_on_its_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
 def test_a_node_that_hangs_or_dies_says_so_in_time(tmp_path: Path, kind: signal.Signals) -> None:
-    command = suite_command("preflight", "node", "--budget", "6", "-o", "out")
+    command = make_suite_command("preflight", "node", "--budget", "6", "-o", "out")
     environment = os.environ | {"SLURMD_NODENAME": "n1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     rank = wait_for_rank(process.pid)

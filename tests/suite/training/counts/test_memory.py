@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from suite.training.counts.flops import count, formulas
+from suite.training.counts.flops import count, list_flop_formulas
 from suite.training.counts.memory import LiveBytes
 
 ROWS, WIDTH, LAYERS, BLOCKS = 64, 32, 8, 6
@@ -61,7 +61,7 @@ def test_checkpointed_blocks_are_let_go_one_by_one_and_their_flops_are_those_of_
 
     peaks = {}
     for again in (False, True):
-        with LiveBytes((x, *blocks.parameters()), formulas) as live:
+        with LiveBytes((x, *blocks.parameters()), list_flop_formulas) as live:
             step(again=again)
         assert live.flops == count(lambda again=again: step(again=again)).flops
         peaks[again] = live.peak

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.documents import convert
 from suite.errors import InputError
 from suite.training.parallel.axial import split_axes
@@ -21,7 +21,7 @@ from suite.training.parallel.sharing import Parallel
 from tests.fixtures.divided import Mistake, refused
 from tests.fixtures.thread_ranks import Holding, on_tensor
 
-SHIPPED = find_plan(descriptor("openfold"), "axial")
+SHIPPED = find_plan(load_descriptor("openfold"), "axial")
 DIMS = ("sample", "i", "j")
 
 
@@ -186,7 +186,7 @@ def test_ranks_of_a_sample_are_consecutive() -> None:
 
 
 def test_the_log_names_the_axis_and_former_plans_are_as_they_were() -> None:
-    chosen = descriptor("openfold")
+    chosen = load_descriptor("openfold")
     given = load_config(chosen, "smoke", ["plan=axial", "mesh=axial=2"])
     assert Parallel.of(given, chosen, 3, 4).logged()["mesh"] == {
         "data": 2, "shard": 1, "tensor": 1, "spatial": [], "axial": 2,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.performance.plans.remembered import RememberingFakeMode
-from suite.training.counts.flops import formulas
+from suite.performance.plans.remembered import CachingFakeTensorMode
+from suite.training.counts.flops import list_flop_formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.plan import Budget, read_plan
 from suite.training.parallel.recompute import recompute_blocks, recomputed_of
@@ -39,7 +39,7 @@ def step(model: nn.Module, x: Tensor) -> tuple[list[Tensor], int, int]:
     """Gradients and the random number that comes next; bytes that are kept; FLOPs."""
     torch.manual_seed(5)
     model.zero_grad()
-    live = LiveBytes((*model.parameters(), x), formulas)
+    live = LiveBytes((*model.parameters(), x), list_flop_formulas)
     with live:
         loss = model(x).square().sum()
         kept = live.now
@@ -72,7 +72,7 @@ def test_gradients_are_the_same_bits_and_less_is_kept() -> None:
     assert kept_by == sorted(kept_by, reverse=True)
     assert kept_by[-1] < kept_by[0] < most
     assert again  # products are computed again at 0
-    with RememberingFakeMode():  # as `mlhpc plan` does
+    with CachingFakeTensorMode():  # as `mlhpc plan` does
         fake = nn.Sequential(Block(), Block())
         recompute_blocks(fake, {"?": Budget(budget=0.0)})
         _, stated, stated_flops = step(fake, torch.empty(6, WIDTH))

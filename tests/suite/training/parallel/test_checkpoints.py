@@ -15,7 +15,7 @@ from suite.training.parallel.mesh import part_of
 from suite.training.parallel.plan import Boundary
 from suite.training.parallel.spatial import Split, split_model, trace
 from suite.training.parallel.states import ShardedStates, shard_states
-from suite.training.state import Position, TrainingState, _moving_average
+from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, on_parts, write_checkpoint
 
@@ -47,7 +47,7 @@ class Pictures:
         optimization = Optimization(
             torch.optim.AdamW(self.model.parameters(), lr=0.01), lambda step, epoch: 0.01, ema_decay=0.9
         )
-        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+        self.state = TrainingState(self.model, optimization, (), _make_moving_average(self.model, optimization), 1)
 
     def step(self, number: int) -> float:
         mesh = self.rank.mesh

@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
@@ -29,13 +29,13 @@ from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_c
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
-SHIPPED = find_plan(descriptor("moe_lm"), "tensor")
+SHIPPED = find_plan(load_descriptor("moe_lm"), "tensor")
 PLAN, _ = read_plan(SHIPPED)
 CONTEXT, SAMPLES = 9, 4  # positions are not divisible by the ranks
 
 
 def config(balance: str = "gshard") -> MoELMConfig:
-    smoke = load_config(descriptor("moe_lm"), "smoke").hyperparameters
+    smoke = load_config(load_descriptor("moe_lm"), "smoke").hyperparameters
     moe = structs.replace(smoke.moe, hidden=8, balance=balance, dispatch="dropless")  # type: ignore[attr-defined]
     return structs.replace(smoke, width=16, context=CONTEXT, row_bytes=CONTEXT + 1, moe=moe)  # type: ignore[return-value]
 
@@ -103,14 +103,14 @@ SWIGLU, DENSE = "hyperparameters.moe.activation=swiglu", "hyperparameters.dense=
     [("tensor", ()), ("tensor", (SWIGLU,)), ("tensor_dense", (DENSE,)), ("tensor_dense", (DENSE, SWIGLU))],
 )
 def test_the_rehearsed_step_sends_the_closed_form(name: str, settings: tuple[str, ...]) -> None:
-    resolved = load_config(descriptor("moe_lm"), "smoke", settings)
+    resolved = load_config(load_descriptor("moe_lm"), "smoke", settings)
     shape: MoELMConfig = resolved.hyperparameters  # type: ignore[assignment]
     words = [word for each in settings for word in ("--set", each)]
     done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", name, "--mesh", "tensor=4", "--format", "json", *words)
     (cost,) = json.loads(done.stdout)["plans"]
     noted: dict[str, list[int]] = {}
     extents = {"position": shape.context, "width": shape.width, "heads": shape.heads, "vocabulary": 256}
-    tensor = read_plan(find_plan(descriptor("moe_lm"), name))[0].tensor
+    tensor = read_plan(find_plan(load_descriptor("moe_lm"), name))[0].tensor
     assert tensor is not None
     note_exchanges(
         MoELanguageModel(shape),

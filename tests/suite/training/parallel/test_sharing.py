@@ -11,7 +11,7 @@ import yaml
 from msgspec import structs
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.parallel.mesh import Mesh, parse_mesh, part_of
 from suite.training.parallel.plan import find_plan, read_plan
@@ -123,7 +123,7 @@ def test_a_mesh_that_does_not_fit_is_refused_in_one_line(text: str, reason: str)
 
 @pytest.mark.parametrize(("workload", "name"), SHIPPED)
 def test_the_slabs_of_all_ranks_are_the_sample(workload: str, name: str) -> None:
-    chosen = descriptor(workload)
+    chosen = load_descriptor(workload)
     config = load_config(chosen, "smoke", [f"plan={name}"])
     plan, _ = read_plan(find_plan(chosen, name))
     parts = (2, 3, 1)[: len(plan.split)]
@@ -142,7 +142,7 @@ def test_the_slabs_of_all_ranks_are_the_sample(workload: str, name: str) -> None
 
 
 def edited(tmp_path: Path, **changes: Any) -> Path:
-    data = yaml.safe_load(find_plan(descriptor("cosmoflow"), "spatial").read_text())
+    data = yaml.safe_load(find_plan(load_descriptor("cosmoflow"), "spatial").read_text())
     for key, value in changes.items():
         if value is ...:
             del data[key]
@@ -183,7 +183,7 @@ def test_a_wrong_plan_file_is_refused_with_file_and_reason(
 
 def test_an_extent_that_names_no_hyperparameter_is_refused(tmp_path: Path) -> None:
     path = edited(tmp_path, extents={"d": "input_sise", "h": 16, "w": 16, "channel": 4, "target": 4})
-    chosen = descriptor("cosmoflow")
+    chosen = load_descriptor("cosmoflow")
     with pytest.raises(InputError, match="unknown hyperparameter 'input_sise'; did you mean 'input_size'"):
         Parallel.of(load_config(chosen, "smoke", [f"plan={path}"]), chosen, 0, 2)
 
@@ -201,7 +201,7 @@ def test_every_parameter_is_matched_exactly_once(tmp_path: Path) -> None:
 
 
 def test_a_parameter_of_a_region_lacks_another_entry_than_replicate() -> None:
-    plan, _ = read_plan(descriptor("moe_lm").folder / "plans" / "tensor.yaml")
+    plan, _ = read_plan(load_descriptor("moe_lm").folder / "plans" / "tensor.yaml")
     known = [pattern.replace("[ug]", "u").replace("*", "0", 1).replace("*", "x") for pattern in plan.parameters]
     for name, region in (
         ("blocks.0.attention.gate.weight", "'blocks.*.attention'"),
@@ -217,7 +217,7 @@ def test_a_parameter_of_a_region_lacks_another_entry_than_replicate() -> None:
 
 
 def test_a_mesh_without_a_plan_and_an_unknown_plan_are_refused() -> None:
-    chosen = descriptor("cosmoflow")
+    chosen = load_descriptor("cosmoflow")
     with pytest.raises(InputError, match="a mesh needs a plan"):
         Parallel.of(load_config(chosen, "smoke", ["mesh=data=2"]), chosen, 0, 2)
     with pytest.raises(InputError, match="unknown plan 'spacial'; did you mean 'spatial'"):
@@ -227,7 +227,7 @@ def test_a_mesh_without_a_plan_and_an_unknown_plan_are_refused() -> None:
 
 
 def test_an_axis_of_holders_needs_a_plan_that_shards_and_no_compiler() -> None:
-    chosen = descriptor("cosmoflow")
+    chosen = load_descriptor("cosmoflow")
     with pytest.raises(InputError, match="shards no parameter"):
         Parallel.of(load_config(chosen, "smoke", ["plan=spatial", "mesh=shard=2"]), chosen, 0, 2)
     with pytest.raises(InputError, match="torch.compile does not support sharded parameters"):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.performance.plans.predict import predict
 from suite.training.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from suite.training.parallel.plan import ParallelPlan, read_plan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import ALONE
 from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
-from suite.training.state import Position, TrainingState, _moving_average
+from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization, Workload, load_workload
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, whole_norms, write_checkpoint
 from workloads.deepcam.optimizer import Lamb
@@ -73,7 +73,7 @@ class Training:
         optimizer = optimizer_of(kind, self.model)
         give_norms(optimizer, self.model)
         optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
-        self.state = TrainingState(self.model, optimization, (), _moving_average(self.model, optimization), 1)
+        self.state = TrainingState(self.model, optimization, (), _make_moving_average(self.model, optimization), 1)
 
     def step(self, number: int) -> float:
         mesh = self.rank.mesh
@@ -168,7 +168,7 @@ def test_training_that_gathers_ahead_is_the_same_and_sends_the_same(kind: type[n
 
 
 def test_the_plan_of_a_run_that_gathers_ahead_says_two_layers(tmp_path: Path) -> None:
-    found = descriptor("cosmoflow")
+    found = load_descriptor("cosmoflow")
     text = (found.folder / "plans" / "sharded.yaml").read_text()
     (tmp_path / "ahead.yaml").write_text(text + "beside: [pieces]\n")
     costs = []
@@ -358,7 +358,7 @@ def test_an_initialisation_that_looks_at_values_builds_the_whole_model() -> None
 
 
 def test_the_language_model_is_the_same_when_its_initialisation_is_repeated() -> None:
-    chosen = descriptor("moe_lm")
+    chosen = load_descriptor("moe_lm")
     workload: Workload = load_workload(chosen)(load_config(chosen, "smoke"))
     assert workload.initialises_by_operators
     torch.manual_seed(1)

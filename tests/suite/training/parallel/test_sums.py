@@ -11,7 +11,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import load_config
-from suite.descriptor import descriptor
+from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
@@ -25,14 +25,14 @@ from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_c
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 from workloads.swinv2_moe.model import SwinV2MoE
 
-SHIPPED = find_plan(descriptor("swinv2_moe"), "tensor")
+SHIPPED = find_plan(load_descriptor("swinv2_moe"), "tensor")
 PLAN, _ = read_plan(SHIPPED)
 SAMPLES = 4
 
 
 def config(balance: str) -> SwinV2MoEConfig:
     """Two stages of one and two blocks; windows that shift in the first; heads that two and four ranks divide."""
-    smoke = load_config(descriptor("swinv2_moe"), "smoke").hyperparameters
+    smoke = load_config(load_descriptor("swinv2_moe"), "smoke").hyperparameters
     moe = structs.replace(
         smoke.moe, hidden=8, balance=balance, dispatch="dropless", capacity_factor=None, gate_noise=0.0
     )
@@ -187,7 +187,7 @@ def test_a_plan_that_does_not_fit_is_refused_in_one_line(mistake: str, tmp_path:
 
 def test_heads_of_all_stages_are_divided() -> None:
     """Smoke has 2 and 4 heads: what divides both counts."""
-    smoke = load_config(descriptor("swinv2_moe"), "smoke")
+    smoke = load_config(load_descriptor("swinv2_moe"), "smoke")
     assert extents_of(PLAN, smoke)["heads"] == 2
     done = mlhpc("plan", "swinv2_moe", "--size", "smoke", "--plan", "tensor", "--mesh", "tensor=4")
     assert done.returncode == 2
